@@ -1,0 +1,273 @@
+"""Every message the four roles exchange, and the endpoints they may call on one another.
+
+Roles never import each other: what they share is data, and it is here. A ``...Api`` class lists a role's
+endpoints with their signatures; the actor runtime validates arguments and results against them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import model_validator
+
+from ..core.config import Config
+from ..transport.handle import StateHandle
+
+# --------------------------------------------------------------------------- shared configuration
+
+
+class ModelConfig(Config):
+    """Where a policy's weights and architecture come from; exactly one of ``path`` and ``config``.
+
+    ``path``: a Hugging Face hub name or a local folder. ``config``: keyword arguments of
+    ``AutoConfig.for_model`` (``model_type`` among them); the model is made from it with random weights.
+    ``tokenizer``: a hub name or folder, by default ``path``.
+    """
+
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    tokenizer: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelConfig":
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give exactly one of `path` (hub name or folder) and `config` (made from scratch)")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("`config` needs a `model_type` such as qwen3")
+        if self.path is None and self.tokenizer is None:
+            raise ValueError("a model made from `config` needs a `tokenizer` (hub name or folder)")
+        return self
+
+
+# --------------------------------------------------------------------------- generating
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn to generate. ``prompt`` is a sequence of segments: text, or token ids of earlier turns,
+    which are never decoded and tokenised again. ``policy_version`` must be the one the instance serves."""
+
+    sample_id: str
+    prompt: tuple[str | tuple[int, ...], ...]
+    policy_version: int
+    seed: int
+    temperature: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What an instance generated. ``tokens`` include the end-of-sequence token where one was drawn;
+    ``logprobs[i]`` is the log-probability of ``tokens[i]`` under the distribution it was drawn from."""
+
+    text: str
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_version: int
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One task instance: a stable id, its text, and whatever else the workflow needs (plain data)."""
+
+    id: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+# --------------------------------------------------------------------------- the experience store
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn with its reward: a row of its agent's table.
+
+    ``sample_id`` is ``{query}_{turn}_{trajectory}``. ``group_rewards`` are the agent's rewards over the
+    surviving trajectories of the group, this sample's included; the advantage is a function of it alone.
+    """
+
+    sample_id: str
+    agent: str
+    step: int
+    policy_version: int
+    group: str
+    reward: float
+    group_rewards: tuple[float, ...]
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows leased to a trainer under one fencing token."""
+
+    agent: str
+    token: int
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """Rows by status; ``consumed`` counts rows that an optimizer step used and that are gone."""
+
+    ready: int
+    leased: int
+    consumed: int
+
+
+class StoreApi(Protocol):
+    async def put(self, samples: list[Sample]) -> None:
+        """Adds the samples of a closed group, all or none. A ``sample_id`` that is known already is refused."""
+
+    async def lease(self, agent: str, policy_version: int, count: int) -> MicroBatch:
+        """The oldest ``count`` READY rows of that version. Refused where there are fewer."""
+
+    async def commit(self, agent: str, tokens: list[int]) -> int:
+        """Rows leased under ``tokens`` are consumed; returns how many. An unknown token is refused."""
+
+    async def table_statistics(self) -> dict[str, TableStatistics]: ...
+
+
+# --------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A policy's weights, ready for its instances to fetch."""
+
+    agent: str
+    version: int
+    handle: StateHandle
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchTrained:
+    """``busy_s``: seconds of forward and backward. ``with_signal``: samples whose advantage is not zero.
+    ``versions``: how many of the samples each policy version had generated."""
+
+    samples: int
+    tokens: int
+    versions: dict[int, int]
+    with_signal: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStepped:
+    """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping."""
+
+    published: Published
+    samples: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    lr: float
+    clip_fraction: float
+    busy_s: float
+    publish_s: float
+
+
+class TrainerApi(Protocol):
+    async def warm_up(self, agent: str, first_batch: int, count: int) -> float:
+        """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe; returns the last loss."""
+
+    async def publish(self, agent: str) -> Published:
+        """Makes the current weights available to the instances."""
+
+    async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
+        """Leases ``count`` rows and accumulates their gradient."""
+
+    async def optimizer_step(self, agent: str) -> PolicyStepped:
+        """Steps the policy, commits the rows that were used, publishes the new weights."""
+
+    async def save(self, agent: str, folder: str) -> None:
+        """Writes the policy's Hugging Face checkpoint and training state into ``folder``."""
+
+
+# --------------------------------------------------------------------------- generating
+
+
+class InstanceApi(Protocol):
+    async def apply_weights(self, published: Published) -> int:
+        """Fetches and installs a version; returns once every new turn is generated by it."""
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFailed:
+    """A trajectory that was dropped. ``trajectory`` is ``{query}_{trajectory}``."""
+
+    trajectory: str
+    error: str
+    remote_traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClosed:
+    """All trajectories of one query have ended, and the samples of those that survived are in the store."""
+
+    step: int
+    query: str
+    samples: dict[str, int]
+    generated_tokens: int
+    rewards: dict[str, list[float]]
+    failures: list[TrajectoryFailed]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Means over the evaluation queries that succeeded: the workflow's own metrics and ``reward/<agent>``."""
+
+    queries: int
+    metrics: dict[str, float]
+    failures: list[TrajectoryFailed]
+
+
+class RolloutApi(Protocol):
+    async def serve(self, agent: str, version: int) -> None:
+        """All instances of ``agent`` have applied ``version``: turns that waited for it may go on."""
+
+    async def start_step(self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]) -> None:
+        """Begins ``trajectories`` trajectories of each query; a GroupClosed reaches the orchestrator for each."""
+
+    async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:
+        """Runs each query once with greedy decoding, outside the store."""
+
+
+# --------------------------------------------------------------------------- steering and showing
+
+
+class OrchestratorApi(Protocol):
+    async def start(self) -> None:
+        """Begins the run; how it goes is told to the console."""
+
+    async def stop(self) -> None:
+        """Ends the run after the steps that are under way, with a checkpoint."""
+
+    async def group_closed(self, group: GroupClosed) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """``stopped``: by request, before the last step. ``evaluations``: step -> metrics."""
+
+    last_step: int
+    stopped: bool
+    evaluations: dict[int, dict[str, float]]
+    checkpoint: str
+
+
+class ConsoleApi(Protocol):
+    """What the run tells the person who started it."""
+
+    async def step(self, metrics: dict[str, Any]) -> None: ...
+
+    async def phase(self, text: str, done: int | None, total: int | None) -> None: ...
+
+    async def event(self, event: str, fields: dict[str, Any]) -> None: ...
+
+    async def ended(self, result: RunEnded) -> None: ...

@@ -1,0 +1,91 @@
+"""What one step measured, gathered while it runs. Pure: the time comes in with every event."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from ..messages import GroupClosed, MicroBatchTrained, PolicyStepped
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Times are seconds on the orchestrator's clock."""
+
+    step: int
+    versions: dict[str, int]
+    started: float
+    rolled_out: float | None = None
+    rewards: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    generated_tokens: int = 0
+    trajectories: int = 0
+    failed: int = 0
+    busy: list[tuple[float, float]] = field(default_factory=list)
+    backward_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    with_signal: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    stale: int = 0
+    stepped: dict[str, PolicyStepped] = field(default_factory=dict)
+    stepped_at: dict[str, float] = field(default_factory=dict)
+    publish_s: dict[str, float] = field(default_factory=dict)
+
+    def group_closed(self, group: GroupClosed, trajectories: int, now: float) -> None:
+        for agent, rewards in group.rewards.items():
+            self.rewards[agent] += rewards
+        self.generated_tokens += group.generated_tokens
+        self.trajectories += trajectories
+        self.failed += len(group.failures)
+        self.rolled_out = now  # the last group to close leaves its time
+
+    def trained(self, agent: str, result: MicroBatchTrained, now: float) -> None:
+        self.busy.append((now - result.busy_s, now))
+        self.backward_s[agent] += result.busy_s
+        self.with_signal[agent] += result.with_signal
+        self.stale += sum(n for version, n in result.versions.items() if version != self.versions[agent])
+
+    def optimizer_stepped(self, agent: str, result: PolicyStepped, now: float) -> None:
+        self.stepped[agent] = result
+        self.stepped_at[agent] = now
+
+    def applied(self, agent: str, now: float) -> None:
+        self.publish_s[agent] = self.stepped[agent].publish_s + now - self.stepped_at[agent]
+
+    def overlap_s(self) -> float:
+        """Seconds that this step's forward and backward ran while rollouts of this step still ran."""
+        end = self.rolled_out if self.rolled_out is not None else self.started
+        return sum(max(0.0, min(stop, end) - max(start, self.started)) for start, stop in self.busy)
+
+    def metrics(self, run_started: float, previous_end: float, now: float) -> dict[str, Any]:
+        """The step's line of ``metrics.jsonl``."""
+        step_s = max(now - previous_end, 1e-9)
+        flat: dict[str, Any] = {
+            "step": self.step,
+            "time_s": now - run_started,
+            "step_s": step_s,
+            "rollout_s": (self.rolled_out or now) - self.started,
+            "overlap_s": self.overlap_s(),
+            "tokens": self.generated_tokens,
+            "tokens_per_s": self.generated_tokens / step_s,
+            "versions": {
+                agent: self.stepped[agent].published.version if agent in self.stepped else version
+                for agent, version in self.versions.items()
+            },
+            "generated_by": self.versions,
+            "stale_samples": self.stale,
+            "failed_trajectories": self.failed,
+        }
+        for agent in self.versions:
+            if self.rewards[agent]:
+                flat[f"reward/{agent}"] = fmean(self.rewards[agent])
+            flat[f"backward_s/{agent}"] = self.backward_s[agent]
+            if (stepped := self.stepped.get(agent)) is not None:
+                flat |= {
+                    f"samples/{agent}": stepped.samples,
+                    f"signal_share/{agent}": self.with_signal[agent] / stepped.samples,
+                    f"loss/{agent}": stepped.loss,
+                    f"grad_norm/{agent}": stepped.grad_norm,
+                    f"lr/{agent}": stepped.lr,
+                    f"clip_fraction/{agent}": stepped.clip_fraction,
+                    f"optimizer_s/{agent}": stepped.busy_s,
+                    f"publish_s/{agent}": self.publish_s[agent],
+                }
+        return flat

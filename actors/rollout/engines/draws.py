@@ -1,0 +1,81 @@
+"""Drawing tokens: each draw is a pure function of (request seed, token index, distribution).
+
+The uniform number is SplitMix64's (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014) output number ``index`` for a state derived from the seed; being counter-based, it doesn't depend
+on which other requests share the batch. The token is the inverse of the cumulative distribution at it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MASK_64 = (1 << 64) - 1
+# 48 random bits: the largest number, 1 - 2**-48, stays below a sum of probabilities rounded in float64.
+_DROPPED_BITS = np.uint64(16)
+_UNIFORM_STEP = 2.0**-48
+
+
+def stream_keys(seeds: Sequence[int]) -> NDArray[np.uint64]:
+    """The 64-bit states of the streams of ``seeds``. Mixed, so that neighbouring seeds share no stretch."""
+    return _mix(np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64) ^ _GOLDEN_GAMMA)
+
+
+def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Number ``indices`` of the streams ``keys``, in [0, 1); the shapes broadcast."""
+    state = keys + (indices + 1).astype(np.uint64) * _GOLDEN_GAMMA
+    return (_mix(state) >> _DROPPED_BITS).astype(np.float64) * _UNIFORM_STEP
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finalizer; arithmetic modulo 2**64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class Temperatures:
+    """The temperatures of n sequences, on the device; a field is None where no sequence needs it.
+
+    ``divisor``: float64 [n, 1], 1 where greedy. ``greedy``: bool [n, 1].
+    """
+
+    divisor: Tensor | None
+    greedy: Tensor | None
+
+    @classmethod
+    def of(cls, temperatures: Sequence[float], device: torch.device) -> "Temperatures":
+        distinct = set(temperatures)
+        divisor = greedy = None
+        if distinct - {0.0, 1.0}:
+            divisors = [temperature or 1.0 for temperature in temperatures]
+            divisor = torch.tensor(divisors, dtype=torch.float64, device=device).unsqueeze(1)
+        if 0.0 in distinct:
+            greedy = torch.tensor(
+                [temperature == 0 for temperature in temperatures], device=device
+            ).unsqueeze(1)
+        return cls(divisor, greedy)
+
+
+def draw(logits: Tensor, points: Tensor, temperatures: Temperatures) -> tuple[Tensor, Tensor]:
+    """One token per row and its log-probability: int64 [n, 1], float64 [n, 1].
+
+    ``logits``: [n, vocabulary], any float type; ``points``: float64 [n, 1], uniform in [0, 1). A row whose
+    logits aren't finite gets a log-probability that isn't either.
+    """
+    # float64: over a large vocabulary the running sum of float32 would misplace the rare tokens
+    logits = logits.double()
+    if temperatures.divisor is not None:
+        # the maximum goes first: a small temperature must not overflow
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperatures.divisor
+    probabilities = torch.softmax(logits, -1)
+    tokens = torch.searchsorted(torch.cumsum(probabilities, -1), points, right=True)
+    tokens.clamp_(max=logits.shape[-1] - 1)  # only a row of NaN ends up behind the last token
+    if temperatures.greedy is not None:
+        tokens = torch.where(temperatures.greedy, logits.argmax(-1, keepdim=True), tokens)
+    return tokens, probabilities.gather(1, tokens).log_()

@@ -1,0 +1,164 @@
+"""The trainer actor: the training state of every policy, and one worker thread that computes.
+
+Calls queue for the thread in the order they came; the event loop stays free meanwhile. Leases, commits and
+publishing are messages and shared memory, and happen around the computing.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ...core.actor import Actor, endpoint
+from ...core.config import Config
+from ...core.ref import ActorRef
+from ...transport.state import StateTransport
+from ..messages import MicroBatchTrained, ModelConfig, PolicyStepped, Published, StoreApi
+from ..workflow import Recipe, RecipeConfig
+from .backends.base import PolicyBackend
+from .backends.torch import TorchPolicy
+from .config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+
+T = TypeVar("T")
+
+
+class PolicyConfig(Config):
+    """What a policy is and how it is trained. ``temperature``: the one its samples are drawn at."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    algorithm: AlgorithmConfig
+    warm_up: WarmUpConfig
+    temperature: float
+
+
+class Trainer(Actor):
+    """Fulfils ``TrainerApi``."""
+
+    def __init__(
+        self,
+        policies: dict[str, PolicyConfig],
+        recipe: RecipeConfig,
+        total_steps: int,
+        store: ActorRef[StoreApi],
+        directory: str,
+        resume_from: str | None,
+    ) -> None:
+        """``directory``: where this run's transport keeps its shared memory. ``resume_from``: the folder of a
+        joint checkpoint, with one folder per policy in it."""
+        self._configs = policies
+        self._recipe_config = recipe
+        self._total_steps = total_steps
+        self._store = store
+        self._transport = StateTransport(Path(directory))
+        self._resume_from = Path(resume_from) if resume_from else None
+        self._policies: dict[str, PolicyBackend] = {}
+        self._tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+        self._leases: dict[str, list[int]] = {agent: [] for agent in policies}
+
+    async def on_start(self) -> None:
+        torch.set_num_threads(1)
+        self._recipe = Recipe(self._recipe_config)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        await self._transport.__aenter__()
+        for agent, config in self._configs.items():
+            self._policies[agent] = await self._compute(lambda a=agent, c=config: self._build(a, c))  # type: ignore[misc]
+
+    async def on_stop(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        await self._transport.__aexit__(None, None, None)
+
+    # ------------------------------------------------------------------ endpoints
+
+    @endpoint
+    async def warm_up(self, agent: str, first_batch: int, count: int) -> float:
+        return await self._compute(lambda: self._warm_up(agent, first_batch, count))
+
+    @endpoint
+    async def publish(self, agent: str) -> Published:
+        policy = self._policies[agent]
+        await self._compute(policy.warm_up_done)
+        return await self._publish(agent, policy)
+
+    @endpoint
+    async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
+        batch = await self._store.api.lease(agent, policy_version, count)
+        self._leases[agent].append(batch.token)
+        stats = await self._compute(lambda: self._policies[agent].accumulate(batch.samples))
+        versions = Counter(sample.policy_version for sample in batch.samples)
+        return MicroBatchTrained(stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds)
+
+    @endpoint
+    async def optimizer_step(self, agent: str) -> PolicyStepped:
+        policy = self._policies[agent]
+        started = time.perf_counter()
+        stats = await self._compute(policy.optimizer_step)
+        stepped = time.perf_counter()
+        published = await self._publish(agent, policy)
+        publish_s = time.perf_counter() - stepped
+        tokens, self._leases[agent] = self._leases[agent], []
+        await self._store.api.commit(agent, tokens)
+        return PolicyStepped(
+            published=published,
+            samples=stats.samples,
+            tokens=stats.tokens,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            lr=stats.lr,
+            clip_fraction=stats.clip_fraction,
+            busy_s=stepped - started,
+            publish_s=publish_s,
+        )
+
+    @endpoint
+    async def save(self, agent: str, folder: str) -> None:
+        await self._compute(lambda: self._policies[agent].save(Path(folder), self._tokenizers[agent]))
+
+    # ------------------------------------------------------------------ on the worker thread
+
+    def _build(self, agent: str, config: PolicyConfig) -> PolicyBackend:
+        policy = TorchPolicy(
+            agent,
+            config.model,
+            config.optimizer,
+            config.algorithm,
+            config.warm_up,
+            seed=self._recipe_config.seed,
+            total_steps=self._total_steps,
+            temperature=config.temperature,
+        )
+        self._tokenizers[agent] = AutoTokenizer.from_pretrained(config.model.tokenizer or config.model.path)
+        if self._resume_from is not None:
+            policy.load(self._resume_from / agent)
+        return policy
+
+    def _warm_up(self, agent: str, first_batch: int, count: int) -> float:
+        tokenizer, size = self._tokenizers[agent], self._configs[agent].warm_up.batch_size
+        loss = 0.0
+        for batch in range(first_batch, first_batch + count):
+            examples = self._recipe.warm_up(agent, batch, size)
+            loss = self._policies[agent].warm_up(
+                [
+                    (
+                        tuple(tokenizer(prompt).input_ids),
+                        (*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id),
+                    )
+                    for prompt, completion in examples
+                ]
+            )
+        return loss
+
+    # ------------------------------------------------------------------ small things
+
+    async def _publish(self, agent: str, policy: PolicyBackend) -> Published:
+        handle = await self._transport.set(agent, policy.weights(), version=policy.version)
+        return Published(agent, policy.version, handle)
+
+    async def _compute(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -1,0 +1,132 @@
+"""The user's side: what a workflow sees, and how a recipe's code is found.
+
+A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py`` defines
+
+    async def workflow(query: Query, agents: Agents) -> Rewards
+    def train_query(position: int, seed: int, **data) -> Query
+    def eval_queries(seed: int, **data) -> Sequence[Query]
+    def warm_up(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
+
+``data`` is the config's section of that name.
+"""
+
+import importlib.util
+import math
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+from ..core.config import Config
+from ..core.errors import FlexmarlError
+from .messages import Query
+
+__all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "RecipeError", "Rewards", "Turn"]
+
+
+class RecipeError(FlexmarlError):
+    """The recipe and the config don't fit each other: no trajectory of the run can succeed."""
+
+
+class InvalidReward(FlexmarlError):
+    """A workflow returned a reward that is not a finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an agent generated, as text and as the very tokens. ``prompt_tokens`` is all that came before."""
+
+    text: str
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+Prompt = str | Turn | Sequence[str | Turn]
+
+
+class Agent(Protocol):
+    async def generate(self, prompt: Prompt) -> Turn:
+        """One turn of this agent. In a prompt of several parts a ``Turn`` stands for its prompt and its answer,
+        token by token: a conversation goes on as ``[turn, "next question"]`` and is never tokenised again.
+
+        Raises RemoteError where the engine refused (a prompt that does not fit the context, say)."""
+
+
+Agents = Mapping[str, Agent]
+
+
+class Rewards:
+    """What a trajectory earned: one reward per agent, and metrics of the recipe's own choosing.
+
+    ``Rewards(solver=1.0, verifier=0.5, metrics={"accuracy": 1.0})``
+    """
+
+    def __init__(self, *, metrics: Mapping[str, float] | None = None, **by_agent: float) -> None:
+        self.by_agent = by_agent
+        self.metrics = dict(metrics or {})
+
+    def checked(self) -> "Rewards":
+        """Itself. Raises InvalidReward naming the value that is not a finite number."""
+        for kind, values in (("reward of", self.by_agent), ("metric", self.metrics)):
+            for name, value in values.items():
+                if not isinstance(value, int | float) or not math.isfinite(value):
+                    raise InvalidReward(f"{kind} {name!r} is {value!r}: it must be a finite number")
+        return self
+
+
+Workflow = Callable[[Query, Agents], Awaitable[Rewards]]
+
+
+class RecipeConfig(Config):
+    """Where a recipe's code lies, and the ``data`` section that its functions are called with."""
+
+    folder: str
+    data: dict[str, Any]
+    seed: int
+
+
+class Recipe:
+    """A recipe's functions, loaded from its folder and bound to its data."""
+
+    def __init__(self, config: RecipeConfig) -> None:
+        """Runs the recipe's ``workflow.py``. Raises RecipeError where it is missing or lacks a function."""
+        self._config = config
+        self._file = Path(config.folder) / "workflow.py"
+        self._module = self._load()
+        self.workflow = cast(Workflow, self._function("workflow"))
+        self._train_query = self._function("train_query")
+        self._eval_queries = self._function("eval_queries")
+
+    @property
+    def has_warm_up(self) -> bool:
+        return hasattr(self._module, "warm_up")
+
+    def train_query(self, position: int) -> Query:
+        """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone."""
+        return cast(Query, self._train_query(position, self._config.seed, **self._config.data))
+
+    def eval_queries(self) -> list[Query]:
+        return list(self._eval_queries(self._config.seed, **self._config.data))
+
+    def warm_up(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
+        """Prompt and completion of each example of one supervised batch."""
+        return list(self._function("warm_up")(agent, batch, size, self._config.seed, **self._config.data))
+
+    def _load(self) -> ModuleType:
+        if not self._file.is_file():
+            raise RecipeError(f"{self._file} does not exist: a recipe is a folder with workflow.py and config.yaml")
+        name = f"flexmarl_recipe_{Path(self._config.folder).name}"
+        spec = importlib.util.spec_from_file_location(name, self._file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses in a recipe look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._module, name, None)
+        if not callable(function):
+            raise RecipeError(f"{self._file} defines no function {name!r}")
+        return cast(Callable[..., Any], function)

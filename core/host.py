@@ -1,0 +1,115 @@
+"""The process of one spawned actor: ``python -m flexmarl.core.host``, started by ``supervisor.py``.
+
+Standard input carries one length-prefixed MessagePack map (``HostInit``) and then stays open for as long as
+the parent lives: its end means that the parent is gone, and the process ends with it.
+"""
+
+import asyncio
+import importlib
+import os
+import shutil
+import signal
+import struct
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+import structlog
+import uvloop
+from pydantic import TypeAdapter
+
+from . import codec
+from .actor import Actor
+from .ref import ActorRef
+from .system import ActorSystem
+from .telemetry import configure_logging
+
+log = structlog.get_logger()
+
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True)
+class HostInit:
+    """``actor_class`` is ``module:Class``; ``kwargs`` are its constructor's, checked against its annotations."""
+
+    name: str
+    actor_class: str
+    kwargs: dict[str, Any]
+    directory: str
+    supervisor: dict[str, str]
+
+
+def write_init(init: HostInit) -> bytes:
+    body = codec.pack(init)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_init(stream: BinaryIO) -> HostInit:
+    (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+    return TypeAdapter(HostInit).validate_python(msgpack.unpackb(stream.read(length)))
+
+
+def main() -> int:
+    # The terminal's ctrl-C is the launcher's to handle; it tells its actors to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    init = read_init(sys.stdin.buffer)
+    configure_logging(init.name, sys.stderr)
+    return uvloop.run(_host(init))
+
+
+async def _host(init: HostInit) -> int:
+    directory = Path(init.directory)
+    async with ActorSystem(init.name, directory) as system:
+        await _end_with_parent(directory)
+        supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
+        try:
+            await system.add(_build(init, system), init.name)
+            await supervisor.ask("ready", init.name, os.getpid())
+            error = await _until_stopped(system)
+        except Exception as raised:  # noqa: BLE001  # supervision: whatever it is, the parent is told and the process ends
+            error = raised
+        if error is None:
+            return 0
+        text = "".join(traceback.format_exception(error))
+        log.error("actor failed", error=text)
+        await supervisor.ask("failed", init.name, f"{type(error).__name__}: {error}", text)
+        return 1
+
+
+def _build(init: HostInit, system: ActorSystem) -> Actor:
+    module, _, name = init.actor_class.partition(":")
+    actor_class = getattr(importlib.import_module(module), name)
+    if not issubclass(actor_class, Actor):
+        raise TypeError(f"{init.actor_class} is no Actor")
+    constructor = codec.signature_of(actor_class, "__init__") or codec.NO_ARGUMENTS
+    actor: Actor = actor_class(**constructor.arguments([], init.kwargs, system))
+    return actor
+
+
+async def _until_stopped(system: ActorSystem) -> BaseException | None:
+    """None when the process was asked to stop; what a background task raised, where one did."""
+    stop = asyncio.ensure_future(system.process.stop_asked.wait())
+    ends: list[asyncio.Future[Any]] = [stop, system.failure]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+    return system.failure.result() if system.failure.done() else None
+
+
+async def _end_with_parent(directory: Path) -> None:
+    class ParentWatch(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            # The launcher can't clean up any more, so every orphan does; there is nobody left to reply to.
+            shutil.rmtree(directory, ignore_errors=True)
+            os._exit(1)
+
+    await asyncio.get_running_loop().connect_read_pipe(ParentWatch, sys.stdin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Spawns actors into processes of their own, sees them die, and leaves nothing of them behind.
+
+    async with Supervisor(system, directory, log_directory, env) as supervisor:
+        await supervisor.spawn("pkg.module:Store", "store", {"budget": 10})
+        store = supervisor.reference("store", StoreApi)
+        await supervisor.wait_for_death()      # raises ActorDead or ActorFailed
+"""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import structlog
+
+from .actor import Actor, endpoint
+from .errors import ActorDead, ActorFailed, FlexmarlError
+from .host import HostInit, write_init
+from .ref import ActorRef
+from .system import ActorSystem, SystemActor, ipc_address
+from .telemetry import ProcessStatistics
+
+log = structlog.get_logger()
+
+Api = TypeVar("Api")
+
+START_TIMEOUT_S = 300.0
+_STOP_GRACE_S = 5.0
+_TERM_GRACE_S = 2.0
+_LOG_TAIL_LINES = 15
+
+
+@asynccontextmanager
+async def private_directory(base: Path) -> AsyncIterator[Path]:
+    """A new 0700 directory for sockets and shared memory, removed at the end with all that is in it."""
+    directory = Path(tempfile.mkdtemp(prefix="flexmarl-", dir=base))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    address: str
+    process: asyncio.subprocess.Process
+    log_path: Path
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: ActorFailed | None = None
+    watch: asyncio.Task[None] | None = None
+
+
+class Supervisor(Actor):
+    """One-for-all: the first death ends the run. The system's actor named ``supervisor``."""
+
+    def __init__(self, system: ActorSystem, directory: Path, log_directory: Path, env: Mapping[str, str]) -> None:
+        """``env``: the whole environment of the spawned processes."""
+        self._host_system = system
+        self._directory = directory
+        self._log_directory = log_directory
+        self._env = dict(env)
+        self._children: dict[str, _Child] = {}
+        self._stopping = False
+
+    async def __aenter__(self) -> Self:
+        self._death: asyncio.Future[FlexmarlError] = asyncio.get_running_loop().create_future()
+        await self._host_system.add(self, "supervisor")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_all()
+        self._death.cancel()
+
+    @endpoint
+    async def ready(self, name: str, pid: int) -> None:
+        log.info("actor ready", name=name, pid=pid)
+        self._children[name].started.set()
+
+    @endpoint
+    async def failed(self, name: str, error: str, remote_traceback: str) -> None:
+        self._children[name].failure = ActorFailed(name, error, remote_traceback)
+
+    def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
+        """To the actor spawned, or to be spawned, under ``name``."""
+        return self._host_system.ref(name, ipc_address(self._directory, name), api)
+
+    async def spawn(self, actor_class: str, name: str, kwargs: Mapping[str, Any]) -> None:
+        """Starts ``module:Class`` in a new process and returns once its ``on_start`` is through.
+
+        Raises ActorFailed where its constructor or ``on_start`` raised, ActorDead where the process ended
+        otherwise or is not ready within START_TIMEOUT_S.
+        """
+        child = await self._start_process(actor_class, name, kwargs)
+        ended = asyncio.ensure_future(child.ended.wait())
+        started = asyncio.ensure_future(child.started.wait())
+        try:
+            await asyncio.wait([started, ended], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            started.cancel()
+            ended.cancel()
+        if child.ended.is_set():
+            raise self._death_of(child)
+        if not child.started.is_set():
+            raise ActorDead(name, f"not ready within {START_TIMEOUT_S:g} s; its log: {child.log_path}")
+
+    async def _start_process(self, actor_class: str, name: str, kwargs: Mapping[str, Any]) -> _Child:
+        own = {"name": "supervisor", "address": self._host_system.address}
+        init = write_init(HostInit(name, actor_class, dict(kwargs), str(self._directory), own))
+        log_path = self._log_directory / f"{name}.log"
+        with log_path.open("ab") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "flexmarl.core.host",
+                stdin=asyncio.subprocess.PIPE, stdout=log_file, stderr=log_file,
+                env=self._env, start_new_session=True,
+            )  # fmt: skip
+        child = _Child(name, ipc_address(self._directory, name), process, log_path)
+        self._children[name] = child
+        child.watch = asyncio.create_task(self._watch(child), name=f"watch {name}")
+        assert process.stdin is not None
+        process.stdin.write(init)  # never closed: its end tells the child that this process is gone
+        return child
+
+    async def _watch(self, child: _Child) -> None:
+        await child.process.wait()
+        child.ended.set()
+        error = self._death_of(child)
+        self._host_system.mark_dead(child.address, error)
+        if not self._stopping and not self._death.done():
+            self._death.set_result(error)
+
+    def _death_of(self, child: _Child) -> FlexmarlError:
+        if child.failure is not None:
+            return child.failure
+        code = child.process.returncode
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+        tail = child.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        last = f"; last lines of {child.log_path}:\n" + "\n".join(tail) if tail else ""
+        return ActorDead(child.name, f"process {child.process.pid} {how}{last}")
+
+    async def wait_for_death(self) -> None:
+        """Raises ActorDead or ActorFailed when the first of the spawned actors is gone."""
+        raise await asyncio.shield(self._death)
+
+    async def statistics(self) -> dict[str, ProcessStatistics]:
+        """Every running process's own figures, and this one's, by actor name."""
+        running = [child for child in self._children.values() if child.started.is_set() and not child.ended.is_set()]
+        refs = {child.name: self._host_system.ref("system", child.address, SystemActor) for child in running}
+        refs[self._host_system.name] = self._host_system.ref("system", self._host_system.address, SystemActor)
+        figures = await asyncio.gather(*(ref.api.statistics() for ref in refs.values()))
+        return dict(zip(refs, figures, strict=True))
+
+    async def stop_all(self) -> None:
+        """Asks every process to end, then makes it: none is left when this returns."""
+        self._stopping = True
+        children = list(self._children.values())
+        await asyncio.gather(*(self._stop(child) for child in children))
+        await asyncio.gather(*(child.watch for child in children if child.watch is not None))
+
+    async def _stop(self, child: _Child) -> None:
+        if child.started.is_set() and not child.ended.is_set():
+            ref = self._host_system.ref("system", child.address, SystemActor)
+            try:
+                await ref.within(_STOP_GRACE_S).stop()
+                await asyncio.wait_for(child.ended.wait(), _STOP_GRACE_S)
+            except (FlexmarlError, TimeoutError) as error:
+                log.warning("actor did not stop when asked", name=child.name, error=str(error))
+        for send_signal, grace_s in ((child.process.terminate, _TERM_GRACE_S), (child.process.kill, None)):
+            if not child.ended.is_set():
+                send_signal()
+                try:
+                    await asyncio.wait_for(child.ended.wait(), grace_s)
+                except TimeoutError:
+                    log.warning("actor ignored SIGTERM", name=child.name)
+        if child.process.stdin is not None:
+            child.process.stdin.close()

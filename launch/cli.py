@@ -1,0 +1,175 @@
+"""The command line: ``flexmarl train`` and ``flexmarl report``."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import uvloop
+from rich.console import Console as Terminal
+
+from ..actors.messages import RunEnded
+from ..actors.orchestrator import checkpoint
+from ..actors.orchestrator.checkpoint import RunState
+from ..core.errors import ActorFailed, FlexmarlError
+from ..core.telemetry import configure_logging
+from . import env, local
+from .config import ConfigError, RunConfig, check, read_yaml, resolve, to_yaml
+from .progress import Progress
+from .report import write_report
+from .run_directory import JsonLines, RunDirectory
+from .words import duration
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_STOPPED = 130
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="flexmarl")
+def cli() -> None:
+    """Trains several LLM agents together with reinforcement learning."""
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
+@click.option("--name", help="The run's name. Default: recipe and time.")
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on with a run, as configured.")
+@click.option("--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop.")
+def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, dry_run: bool) -> int:
+    """Train the agents of a recipe together; everything about the run goes to runs/NAME/.
+
+    RECIPE is a built-in recipe (default: sort-digits) or a folder with workflow.py and config.yaml.
+
+    \b
+    Examples:
+      flexmarl train
+      flexmarl train sort-digits training.steps=50 seed=1
+      flexmarl train path/to/recipe --name first-try
+      flexmarl train agents.sorter.instances=2 --dry-run
+      flexmarl train --resume runs/first-try
+
+    Ctrl-C stops after the steps under way and saves a checkpoint; a second one stops at once.
+    """
+    if resume is not None:
+        if words or name or dry_run:
+            raise ConfigError("--resume takes no recipe, settings, --name or --dry-run: a run's config is fixed")
+        directory = RunDirectory.existing(resume)
+        config = check(read_yaml(directory.config), str(directory.config))
+        with directory.locked():
+            return _resume(config, directory)
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise ConfigError(f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value")
+    recipe = recipes[0] if recipes else "sort-digits"
+    config = resolve(recipe, [word for word in words if "=" in word])
+    name = name or f"{Path(recipe).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = RunDirectory.create(runs / name, to_yaml(config))
+    if dry_run:
+        click.echo(f"{to_yaml(config)}# written to {directory.config}; nothing was started")
+        return 0
+    with directory.locked():
+        return _run(config, directory, None)
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def report(run_dir: Path) -> int:
+    """Write a run's report.html again, also while it runs."""
+    click.echo(write_report(RunDirectory.existing(run_dir).path))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the process's exit status: 0 done, 1 failed, 2 refused, 130 stopped."""
+    try:
+        status = cli.main(arguments, prog_name="flexmarl", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return EXIT_STOPPED
+    except FlexmarlError as error:
+        click.echo(f"flexmarl: {error}", err=True)
+        return EXIT_USAGE
+    return int(status or 0)
+
+
+def _resume(config: RunConfig, directory: RunDirectory) -> int:
+    """Goes on from the newest checkpoint; from the beginning where the run was stopped before its first."""
+    checkpoint.remove_partial(directory.checkpoints)
+    folders = checkpoint.complete(directory.checkpoints)
+    state = checkpoint.load(folders[-1]) if folders else None
+    if state is not None and state.step >= config.training.steps:
+        click.echo(f"{directory.path} is complete: all {state.step} steps are trained")
+        return 0
+    directory.forget_after(state.step if state else 0)
+    return _run(config, directory, (folders[-1], state) if state else None)
+
+
+def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:
+    terminal = Terminal(soft_wrap=True)
+    events = JsonLines(directory.events)
+    first = resume[1].step if resume else 0
+    events.event("run_resumed" if resume else "run_started", step=first, **env.describe_machine())
+    progress = Progress(
+        terminal,
+        run_name=directory.path.name,
+        mode=config.mode,
+        total_steps=config.training.steps,
+        agents=list(config.agents),
+    )
+    started = time.monotonic()
+    with (directory.logs / "launcher.log").open("a") as log:
+        configure_logging("launcher", log)
+        try:
+            with progress:
+                progress.phase("starting actors")
+                result = uvloop.run(local.run(config, directory, progress, resume))
+        except (FlexmarlError, asyncio.CancelledError) as error:
+            return _ended_badly(error, directory, events, terminal)
+    events.event("run_ended", step=result.last_step, stopped=result.stopped)
+    events.close()
+    report = write_report(directory.path)
+    terminal.print(_closing_words(result, directory, report, time.monotonic() - started), markup=False, highlight=False)
+    return EXIT_STOPPED if result.stopped else 0
+
+
+def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
+    stopped = isinstance(error, local.Interrupted)
+    fields = {"traceback": error.remote_traceback} if isinstance(error, ActorFailed) else {}
+    events.event("run_ended", stopped=stopped, error=str(error), **fields)
+    events.close()
+    if (directory.metrics).exists():
+        write_report(directory.path)
+    what = "stopped" if stopped else "failed"
+    terminal.print(
+        f"{error}\nThe run {what}. Its events and logs: {directory.path}; "
+        f"go on with: flexmarl train --resume {directory.path}",
+        markup=False,
+        highlight=False,
+    )
+    return EXIT_STOPPED if stopped else EXIT_FAILED
+
+
+def _closing_words(result: RunEnded, directory: RunDirectory, report: Path, seconds: float) -> str:
+    """What was learned, in plain words, and where everything is."""
+    lines = []
+    before = result.evaluations.get(0, {})
+    after = result.evaluations.get(result.last_step, {}) if not result.stopped else {}
+    for name, value in after.items():
+        start = f"{before[name]:.1%} -> " if name in before else ""
+        lines.append(f"{name}: {start}{value:.1%}" if not name.startswith("reward/") else f"{name}: {value:.3f}")
+    learned = "; ".join(lines)
+    path = directory.path
+    if result.stopped:
+        head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {path}"
+    else:
+        head = f"Trained {result.last_step} steps in {duration(seconds)}. On problems training never used: {learned}."
+    return (
+        f"{head}\n"
+        f"  report       {report}\n"
+        f"  metrics      {directory.metrics}\n"
+        f"  checkpoints  {result.checkpoint or 'none yet'}"
+    )

@@ -1,0 +1,203 @@
+"""The run's configuration: a recipe's YAML, dotted overrides, and the schema that both are checked against.
+
+    resolve("sort-digits", ["training.steps=10", "agents.sorter.instances=2"])  ->  RunConfig
+
+A run directory keeps the resolved config as ``config.yaml``, which resolves to itself.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from ..actors.messages import ModelConfig
+from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, EvaluationConfig, TrainingConfig
+from ..actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
+from ..actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from ..actors.workflow import RecipeConfig
+from ..core.config import Config, Count, Natural
+from ..core.errors import FlexmarlError
+
+RECIPES = Path(__file__).parent / "recipes"
+_AGENT_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class ConfigError(FlexmarlError):
+    """The configuration is refused; the message names the key, the value and what is allowed."""
+
+
+class AgentConfig(Config):
+    """One agent, with a policy of its own. ``instances`` engines generate for it."""
+
+    model: ModelConfig
+    instances: Count = 1
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = EngineConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    warm_up: WarmUpConfig = WarmUpConfig()
+
+
+class RunConfig(Config):
+    """Everything a run depends on. ``mode``: ``strict`` (rollout and training of a step overlap, strictly
+    on-policy) or ``sync`` (a barrier between them)."""
+
+    recipe: str
+    seed: Natural = 0
+    mode: Literal["strict", "sync"] = "strict"
+    data: dict[str, Any] = {}
+    agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]
+    training: TrainingConfig
+    rollout: RolloutConfig = RolloutConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @field_validator("agents")
+    @classmethod
+    def _names(cls, agents: dict[str, AgentConfig]) -> dict[str, AgentConfig]:
+        for name in agents:
+            if not _AGENT_NAME.fullmatch(name):
+                raise ValueError(f"agent name {name!r}: lower-case letters, digits and _, at most 32, a letter first")
+            if name == "metrics":
+                raise ValueError("agent name 'metrics' is taken: Rewards(metrics=...) means something else")
+        return agents
+
+    @model_validator(mode="after")
+    def _micro_batch_fits(self) -> "RunConfig":
+        trajectories = self.training.queries_per_step * self.training.trajectories_per_query
+        if self.training.micro_batch > trajectories:
+            raise ValueError(
+                f"training.micro_batch={self.training.micro_batch} is more than the {trajectories} trajectories of a "
+                "step (queries_per_step x trajectories_per_query): nothing could overlap"
+            )
+        return self
+
+    def course(self) -> CourseConfig:
+        return CourseConfig(
+            mode=self.mode,
+            training=self.training,
+            evaluation=self.evaluation,
+            checkpoint=self.checkpoint,
+            max_failed_share=self.rollout.max_failed_share,
+            warm_up_batches={name: agent.warm_up.batches for name, agent in self.agents.items()},
+        )
+
+    def recipe_config(self) -> RecipeConfig:
+        return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)
+
+
+# --------------------------------------------------------------------------- resolving
+
+
+def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
+    """The config of a built-in recipe (by name) or of a recipe folder, with dotted overrides applied.
+
+    Raises ConfigError for a recipe that is not there, a file that is no YAML mapping, and whatever the schema refuses.
+    """
+    folder = recipe_folder(recipe)
+    raw = read_yaml(folder / "config.yaml")
+    raw["recipe"] = str(folder)
+    for override in overrides:
+        _apply_override(raw, override)
+    defaults = raw.pop("agent_defaults", {})
+    if isinstance(agents := raw.get("agents"), dict):
+        raw["agents"] = {name: _merged(defaults, agent or {}) for name, agent in agents.items()}
+    return check(_with_absolute_paths(raw, folder), str(folder / "config.yaml"))
+
+
+def check(raw: dict[str, Any], source: str) -> RunConfig:
+    """The typed config. Raises ConfigError listing every problem, each with its key and value."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_problem(item)}" for item in error.errors(include_url=False))
+        raise ConfigError(f"{source}, overrides included:\n{problems}") from None
+
+
+def recipe_folder(recipe: str) -> Path:
+    built_in = RECIPES / recipe.replace("-", "_")
+    folder = built_in if built_in.is_dir() and recipe not in ("", ".") else Path(recipe)
+    if not (folder / "config.yaml").is_file():
+        known = ", ".join(sorted(p.parent.name.replace("_", "-") for p in RECIPES.glob("*/config.yaml")))
+        raise ConfigError(f"no recipe {recipe!r}: neither built in ({known}) nor a folder with a config.yaml")
+    return folder.resolve()
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Raises ConfigError where the file is missing or holds no mapping."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds no mapping of keys to values")
+    return raw
+
+
+def to_yaml(config: RunConfig) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    """``a.b.c=value`` with the value read as YAML, so that ``true``, ``[1, 2]`` and ``null`` mean what they say."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"override {override!r}: write key.key=value, for example training.micro_batch=8")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is no YAML: {error}") from None
+    *parents, last = key.split(".")
+    section = raw
+    for depth, parent in enumerate(parents, 1):
+        if section.get(parent) is None:
+            section[parent] = {}
+        if not isinstance(section[parent], dict):
+            where = ".".join(parents[:depth])
+            raise ConfigError(f"override {override!r}: {where} is the value {section[parent]!r}, not a section")
+        section = section[parent]
+    section[last] = value
+
+
+def _merged(base: Any, over: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+
+
+def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Model and tokenizer paths that exist in the recipe's folder are meant relative to it."""
+    agents = raw.get("agents")
+    for agent in agents.values() if isinstance(agents, dict) else ():
+        model = agent.get("model") if isinstance(agent, dict) else None
+        for key in ("path", "tokenizer") if isinstance(model, dict) else ():
+            if isinstance(model.get(key), str) and (folder / model[key]).exists():
+                model[key] = str((folder / model[key]).resolve())
+    return raw
+
+
+def _problem(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{key}: there is no such key (value {item['input']!r}); {_allowed_keys(item['loc'])}"
+    if item["type"] == "missing":
+        return f"{key}: is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}={item['input']!r}: {message}" if key and not isinstance(item["input"], dict) else message
+
+
+def _allowed_keys(location: Sequence[int | str]) -> str:
+    model: Any = RunConfig
+    for part in location[:-1]:
+        if model is RunConfig and part == "agents":
+            model = None
+        elif model is None:
+            model = AgentConfig
+        else:
+            model = model.model_fields[part].annotation
+    return f"allowed: {', '.join(model.model_fields)}" if model is not None else ""

@@ -1,0 +1,65 @@
+"""The launcher's own actor: receives what the run tells, shows it and writes it down."""
+
+import asyncio
+from typing import Any
+
+from ..actors.messages import RunEnded
+from ..core.actor import Actor, endpoint
+from ..core.telemetry import ProcessStatistics
+from .progress import Progress
+from .run_directory import JsonLines, RunDirectory
+
+_SHOWN_FAILURES = 3
+
+
+class Console(Actor):
+    """Fulfils ``ConsoleApi``. ``ended`` is set to the run's result."""
+
+    def __init__(self, run: RunDirectory, progress: Progress) -> None:
+        self.ended_with: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
+        self.processes: dict[str, ProcessStatistics] = {}
+        self.last_step = 0
+        self._progress = progress
+        self._metrics = JsonLines(run.metrics)
+        self._events = JsonLines(run.events)
+        self._failures = 0
+
+    async def on_stop(self) -> None:
+        self._metrics.close()
+        self._events.close()
+        self.ended_with.cancel()
+
+    @endpoint
+    async def step(self, metrics: dict[str, Any]) -> None:
+        for name, figures in self.processes.items():
+            metrics[f"loop_lag_ms/{name}"] = round(figures.loop_lag_ms, 3)
+            metrics[f"rss_mib/{name}"] = round(figures.rss_mib, 1)
+        self._metrics.write(metrics)
+        self.last_step = metrics["step"]
+        self._progress.step(metrics)
+
+    @endpoint
+    async def phase(self, text: str, done: int | None, total: int | None) -> None:
+        self._progress.phase(text, done, total)
+
+    @endpoint
+    async def event(self, event: str, fields: dict[str, Any]) -> None:
+        self._events.event(event, **fields)
+        match event:
+            case "trajectory_failed":
+                self._failures += 1
+                if self._failures <= _SHOWN_FAILURES:
+                    self._progress.warn(f"trajectory {fields['trajectory']} was dropped: {fields['error']}")
+            case "evaluated" if fields["step"] == 0:  # later ones come with their step's metrics
+                figures = ", ".join(f"{name} {value:.3f}" for name, value in fields.items() if name != "step")
+                self._progress.note(f"before training: {figures}")
+            case "checkpoint_saved":
+                self._progress.note(f"checkpoint saved: {fields['folder']}")
+            case "warmed_up":
+                self._progress.note(
+                    f"{fields['agent']} warmed up on {fields['batches']} supervised batches, loss {fields['loss']:.3f}"
+                )
+
+    @endpoint
+    async def ended(self, result: RunEnded) -> None:
+        self.ended_with.set_result(result)

@@ -1,0 +1,205 @@
+"""One run on this machine: the actor processes, from their start to the last of them gone.
+
+    launcher ── Supervisor ──┬─ store
+             └─ Console      ├─ trainer
+                             ├─ <agent>-0, <agent>-1, ...   (instances)
+                             ├─ rollout
+                             └─ orchestrator
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
+from ..actors.orchestrator.checkpoint import RunState
+from ..core.errors import FlexmarlError
+from ..core.ref import ActorRef
+from ..core.supervisor import Supervisor, private_directory
+from ..core.system import ActorSystem
+from . import env
+from .config import RunConfig
+from .console import Console
+from .progress import Progress
+from .run_directory import RunDirectory
+
+_STATISTICS_INTERVAL_S = 1.0
+_CLASSES = {
+    "store": "flexmarl.actors.store.actor:Store",
+    "trainer": "flexmarl.actors.trainer.actor:Trainer",
+    "instance": "flexmarl.actors.rollout.instance:Instance",
+    "rollout": "flexmarl.actors.rollout.actor:Rollout",
+    "orchestrator": "flexmarl.actors.orchestrator.actor:Orchestrator",
+}
+
+
+class Interrupted(FlexmarlError):
+    """A signal ended the run before its actors could."""
+
+
+async def run(
+    config: RunConfig, directory: RunDirectory, progress: Progress, resume: tuple[Path, RunState] | None
+) -> RunEnded:
+    """Trains until the last step, a stop signal, or a failure.
+
+    The first ctrl-C (SIGINT) or SIGTERM ends the run after the steps under way, with a checkpoint; a second one, or
+    one before the training begins, ends it at once (Interrupted). Raises ActorDead or ActorFailed where an actor
+    was lost. In every case no process, socket or shared memory is left.
+    """
+    async with (
+        private_directory(env.runtime_base()) as private,
+        ActorSystem("launcher", private) as system,
+        Supervisor(system, private, directory.logs, env.actor_environment()) as supervisor,
+    ):
+        console = Console(directory, progress)
+        await system.add(console, "console")
+        with _Signals(progress) as signals:
+            work = asyncio.create_task(_train(config, directory, private, supervisor, console, signals, resume))
+            death = asyncio.create_task(supervisor.wait_for_death())
+            ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _cancelled(work, death)
+            # In this order: a death makes calls fail, so it is the cause where both are there.
+            if signals.interrupted.done():
+                signals.interrupted.result()
+            if death.done() and not death.cancelled():
+                death.result()
+            if system.failure.done():
+                raise system.failure.result()
+            return work.result()
+
+
+async def _train(
+    config: RunConfig,
+    directory: RunDirectory,
+    private: Path,
+    supervisor: Supervisor,
+    console: Console,
+    signals: "_Signals",
+    resume: tuple[Path, RunState] | None,
+) -> RunEnded:
+    orchestrator = await _start_actors(config, directory, private, supervisor, console, resume)
+    await orchestrator.api.start()
+    signals.stop_gracefully = lambda: orchestrator.tell("stop")
+    console.background(_watch_processes(supervisor, console), "statistics")
+    return await console.ended_with
+
+
+async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
+    while True:
+        console.processes = await supervisor.statistics()
+        await asyncio.sleep(_STATISTICS_INTERVAL_S)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Signals:
+    """SIGINT and SIGTERM while a run goes on: the first asks it to stop, the second ends it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stop_gracefully: Callable[[], None] | None = None
+        self._progress = progress
+        self._asked = False
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._received, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        self.interrupted.cancel()
+
+    def _received(self, number: signal.Signals) -> None:
+        if self.stop_gracefully is not None and not self._asked:
+            self._asked = True
+            self._progress.warn(f"{number.name}: stopping after the steps under way; once more stops at once")
+            self.stop_gracefully()
+        elif not self.interrupted.done():
+            self.interrupted.set_exception(Interrupted(f"stopped by {number.name}"))
+
+
+async def _start_actors(
+    config: RunConfig,
+    directory: RunDirectory,
+    private: Path,
+    supervisor: Supervisor,
+    console: Console,
+    resume: tuple[Path, RunState] | None,
+) -> ActorRef[OrchestratorApi]:
+    """Spawns all actors at once; their references are known before their processes run."""
+    instances = {
+        agent: [supervisor.reference(f"{agent}-{n}", InstanceApi) for n in range(settings.instances)]
+        for agent, settings in config.agents.items()
+    }
+    store = supervisor.reference("store", StoreApi)
+    trainer = supervisor.reference("trainer", TrainerApi)
+    rollout = supervisor.reference("rollout", RolloutApi)
+    orchestrator = supervisor.reference("orchestrator", OrchestratorApi)
+    recipe = config.recipe_config()
+    arguments: dict[str, dict[str, Any]] = {
+        "store": {"agents": list(config.agents)},
+        "trainer": {
+            "policies": {name: _policy(config, name) for name in config.agents},
+            "recipe": recipe,
+            "total_steps": config.training.steps,
+            "store": store,
+            "directory": str(private),
+            "resume_from": str(resume[0]) if resume else None,
+        },
+        "rollout": {
+            "recipe": recipe,
+            "agents": {name: {"sampling": agent.sampling} for name, agent in config.agents.items()},
+            "instances": instances,
+            "store": store,
+            "orchestrator": orchestrator,
+            "config": config.rollout,
+        },
+        "orchestrator": {
+            "course": config.course(),
+            "recipe": recipe,
+            "trainer": trainer,
+            "rollout": rollout,
+            "instances": instances,
+            "console": console.ref,
+            "checkpoints": str(directory.checkpoints),
+            "resume_from": resume[1] if resume else None,
+        },
+    }
+    async with asyncio.TaskGroup() as group:
+        for name, kwargs in arguments.items():
+            group.create_task(supervisor.spawn(_CLASSES[name], name, kwargs))
+        for agent, agent_refs in instances.items():
+            settings = config.agents[agent]
+            kwargs = {
+                "agent": agent,
+                "model": settings.model,
+                "engine": settings.engine,
+                "directory": str(private),
+            }
+            for ref in agent_refs:
+                group.create_task(supervisor.spawn(_CLASSES["instance"], ref.name, kwargs))
+    return orchestrator
+
+
+def _policy(config: RunConfig, name: str) -> Mapping[str, Any]:
+    agent = config.agents[name]
+    return {
+        "model": agent.model,
+        "optimizer": agent.optimizer,
+        "algorithm": agent.algorithm,
+        "warm_up": agent.warm_up,
+        "temperature": agent.sampling.temperature,
+    }

@@ -1,0 +1,53 @@
+"""Numbers: as they come in, and as people read them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+
+def number(value: Any) -> float | None:
+    """``value`` where it is a number that can be drawn (finite, no bool, below 1e300), else None."""
+    if type(value) in (float, int) and -1e300 < value < 1e300:
+        return float(value)
+    return None
+
+
+def compact(value: float) -> str:
+    """Three significant digits with k, M or G: 14400 -> ``14.4k``, 0.0123 -> ``0.0123``."""
+    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * unit:
+            return f"{float(f'{value / unit:.3g}'):g}{suffix}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``0.012 s``, ``35.1 s``, ``2 min 05 s`` or ``3 h 07 min``."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """The first three numbers and how many follow."""
+    shown = ", ".join(map(str, numbers[:3]))
+    return f"{shown} and {len(numbers) - 3} more" if len(numbers) > 3 else shown
+
+
+def change_verb(before: float, after: float) -> str:
+    """``rose``, ``fell`` or ``stayed``."""
+    return "stayed" if before == after else "rose" if after > before else "fell"
+
+
+def clock(unix_seconds: Any) -> str:
+    """Unix seconds as UTC; empty where the time is missing or impossible."""
+    try:
+        return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""

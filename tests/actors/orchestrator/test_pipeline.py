@@ -1,0 +1,209 @@
+"""The pipeline under every order of events: a model carries its decisions out at random."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from flexmarl.actors.orchestrator.pipeline import (
+    CommitCheckpoint,
+    Decision,
+    Evaluate,
+    Finish,
+    Pipeline,
+    Plan,
+    ProtocolViolation,
+    Publish,
+    Save,
+    StartStep,
+    StepComplete,
+    StepOptimizer,
+    Train,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PLAN = Plan(mode="strict", agents=("a", "b"), first_step=1, last_step=4, queries=3, micro_batch=4, save_every=2)
+
+
+class Cluster:
+    """Carries decisions out in an order that ``draw`` picks, and checks what must hold whenever one fires."""
+
+    def __init__(self, plan: Plan, data: st.DataObject, samples: st.SearchStrategy[dict[str, int]]) -> None:
+        self.plan = plan
+        self.data = data
+        self.samples = samples
+        self.served = dict.fromkeys(plan.agents, 0)
+        self.pipeline = Pipeline(plan, self.served)
+        self.open: list[tuple[str, Decision | tuple[int, dict[str, int]]]] = []
+        self.history: list[Decision] = []
+        self.rows: Counter[tuple[int, str]] = Counter()
+        self.trained: Counter[tuple[int, str]] = Counter()
+        self.groups_open: Counter[int] = Counter()
+        self.versions_of: dict[int, dict[str, int]] = {}
+        self.trained_while_rolling = 0
+
+    def run(self, stop_after: int | None = None) -> None:
+        self.take(self.pipeline.start())
+        fired = 0
+        while possible := [n for n, item in enumerate(self.open) if self.is_possible(item)]:
+            if fired == stop_after:
+                self.take(self.pipeline.request_stop())
+            fired += 1
+            self.fire(self.open.pop(self.data.draw(st.sampled_from(possible))))
+
+    def is_possible(self, item: tuple[str, Decision | tuple[int, dict[str, int]]]) -> bool:
+        """A group closes only when the versions its turns need are served; an agent's work is done in order."""
+        kind, what = item
+        if kind == "group":
+            step, counts = what  # type: ignore[misc]
+            return all(self.served[a] == self.versions_of[step][a] for a, n in counts.items() if n)  # type: ignore[attr-defined]
+        earlier = self.open[: self.open.index(item)]
+        agent = getattr(what, "agent", None)
+        return not any(kind == "do" and agent is not None and getattr(w, "agent", None) == agent for kind, w in earlier)
+
+    def take(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            self.history.append(decision)
+            match decision:
+                case StartStep(step, versions):
+                    self.versions_of[step] = versions
+                    self.groups_open[step] = self.plan.queries
+                    for _ in range(self.plan.queries):
+                        self.open.append(("group", (step, self.data.draw(self.samples))))
+                case Train(agent, step, version, count):
+                    assert version == self.versions_of[step][agent] == self.served[agent], "off-policy"
+                    assert 1 <= count <= self.plan.micro_batch
+                    if self.groups_open[step]:
+                        self.trained_while_rolling += 1
+                        assert self.plan.mode == "strict" and count == self.plan.micro_batch
+                    self.open.append(("do", decision))
+                case StepComplete() | Finish():
+                    pass
+                case Evaluate(step, versions):
+                    assert versions == self.served, "an evaluation sees one joint version"
+                    assert not any(self.groups_open.values())
+                    self.open.append(("do", decision))
+                case _:
+                    self.open.append(("do", decision))
+
+    def fire(self, item: tuple[str, Decision | tuple[int, dict[str, int]]]) -> None:
+        kind, what = item
+        if kind == "group":
+            step, counts = what  # type: ignore[misc]
+            self.groups_open[step] -= 1  # type: ignore[index]
+            for agent, count in counts.items():  # type: ignore[attr-defined]
+                self.rows[step, agent] += count  # type: ignore[index]
+            self.take(self.pipeline.group_closed(step, counts))  # type: ignore[arg-type]
+            return
+        match what:
+            case Train(agent, step, _, count):
+                self.trained[step, agent] += count
+                self.take(self.pipeline.trained(agent, step, count))
+            case StepOptimizer(agent, step):
+                assert self.groups_open[step] == 0, "stepped before the global batch was complete"
+                assert self.trained[step, agent] == self.rows[step, agent] > 0
+                self.take(self.pipeline.stepped(agent, step))
+            case Publish(agent, step, version):
+                self.served[agent] = version
+                self.take(self.pipeline.applied(agent, step, version))
+            case Save(agent, step):
+                assert not [t for t in self.trained if t[1] == agent and t[0] > step], "saved state is a later step's"
+                self.take(self.pipeline.saved(agent, step))
+            case CommitCheckpoint(step):
+                self.take(self.pipeline.committed(step))
+            case Evaluate(step):
+                self.take(self.pipeline.evaluated(step))
+
+    def of(self, kind: type[Decision]) -> list[Decision]:
+        return [decision for decision in self.history if isinstance(decision, kind)]
+
+
+plans = st.builds(
+    Plan,
+    mode=st.sampled_from(["strict", "sync"]),
+    agents=st.sampled_from([("a",), ("a", "b"), ("a", "b", "c")]),
+    first_step=st.just(1),
+    last_step=st.integers(1, 5),
+    queries=st.integers(1, 4),
+    micro_batch=st.integers(1, 7),
+    save_every=st.integers(0, 3),
+    evaluate_every=st.integers(0, 3),
+    evaluate_first=st.booleans(),
+)
+
+
+def samples_of(plan: Plan) -> st.SearchStrategy[dict[str, int]]:
+    return st.fixed_dictionaries({agent: st.integers(0, 6) for agent in plan.agents})
+
+
+@settings(deadline=None, max_examples=300)
+@given(plan=plans, data=st.data())
+def test_every_order_trains_everything_once_and_ends(plan: Plan, data: st.DataObject) -> None:
+    cluster = Cluster(plan, data, samples_of(plan))
+    cluster.run()
+    assert isinstance(cluster.history[-1], Finish)
+    assert cluster.history[-1].last_step == plan.last_step
+    assert [d.step for d in cluster.of(StartStep)] == list(range(1, plan.last_step + 1))  # type: ignore[union-attr]
+    assert sorted(d.step for d in cluster.of(StepComplete)) == list(range(1, plan.last_step + 1))  # type: ignore[union-attr]
+    assert +cluster.trained == +cluster.rows
+    steps_with_rows = Counter(agent for step, agent in +cluster.rows)
+    assert cluster.served == {agent: steps_with_rows[agent] for agent in plan.agents}
+    saved = {s for s in range(1, plan.last_step + 1) if plan.save_every and s % plan.save_every == 0} | {plan.last_step}
+    assert {d.step for d in cluster.of(CommitCheckpoint)} == saved  # type: ignore[union-attr]
+    assert len(cluster.of(Save)) == len(saved) * len(plan.agents)
+    evaluated = [d.step for d in cluster.of(Evaluate)]  # type: ignore[union-attr]
+    assert evaluated[-1] == plan.last_step and evaluated == sorted(set(evaluated))
+    assert (0 in evaluated) == plan.evaluate_first
+
+
+@settings(deadline=None, max_examples=300)
+@given(plan=plans, data=st.data(), stop_after=st.integers(0, 60))
+def test_a_stop_ends_with_a_checkpoint_of_the_last_step(plan: Plan, data: st.DataObject, stop_after: int) -> None:
+    cluster = Cluster(plan, data, samples_of(plan))
+    cluster.run(stop_after)
+    last = cluster.history[-1]
+    assert isinstance(last, Finish)
+    started = [d.step for d in cluster.of(StartStep)]  # type: ignore[union-attr]
+    assert last.last_step == max(started, default=0)
+    assert +cluster.trained == +cluster.rows
+    if started:
+        assert last.last_step in {d.step for d in cluster.of(CommitCheckpoint)}  # type: ignore[union-attr]
+
+
+def test_strict_trains_while_rollouts_of_the_step_still_run() -> None:
+    pipeline = Pipeline(PLAN, {"a": 0, "b": 0})
+    assert pipeline.start() == [StartStep(1, {"a": 0, "b": 0})]
+    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == [Train("a", 1, 0, 4)]
+    assert pipeline.trained("a", 1, 4) == []
+    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == [Train("a", 1, 0, 4), Train("b", 1, 0, 4)]
+
+
+def test_sync_waits_for_the_whole_step() -> None:
+    pipeline = Pipeline(replace(PLAN, mode="sync"), {"a": 0, "b": 0})
+    pipeline.start()
+    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == []
+    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == []
+    decisions = pipeline.group_closed(1, {"a": 1, "b": 0})
+    assert [d for d in decisions if isinstance(d, Train)] == [
+        Train("a", 1, 0, 4), Train("a", 1, 0, 4), Train("a", 1, 0, 1), Train("b", 1, 0, 4),
+    ]  # fmt: skip
+    assert not any(isinstance(d, StartStep) for d in decisions)
+
+
+def test_the_next_step_starts_when_the_last_is_rolled_out_and_names_the_versions_to_come() -> None:
+    pipeline = Pipeline(PLAN, {"a": 5, "b": 7})
+    pipeline.start()
+    for _ in range(2):
+        pipeline.group_closed(1, {"a": 4, "b": 0})
+    assert StartStep(2, {"a": 6, "b": 7}) in pipeline.group_closed(1, {"a": 4, "b": 0})
+
+
+def test_impossible_events_are_refused() -> None:
+    pipeline = Pipeline(PLAN, {"a": 0, "b": 0})
+    pipeline.start()
+    with pytest.raises(ProtocolViolation, match="step 2 is not under way"):
+        pipeline.group_closed(2, {"a": 1})
+    with pytest.raises(ProtocolViolation, match="1 samples trained, 0 sent"):
+        pipeline.trained("a", 1, 1)
+    with pytest.raises(ProtocolViolation, match="did not ask"):
+        pipeline.stepped("a", 1)

@@ -1,0 +1,44 @@
+"""Fixtures that several folders of tests use."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from flexmarl.core.supervisor import Supervisor, private_directory
+from flexmarl.core.system import ActorSystem
+from flexmarl.launch import env
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def silent_logs() -> Iterator[None]:
+    with structlog.testing.capture_logs():
+        yield
+
+
+@pytest.fixture
+async def private() -> AsyncIterator[Path]:
+    """A run's private directory; whatever a test leaves in it is an error."""
+    async with private_directory(env.runtime_base()) as directory:
+        yield directory
+    assert not directory.exists()
+
+
+@pytest.fixture
+async def system(private: Path) -> AsyncIterator[ActorSystem]:
+    async with ActorSystem("tests", private) as system:
+        yield system
+    assert len(asyncio.all_tasks()) == 1, "a task outlived its system"
+
+
+@pytest.fixture
+async def supervisor(system: ActorSystem, private: Path, tmp_path: Path) -> AsyncIterator[Supervisor]:
+    """Spawns actors of the test modules too."""
+    path = os.pathsep.join([str(TESTS.parent / "scripts" / "src"), str(TESTS / "core")])
+    environment = {**env.actor_environment(), "PYTHONPATH": path}
+    async with Supervisor(system, private, tmp_path, environment) as supervisor:
+        yield supervisor

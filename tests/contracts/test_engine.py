@@ -1,0 +1,123 @@
+"""What every ``Engine`` promises, whatever computes inside it. A new engine adds a line to ``ENGINES``."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.rollout.engines.base import Engine, EngineRequest
+from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
+from flexmarl.core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
+
+MAX_CONTEXT = 64
+
+
+def _transformers() -> Engine:
+    torch.set_num_threads(1)
+    config = {
+        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
+    }  # fmt: skip
+    # weights of zero: every token is equally likely, which is all these tests need
+    model = build_model(ModelConfig(config=config, tokenizer="none"))
+    return TransformersEngine(model, [], max_batch=2)
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"transformers": _transformers}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return ENGINES[request.param]()
+
+
+def _request(name: str = "a", prompt: int = 3, new: int = 4, seed: int = 0) -> EngineRequest:
+    return EngineRequest(name, (1,) * prompt, seed, 1.0, new)
+
+
+def test_what_is_added_comes_back_once(engine: Engine) -> None:
+    for name in "abcde":
+        engine.add(_request(name))
+    assert engine.pending == 5
+    returned = []
+    while engine.pending:
+        returned += engine.step()
+    assert sorted(result.request_id for result in returned) == list("abcde")
+    assert all(len(result.tokens) == len(result.logprobs) == 4 for result in returned)
+    assert all(result.finish_reason == "length" for result in returned)
+    assert engine.step() == []
+
+
+def test_an_id_may_be_used_again_but_not_twice_at_once(engine: Engine) -> None:
+    engine.add(_request())
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add(_request())
+    assert engine.pending == 1
+    while engine.pending:
+        engine.step()
+    engine.add(_request())
+
+
+def test_a_request_has_to_fit_the_context(engine: Engine) -> None:
+    engine.add(_request("fits", prompt=MAX_CONTEXT - 4))
+    with pytest.raises(PromptTooLong, match=r"request long: 61 prompt tokens \+ 4 .* 64") as caught:
+        engine.add(_request("long", prompt=MAX_CONTEXT - 3))
+    assert (caught.value.prompt_tokens, caught.value.max_new_tokens, caught.value.max_context) == (61, 4, 64)
+    assert engine.pending == 1
+    while engine.pending:
+        engine.step()
+
+
+def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
+    for token in (-1, 1_000_000):
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            engine.add(EngineRequest("a", (1, token), 0, 1.0, 4))
+    assert engine.pending == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "temperature", "new"), [((), 1.0, 4), ((1,), -0.1, 4), ((1,), float("nan"), 4), ((1,), 1.0, 0)]
+)
+def test_a_request_nobody_can_serve_can_not_be_made(
+    prompt: tuple[int, ...], temperature: float, new: int
+) -> None:
+    with pytest.raises(InvalidRequest, match="request a"):
+        EngineRequest("a", prompt, 0, temperature, new)
+
+
+def test_abort_waiting_and_active(engine: Engine) -> None:
+    for name in "abc":
+        engine.add(_request(name, new=30))
+    assert engine.abort("b")
+    engine.step()
+    assert engine.abort("a")
+    assert not engine.abort("a") and not engine.abort("never")
+    assert engine.pending == 1
+    returned = []
+    while engine.pending:
+        returned += engine.step()
+    assert [result.request_id for result in returned] == ["c"]
+
+
+def test_weights_change_only_between_requests(engine: Engine) -> None:
+    assert engine.weights()
+    engine.add(_request())
+    with pytest.raises(RequestsInFlight):
+        engine.weights_loaded()
+    engine.abort("a")
+    engine.weights_loaded()
+
+
+def test_statistics_count(engine: Engine) -> None:
+    for name in "abc":
+        engine.add(_request(name, prompt=3, new=30))
+    waiting = engine.statistics()
+    assert (waiting.waiting, waiting.active, waiting.steps, waiting.generated_tokens) == (3, 0, 0, 0)
+    engine.step()
+    assert (engine.statistics().waiting, engine.statistics().active) == (1, 2)
+    while engine.pending:
+        engine.step()
+    done = engine.statistics()
+    assert (done.active, done.waiting, done.prompt_tokens, done.generated_tokens) == (0, 0, 9, 90)
+    assert done.steps > 1 and done.prefill_s > 0 and done.decode_s > 0

@@ -1,0 +1,78 @@
+"""Actors for the runtime's tests; spawned by class path, so they live in a module of their own."""
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.ref import ActorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    labels: tuple[str, ...] = ()
+
+
+class Echo(Actor):
+    def __init__(self, greeting: str = "hello") -> None:
+        self._greeting = greeting
+        self.cancelled = 0
+        self.heard: list[int] = []
+
+    @endpoint
+    async def greet(self, name: str) -> str:
+        return f"{self._greeting} {name}"
+
+    @endpoint
+    async def move(self, point: Point, by: int = 1) -> Point:
+        return Point(point.x + by, point.labels)
+
+    @endpoint
+    async def wrong_result(self) -> int:
+        return "no number"  # type: ignore[return-value]
+
+    @endpoint
+    async def fail(self, message: str) -> None:
+        raise KeyError(message)
+
+    @endpoint
+    async def hang(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled += 1
+
+    @endpoint
+    async def cancellations(self) -> int:
+        return self.cancelled
+
+    @endpoint
+    async def hear(self, number: int) -> None:
+        self.heard.append(number)
+
+    @endpoint
+    async def all_heard(self) -> list[int]:
+        return self.heard
+
+    @endpoint
+    async def greet_through(self, other: "ActorRef[Echo]", name: str) -> str:
+        return await other.api.greet(name)
+
+    @endpoint
+    async def exit(self, status: int) -> None:
+        os._exit(status)
+
+    @endpoint
+    async def crash_in_background(self) -> None:
+        async def crash() -> None:
+            raise RuntimeError("background work failed")
+
+        self.background(crash(), "crash")
+
+    async def not_an_endpoint(self) -> None: ...
+
+
+class RefusesToStart(Actor):
+    async def on_start(self) -> None:
+        raise ValueError("nothing to serve")

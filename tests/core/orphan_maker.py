@@ -1,0 +1,22 @@
+"""Spawns one actor, prints its pid and the private directory, and waits to be killed."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from flexmarl.core.supervisor import Supervisor, private_directory
+from flexmarl.core.system import ActorSystem
+
+
+async def main(logs: Path) -> None:
+    async with private_directory(logs) as private, ActorSystem("maker", private) as system:
+        path = os.pathsep.join([str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)])
+        async with Supervisor(system, private, logs, {"PYTHONPATH": path}) as supervisor:
+            await supervisor.spawn("echo:Echo", "echo", {})
+            pid = (await supervisor.statistics())["echo"].pid
+            print(pid, private, flush=True)  # noqa: T201
+            await supervisor.wait_for_death()
+
+
+asyncio.run(main(Path(sys.argv[1])))

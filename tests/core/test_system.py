@@ -1,0 +1,230 @@
+"""Actors calling each other: within one process, and across real processes and sockets."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+from flexmarl.core.errors import (
+    ActorDead,
+    ActorFailed,
+    CallTimeout,
+    LocalProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    SystemClosed,
+)
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervisor import Supervisor
+from flexmarl.core.system import ActorSystem
+
+from .echo import Echo, Point
+
+ECHO = "echo:Echo"
+
+
+@pytest.fixture(params=["same process", "own process"])
+async def echo(request: pytest.FixtureRequest, system: ActorSystem, supervisor: Supervisor) -> ActorRef[Echo]:
+    """One suite, whether the actor lives here or behind a socket."""
+    if request.param == "same process":
+        ref = await system.add(Echo(), "echo")
+        return system.ref("echo", ref.address, Echo)
+    await supervisor.spawn(ECHO, "echo", {})
+    return supervisor.reference("echo", Echo)
+
+
+class TestCalls:
+    async def test_arguments_and_results_keep_their_types(self, echo: ActorRef[Echo]) -> None:
+        assert await echo.api.greet("world") == "hello world"
+        assert await echo.api.move(Point(1, ("a", "b")), by=2) == Point(3, ("a", "b"))
+
+    async def test_a_wrong_argument_is_named_and_the_actor_goes_on(self, echo: ActorRef[Echo]) -> None:
+        with pytest.raises(RemoteError, match=r"Echo.move: point.x: .*valid integer.*\(got 'one'\)") as caught:
+            await echo.ask("move", {"x": "one"})
+        assert caught.value.kind == "RemoteProtocolError"
+        with pytest.raises(RemoteError, match="point.z: Unexpected keyword argument"):
+            await echo.ask("move", {"x": 1, "z": 2})
+        with pytest.raises(RemoteError, match="by_how_much"):
+            await echo.ask("move", {"x": 1}, by_how_much=2)
+        with pytest.raises(RemoteError, match="takes 1 arguments, got 2"):
+            await echo.ask("greet", "a", "b")
+        assert await echo.api.greet("world") == "hello world"
+
+    async def test_a_result_of_the_wrong_type_is_refused_by_the_caller(self, echo: ActorRef[Echo]) -> None:
+        with pytest.raises(RemoteProtocolError, match="result of Echo.wrong_result"):
+            await echo.api.wrong_result()
+
+    async def test_what_the_endpoint_raises_comes_with_its_traceback(self, echo: ActorRef[Echo]) -> None:
+        with pytest.raises(RemoteError) as caught:
+            await echo.api.fail("nothing here")
+        assert (caught.value.kind, caught.value.endpoint) == ("KeyError", "fail")
+        assert "in fail" in caught.value.remote_traceback
+
+    @pytest.mark.parametrize("name", ["not_an_endpoint", "on_start", "__init__", "nowhere"])
+    async def test_only_endpoints_can_be_called(self, echo: ActorRef[Echo], name: str) -> None:
+        with pytest.raises(RemoteError, match="has no endpoint"):
+            await echo.ask(name)
+
+    async def test_an_unknown_actor_is_named(self, echo: ActorRef[Echo], system: ActorSystem) -> None:
+        with pytest.raises(RemoteError, match="actor nobody died: .* has no actor of that name"):
+            await system.ref("nobody", echo.address).ask("greet", "x")
+
+    async def test_a_value_that_is_no_plain_data_is_refused_before_it_is_sent(self, echo: ActorRef[Echo]) -> None:
+        with pytest.raises(LocalProtocolError, match=r"builtins.object can't be sent"):
+            await echo.ask("greet", object())
+
+    async def test_one_way_messages_arrive_in_order(self, echo: ActorRef[Echo]) -> None:
+        for number in range(500):
+            echo.tell("hear", number)
+        assert await echo.api.all_heard() == list(range(500))
+
+    async def test_a_thousand_calls_in_flight(self, echo: ActorRef[Echo]) -> None:
+        answers = await asyncio.gather(*(echo.api.move(Point(n)) for n in range(1000)))
+        assert [answer.x for answer in answers] == list(range(1, 1001))
+
+
+class TestDeadlines:
+    async def test_an_expired_call_names_actor_endpoint_and_deadline(self, echo: ActorRef[Echo]) -> None:
+        with pytest.raises(CallTimeout, match=r"echo.hang: no answer within 0.05 s"):
+            await echo.within(0.05).hang()
+        await wait_until(lambda: echo.api.cancellations(), 1)
+
+    async def test_cancelling_a_call_reaches_the_callee(self, echo: ActorRef[Echo]) -> None:
+        call = asyncio.ensure_future(echo.api.hang())
+        assert await echo.api.cancellations() == 0
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await wait_until(lambda: echo.api.cancellations(), 1)
+
+
+async def wait_until(read: Any, expected: object) -> None:
+    async with asyncio.timeout(5):
+        while await read() != expected:
+            await asyncio.sleep(0)
+
+
+class TestReferences:
+    async def test_a_reference_in_a_message_works_where_it_arrives(self, supervisor: Supervisor) -> None:
+        await asyncio.gather(
+            supervisor.spawn(ECHO, "one", {"greeting": "good morning"}), supervisor.spawn(ECHO, "two", {})
+        )
+        one, two = supervisor.reference("one", Echo), supervisor.reference("two", Echo)
+        assert await two.api.greet_through(one, "world") == "good morning world"
+
+    async def test_a_reference_without_a_system_says_so(self) -> None:
+        with pytest.raises(LocalProtocolError, match="belongs to no actor system"):
+            await ActorRef[Echo]("echo", "ipc:///nowhere").api.greet("x")
+
+
+class TestDeath:
+    @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "signal 9"), (signal.SIGTERM, "signal 15")])
+    async def test_a_kill_fails_the_calls_in_flight_at_once(
+        self, supervisor: Supervisor, number: signal.Signals, how: str
+    ) -> None:
+        await supervisor.spawn(ECHO, "echo", {})
+        echo = supervisor.reference("echo", Echo)
+        calls = [asyncio.ensure_future(echo.api.hang()) for _ in range(100)]
+        pid = (await supervisor.statistics())["echo"].pid
+        os.kill(pid, number)
+        began = time.monotonic()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert time.monotonic() - began < 5
+        assert all(isinstance(r, ActorDead) and how in str(r) and r.actor == "echo" for r in results)
+        with pytest.raises(ActorDead):
+            await supervisor.wait_for_death()
+        with pytest.raises(ActorDead):
+            await echo.api.greet("late")
+
+    async def test_an_exit_is_a_death_with_its_status(self, supervisor: Supervisor) -> None:
+        await supervisor.spawn(ECHO, "echo", {})
+        with pytest.raises(ActorDead, match="exit status 3"):
+            await supervisor.reference("echo", Echo).api.exit(3)
+
+    async def test_failed_background_work_ends_the_actor_and_says_why(self, supervisor: Supervisor) -> None:
+        await supervisor.spawn(ECHO, "echo", {})
+        await supervisor.reference("echo", Echo).api.crash_in_background()
+        with pytest.raises(ActorFailed, match="actor echo failed: RuntimeError: background work failed") as caught:
+            await supervisor.wait_for_death()
+        assert "in crash" in caught.value.remote_traceback
+
+    @pytest.mark.parametrize(
+        ("actor_class", "kwargs", "message"),
+        [
+            ("echo:RefusesToStart", {}, "ValueError: nothing to serve"),
+            (ECHO, {"greeting": ["no", "text"]}, "greeting: .*valid string"),
+            (ECHO, {"volume": 3}, "volume: Extra inputs"),
+            ("echo:Point", {}, "no Actor"),
+            ("nowhere:Echo", {}, "No module named 'nowhere'"),
+        ],
+    )
+    async def test_an_actor_that_does_not_start_says_why(
+        self, supervisor: Supervisor, actor_class: str, kwargs: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ActorFailed, match=message):
+            await supervisor.spawn(actor_class, "echo", kwargs)
+
+    async def test_stopping_leaves_no_process_and_no_socket(self, system: ActorSystem, private: Path, tmp_path: Path) -> None:
+        environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)])}
+        async with Supervisor(system, private, tmp_path, environment) as supervisor:
+            await asyncio.gather(*(supervisor.spawn(ECHO, f"echo-{n}", {}) for n in range(3)))
+            pids = [figures.pid for name, figures in (await supervisor.statistics()).items() if name != system.name]
+            os.kill(pids[0], signal.SIGSTOP)  # deaf to every request: only SIGKILL ends it
+        assert len(pids) == 3 and not any(psutil.pid_exists(pid) for pid in pids)
+        assert [path.name for path in private.iterdir() if "echo-0" not in path.name] == ["tests.sock"]
+
+    async def test_orphans_end_and_clean_up_when_their_parent_is_killed(self, tmp_path: Path) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).parent / "orphan_maker.py"), str(tmp_path), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        pid, directory = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
+        child = psutil.Process(int(pid))
+        process.kill()
+        await process.wait()
+        await asyncio.to_thread(child.wait, 10)
+        assert not Path(directory).exists()
+
+
+class TestSystem:
+    async def test_names_are_unique(self, system: ActorSystem) -> None:
+        await system.add(Echo(), "echo")
+        with pytest.raises(ValueError, match="already has an actor named 'echo'"):
+            await system.add(Echo(), "echo")
+
+    async def test_closing_fails_the_calls_in_flight(self, private: Path) -> None:
+        async with ActorSystem("closing", private) as closing:
+            ref = await closing.add(Echo(), "echo")
+            call = asyncio.ensure_future(ref.ask("hang"))
+            await asyncio.sleep(0)
+        with pytest.raises(SystemClosed):
+            await call
+        with pytest.raises(SystemClosed):
+            await ref.ask("greet", "x")
+
+    async def test_rubbish_on_the_socket_harms_nobody(self, system: ActorSystem) -> None:
+        ref = await system.add(Echo(), "echo")
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.connect(system.address)
+            for frames in ([b""], [b"rubbish", b"\xc1"], [b"a", b"b", b"c"], [b"\x93\xa8flexmarl\x63\xa1x", b"\x90"]):
+                dealer.send_multipart(frames)
+            await asyncio.to_thread(time.sleep, 0.05)  # their way through ZeroMQ's own threads has no event
+            assert await ref.ask("greet", "world") == "hello world"
+
+    async def test_starting_and_stopping_leaves_no_descriptor(self, private: Path) -> None:
+        async def once() -> None:
+            async with ActorSystem("again", private) as system:
+                await (await system.add(Echo(), "echo")).ask("greet", "x")
+
+        await once()
+        before = psutil.Process().num_fds()
+        for _ in range(20):
+            await once()
+        assert psutil.Process().num_fds() <= before
+        assert list(private.iterdir()) == []

@@ -1,0 +1,371 @@
+"""What Set and Get promise beyond the contract of the paths: other processes, cancellation, clean-up."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from flexmarl.core.errors import (
+    ArenaSpace,
+    CorruptState,
+    ForeignHandle,
+    NoPath,
+    StaleHandle,
+    TransferTimeout,
+    TransportClosed,
+    UnsafeDirectory,
+)
+from flexmarl.transport import StateHandle
+from flexmarl.transport.arena import Arena
+from flexmarl.transport.state import StateTransport
+
+torch.set_num_threads(1)
+
+PEER = Path(__file__).with_name("peer.py")
+HANDLES = TypeAdapter(StateHandle)
+LARGE = 16 << 20  # elements of 4 bytes: long enough to be interrupted
+
+
+def files(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def mappings(directory: Path) -> int:
+    """How many arenas of ``directory`` this process has mapped."""
+    return Path("/proc/self/maps").read_text().count(f"{directory}/")
+
+
+@pytest.fixture
+async def transport(tmp_path: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def reader(tmp_path: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(tmp_path) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def peer(directory: Path, versions: int, elements: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PEER), str(directory), str(versions), str(elements),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(60):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def next_handle(process: asyncio.subprocess.Process) -> StateHandle | None:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    return HANDLES.validate_json(line) if line else None
+
+
+# ----------------------------------------------------------------------- two processes
+
+
+async def test_a_busy_writer_in_another_process_never_tears_a_read(
+    tmp_path: Path, reader: StateTransport
+) -> None:
+    newest: list[StateHandle] = []
+
+    async def follow() -> None:
+        while (handle := await next_handle(process)) is not None and handle.version < 249:
+            newest[:] = [handle]
+
+    into = {name: torch.empty(1 << 17) for name in "abcd"}
+    whole = set()
+    stale = 0
+    async with peer(tmp_path, 250, 4 << 17) as process, asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow())
+        await until(lambda: bool(newest))
+        while not following.done():
+            (handle,) = newest
+            try:
+                await reader.get(handle, into=into)
+            except StaleHandle as error:
+                stale += 1
+                assert error.found is not None and error.found > error.asked == handle.version
+            else:
+                whole.add(handle.version)
+                for tensor in into.values():
+                    assert tensor.min() == tensor.max() == handle.version
+    assert len(whole) > 10 and stale > 0
+
+
+async def test_a_killed_owner_leaves_files_only_in_the_directory(
+    tmp_path: Path, reader: StateTransport
+) -> None:
+    async with peer(tmp_path, 2, 400) as process:
+        await next_handle(process)
+        handle = await next_handle(process)
+        assert handle is not None
+        process.send_signal(signal.SIGKILL)
+        assert await process.wait() == -signal.SIGKILL
+        assert files(tmp_path) == [handle.location]
+        got = await reader.get(handle)  # what it had published is still whole
+        assert all(tensor.eq(1).all() for tensor in got.values())
+    # Others use /dev/shm at the same time: what is new there must not be this owner's.
+    assert not [name for name in files(Path("/dev/shm")) if handle.process in name]
+
+
+async def test_an_owner_that_leaves_takes_its_files_along(tmp_path: Path, reader: StateTransport) -> None:
+    async with peer(tmp_path, 1, 400) as process:
+        handle = await next_handle(process)
+        assert handle is not None
+        await process.communicate(b"")
+        assert process.returncode == 0
+    assert files(tmp_path) == []
+    with pytest.raises(StaleHandle, match="its owner has left") as raised:
+        await reader.get(handle)
+    assert raised.value.found is None
+
+
+# ----------------------------------------------------------------------- torn, corrupt and foreign
+
+
+class Intruding(torch.Tensor):
+    """A destination that lets the writer begin the next version in the middle of being filled."""
+
+    begin: Any = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_:
+            cls.begin()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+async def test_a_slot_overwritten_while_it_is_copied_is_noticed(
+    tmp_path: Path, transport: StateTransport, reader: StateTransport
+) -> None:
+    handle = await transport.set("key", {"w": torch.ones(8)}, version=4)
+    writer = Arena.open(tmp_path, handle.location)
+    Intruding.begin = lambda: writer.begin(handle.slot, 6)
+    into = {"w": torch.zeros(8).as_subclass(Intruding)}
+    with pytest.raises(StaleHandle) as raised:
+        await reader.get(handle, into=into)
+    assert (raised.value.asked, raised.value.found) == (4, 6)
+
+
+@pytest.mark.parametrize("elements", [100, 1 << 20])
+@pytest.mark.parametrize("where", [0, -1])
+async def test_a_changed_byte_is_corruption(
+    tmp_path: Path, transport: StateTransport, reader: StateTransport, elements: int, where: int
+) -> None:
+    handle = await transport.set("key", {"a": torch.ones(3), "b": torch.ones(elements)}, version=1)
+    arena = Arena.open(tmp_path, handle.location)
+    byte = arena.offset(handle.slot) + where % handle.size_bytes
+    arena.memory[byte] ^= 1
+    with pytest.raises(CorruptState, match="state key, version 1: digest"):
+        await reader.get(handle)
+    arena.memory[byte] ^= 1
+    assert (await reader.get(handle))["a"].tolist() == [1, 1, 1]
+
+
+async def test_a_handle_can_not_lead_out_of_the_directory(tmp_path: Path, transport: StateTransport) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir(mode=0o700)
+    handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
+    async with StateTransport(inner) as confined:
+        for location in (f"../{handle.location}", str(tmp_path / handle.location), "/etc/hostname"):
+            with pytest.raises(ForeignHandle):
+                await confined.get(replace(handle, location=location))
+
+
+async def test_a_handle_can_not_read_beyond_its_slot(
+    transport: StateTransport, reader: StateTransport
+) -> None:
+    handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
+    with pytest.raises(ForeignHandle, match="8192 bytes is said to be in a slot of 4096"):
+        await reader.get(replace(handle, size_bytes=8192))
+
+
+async def test_handles_of_other_hosts_and_processes(
+    transport: StateTransport, reader: StateTransport
+) -> None:
+    handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
+    with pytest.raises(NoPath, match="elsewhere"):
+        await reader.get(replace(handle, host="elsewhere"))
+    alias = await transport.set("key", {"w": torch.ones(3)}, version=1, to=transport.place)
+    with pytest.raises(NoPath, match="does not leave its process"):
+        await reader.get(alias)
+
+
+# ----------------------------------------------------------------------- aliases and copies
+
+
+async def test_an_alias_is_the_tensor_itself_and_a_copy_is_not(transport: StateTransport) -> None:
+    state = {"w": torch.zeros(3)}
+    alias = await transport.set("alias", state, version=0, to=transport.place)
+    copied = await transport.set("copied", state, version=0)
+    state["w"] += 1
+    assert (await transport.get(alias))["w"] is state["w"]
+    assert (await transport.get(copied))["w"].tolist() == [0, 0, 0]
+
+
+# ----------------------------------------------------------------------- interrupted
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # what another thread does to a file sets no event
+            await asyncio.sleep(0)
+
+
+def being_written(directory: Path, slot: int) -> bool:
+    """Whether the ``slot`` of the only arena in ``directory`` is being written."""
+    try:
+        return any(Arena.open(directory, name).generation(slot) % 2 for name in files(directory))
+    except ForeignHandle:
+        return False  # the arena is still being made
+
+
+async def test_a_cancelled_set_publishes_nothing_and_harms_nothing(
+    tmp_path: Path, transport: StateTransport, reader: StateTransport
+) -> None:
+    state = {"w": torch.zeros(LARGE)}
+    first = await transport.set("key", state, version=1)
+    state["w"].fill_(2)
+    setting = asyncio.create_task(transport.set("key", state, version=2))
+    await until(lambda: being_written(tmp_path, slot=1))
+    setting.cancel()
+    setting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await setting
+    assert transport.statistics().running == 0
+    assert Arena.open(tmp_path, first.location).generation(1) == 1  # given up, hence unreadable
+    into = {"w": torch.ones(LARGE)}
+    assert not (await reader.get(first, into=into))["w"].any()
+    third = await transport.set("key", state, version=3)
+    assert third.slot == 1
+    assert (await reader.get(third, into=into))["w"].eq(2).all()
+    await reader.get(first, into=into)
+    assert transport.statistics().sets == 2
+
+
+async def test_a_set_that_outgrows_its_arena_and_is_cancelled_leaves_one_file_later(
+    tmp_path: Path, transport: StateTransport, reader: StateTransport
+) -> None:
+    small = await transport.set("key", {"w": torch.ones(4)}, version=1)
+    setting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=2))
+    await until(lambda: len(files(tmp_path)) == 2)
+    setting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await setting
+    assert (await reader.get(small))["w"].tolist() == [1, 1, 1, 1]
+    handle = await transport.set("key", {"w": torch.ones(LARGE)}, version=3)
+    assert files(tmp_path) == [handle.location]
+    assert transport.statistics().arena_bytes == (tmp_path / handle.location).stat().st_size
+
+
+async def test_deadlines_end_transfers(transport: StateTransport, reader: StateTransport) -> None:
+    state = {"w": torch.ones(LARGE)}
+    handle = await transport.set("key", state, version=1)
+    with pytest.raises(TransferTimeout, match=f"set of state key, version 2: {4 * LARGE} bytes by path shm"):
+        await transport.set("key", state, version=2, timeout_s=1e-4)
+    with pytest.raises(TransferTimeout, match="get of state key, version 1"):
+        await reader.get(handle, into=state, timeout_s=1e-4)
+    assert transport.statistics().running == reader.statistics().running == 0
+    assert (await reader.get(handle))["w"].eq(1).all()
+
+
+async def test_concurrent_sets_of_one_key_take_turns(
+    transport: StateTransport, reader: StateTransport
+) -> None:
+    states = [{"w": torch.full((1 << 20,), float(version))} for version in range(6)]
+    handles = await asyncio.gather(
+        *(transport.set("key", state, version=version) for version, state in enumerate(states))
+    )
+    assert sorted((handle.slot, handle.generation) for handle in handles) == [
+        (slot, generation) for slot in (0, 1) for generation in (2, 4, 6)
+    ]
+    for version in (4, 5):
+        assert (await reader.get(handles[version]))["w"].eq(version).all()
+
+
+async def test_closing_ends_transfers_under_way(tmp_path: Path) -> None:
+    transport = StateTransport(tmp_path)
+    async with transport:
+        setting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=0))
+        waiting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=1))
+        await until(lambda: being_written(tmp_path, slot=0))
+    for task in (setting, waiting):
+        with pytest.raises(TransportClosed):
+            await task
+    assert files(tmp_path) == []
+
+
+# ----------------------------------------------------------------------- files and memory
+
+
+async def test_closing_unmaps_and_removes_everything(tmp_path: Path) -> None:
+    async with StateTransport(tmp_path) as transport, StateTransport(tmp_path) as reader:
+        for key in ("a", "b"):
+            await reader.get(await transport.set(key, {"w": torch.ones(1 << 20)}, version=0))
+        assert len(files(tmp_path)) == 2
+        assert mappings(tmp_path) == 4
+    assert files(tmp_path) == []
+    assert mappings(tmp_path) == 0
+
+
+async def test_memory_of_outgrown_arenas_is_given_back(tmp_path: Path) -> None:
+    async with StateTransport(tmp_path) as transport, StateTransport(tmp_path) as reader:
+        for version in range(5):
+            handle = await transport.set("key", {"w": torch.ones(1000 * 4**version)}, version=version)
+            await reader.get(handle)
+        assert len(files(tmp_path)) == 1
+        assert mappings(tmp_path) == 2
+
+
+async def test_later_sets_allocate_no_memory(tmp_path: Path, transport: StateTransport) -> None:
+    state = {"w": torch.ones(1000), "b": torch.ones(3)}
+    first = await transport.set("key", state, version=0)
+    inode = (tmp_path / first.location).stat().st_ino
+    for version in range(1, 5):
+        handle = await transport.set("key", state, version=version)
+        assert handle.location == first.location and handle.tensors is first.tensors
+    assert files(tmp_path) == [first.location]
+    assert (tmp_path / first.location).stat().st_ino == inode
+
+
+async def test_a_state_larger_than_memory_is_refused_with_numbers(
+    tmp_path: Path, transport: StateTransport
+) -> None:
+    enormous = torch.zeros(1).expand(1 << 45)
+    with pytest.raises(ArenaSpace, match=f"does not fit into {tmp_path}: [0-9]+ bytes are free") as raised:
+        await transport.set("key", {"w": enormous}, version=0)
+    assert raised.value.needed_bytes > 2 * (4 << 45) > raised.value.free_bytes
+    assert files(tmp_path) == []
+    await transport.set("key", {"w": torch.ones(1)}, version=0)
+
+
+async def test_an_open_directory_is_refused() -> None:
+    with pytest.raises(UnsafeDirectory, match="/dev/shm"):
+        async with StateTransport(Path("/dev/shm")):
+            pass
+
+
+async def test_statistics_count(transport: StateTransport) -> None:
+    handle = await transport.set("key", {"w": torch.ones(10)}, version=0)
+    await transport.get(handle)
+    counts = transport.statistics()
+    assert (counts.sets, counts.gets, counts.set_bytes, counts.got_bytes) == (1, 1, 40, 40)
+    assert (counts.running, counts.arena_bytes) == (0, 3 * 4096)

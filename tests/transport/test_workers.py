@@ -1,0 +1,60 @@
+import asyncio
+import threading
+
+import pytest
+
+from flexmarl.core.errors import TransportClosed
+from flexmarl.transport.workers import INLINE_BYTES, CopyWorkers
+
+
+async def test_small_work_runs_here_and_large_work_in_a_thread() -> None:
+    workers = CopyWorkers()
+    here = threading.get_ident()
+    assert await workers.run(INLINE_BYTES, lambda stop: threading.get_ident()) == here
+    assert await workers.run(INLINE_BYTES + 1, lambda stop: threading.get_ident()) != here
+    await workers.close()
+
+
+async def test_cancelling_waits_for_the_thread_however_often_it_is_asked() -> None:
+    workers = CopyWorkers()
+    begun, ended, release = threading.Event(), threading.Event(), threading.Event()
+
+    def work(stop: threading.Event) -> None:
+        begun.set()
+        stop.wait()
+        release.wait()
+        ended.set()
+
+    task = asyncio.create_task(workers.run(1 << 30, work))
+    await asyncio.to_thread(begun.wait)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set() and workers.running == 0
+    await workers.close()
+
+
+async def test_work_that_has_not_begun_is_cancelled_at_once() -> None:
+    workers = CopyWorkers(threads=1)
+    release, ran = threading.Event(), threading.Event()
+    busy = asyncio.create_task(workers.run(1 << 30, lambda stop: release.wait()))
+    queued = asyncio.create_task(workers.run(1 << 30, lambda stop: ran.set()))
+    await asyncio.sleep(0)
+    queued.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await queued
+    release.set()
+    await busy
+    await workers.close()
+    assert not ran.is_set()
+
+
+async def test_closed_workers_refuse() -> None:
+    workers = CopyWorkers()
+    await workers.close()
+    with pytest.raises(TransportClosed):
+        await workers.run(1, lambda stop: None)

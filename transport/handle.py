@@ -1,0 +1,101 @@
+"""What names a state in a message: plain data, checked where it is made, free of torch.
+
+Handles arrive from the network. Whatever a handle says about sizes is checked here, when it is made or
+decoded; what it says about places is checked by the path that reads it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+PathName = Literal["local", "shm"]
+
+# Every tensor starts on a cache line, which is also what vector instructions and GPUs' copies want.
+ALIGNMENT: Final = 64
+
+# Bytes per element of every dtype that may travel, by torch's name for it.
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a bucket: row-major, ``offset`` bytes after the bucket's start.
+
+    Raises ValueError for an unknown dtype, a negative size or an unaligned offset.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(
+                f"{self.name}: dtype {self.dtype!r} can't travel (known: {', '.join(DTYPE_BYTES)})"
+            )
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"{self.name}: negative size in shape {self.shape}")
+        if self.offset < 0 or self.offset % ALIGNMENT:
+            raise ValueError(f"{self.name}: offset {self.offset} is not a multiple of {ALIGNMENT}")
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class StateHandle:
+    """One version of a named collection of tensors, and where it lies.
+
+    ``host`` and ``process`` say who set it, ``path`` how it may be read. ``location`` is the name of an
+    arena file in the run's directory (never a path), ``slot`` and ``generation`` the place in it; a slot
+    written again has another generation, so a handle names these bytes or nothing. ``size_bytes`` is the
+    length of the bucket, ``digest`` its xxh3_64, or None where nothing is copied (path ``local``).
+
+    Raises ValueError when a number is out of range or a tensor leaves the bucket.
+    """
+
+    key: str
+    version: int
+    path: PathName
+    host: str
+    process: str
+    location: str
+    slot: int
+    generation: int
+    size_bytes: int
+    digest: int | None
+    tensors: tuple[TensorSpec, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.version < 2**63:
+            raise ValueError(f"{self.key}: version {self.version} is outside 0 .. 2**63-1")
+        if self.slot not in (0, 1):
+            raise ValueError(f"{self.key}: slot {self.slot} is neither 0 nor 1")
+        if len({spec.name for spec in self.tensors}) != len(self.tensors):
+            raise ValueError(f"{self.key}: two tensors have the same name")
+        for spec in self.tensors:
+            if spec.offset + spec.size_bytes > self.size_bytes:
+                raise ValueError(
+                    f"{self.key}: {spec.name} ends at byte {spec.offset + spec.size_bytes} "
+                    f"of a bucket of {self.size_bytes}"
+                )

@@ -1,0 +1,189 @@
+"""Between processes of one host: a memory-mapped arena per key (``arena.py`` has the rules of reading).
+
+The writer copies its tensors into one slot, the reader copies them out into its own; neither waits for the
+other. Tensors may be on any device: copying does the staging.
+"""
+
+import asyncio
+import functools
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core.errors import CorruptState, ForeignHandle, StaleHandle, TransportClosed
+from ..arena import Arena
+from ..handle import StateHandle, TensorSpec
+from ..select import Place
+from ..workers import CopyWorkers
+from . import tensors as buckets
+
+
+class _Mapped:
+    """An arena with tensors over its bytes. Views are made once per slot and layout."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._flat = torch.frombuffer(arena.memory, dtype=torch.uint8)
+        self._views: dict[int, tuple[Sequence[TensorSpec], list[Tensor]]] = {}
+
+    def views(self, slot: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        known = self._views.get(slot)
+        if known is None or (known[0] is not specs and known[0] != specs):
+            known = specs, buckets.bucket_views(self._flat, self.arena.offset(slot), specs)
+            self._views[slot] = known
+        return known[1]
+
+    def bucket(self, slot: int, specs: Sequence[TensorSpec], size_bytes: int) -> buckets.Bucket:
+        start = self.arena.offset(slot)
+        return buckets.Bucket(memoryview(self.arena.memory)[start : start + size_bytes], specs)
+
+
+class _Written:
+    """What this process keeps for a key that it sets."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = asyncio.Lock()
+        self.layout: buckets.Layout | None = None
+        self.arenas: list[_Mapped] = []  # the last is in use, others are outgrown
+        self.arenas_made = 0
+        self.slot = 0
+
+
+class ShmPath:
+    """Arenas in ``directory``, which is on tmpfs and belongs to the run: whoever made it removes it.
+
+    ``close`` removes the files of this process; those of a killed one stay in the directory until it goes.
+    A key's arena is made at its first ``put`` and again only when a bucket has outgrown it.
+    """
+
+    def __init__(self, place: Place, directory: Path, workers: CopyWorkers) -> None:
+        self._place = place
+        self._directory = directory
+        self._workers = workers
+        self._written: dict[str, _Written] = {}
+        self._mapped: dict[str, _Mapped] = {}
+        self._closed = False
+
+    @property
+    def arena_bytes(self) -> int:
+        """The size of the arenas that this process made and still has."""
+        return sum(
+            len(mapped.arena.memory) for written in self._written.values() for mapped in written.arenas
+        )
+
+    # ----------------------------------------------------------------------- writing
+
+    async def put(self, key: str, tensors: Mapping[str, Tensor], *, version: int) -> StateHandle:
+        written = self._written.get(key)
+        if written is None:
+            written = self._written[key] = _Written(len(self._written))
+        async with written.lock:
+            if self._closed:
+                raise TransportClosed
+            layout = written.layout
+            if layout is None or not layout.fits(tensors):
+                layout = written.layout = buckets.Layout.of(tensors)
+            work = functools.partial(self._write, key, written, layout, list(tensors.values()), version)
+            return await self._workers.run(layout.size_bytes, work)
+
+    def _write(
+        self,
+        key: str,
+        written: _Written,
+        layout: buckets.Layout,
+        sources: list[Tensor],
+        version: int,
+        stop: threading.Event,
+    ) -> StateHandle:
+        if not written.arenas or written.arenas[-1].arena.slot_bytes < layout.size_bytes:
+            self._add_arena(key, written, layout.size_bytes)
+        mapped, slot = written.arenas[-1], written.slot
+        arena = mapped.arena
+        arena.begin(slot, version)
+        bucket = mapped.bucket(slot, layout.specs, layout.size_bytes)
+        buckets.copy(mapped.views(slot, layout.specs), sources, stop, bucket)
+        digest = bucket.digest()
+        generation = arena.commit(slot)
+        # Only now: a write that was given up leaves its slot to the next one, and the other slot to readers.
+        written.slot = 1 - slot
+        for outgrown in written.arenas[:-1]:
+            del self._mapped[outgrown.arena.name]
+            outgrown.arena.unlink()
+        del written.arenas[:-1]
+        return StateHandle(
+            key=key,
+            version=version,
+            path="shm",
+            host=self._place.host,
+            process=self._place.process,
+            location=arena.name,
+            slot=slot,
+            generation=generation,
+            size_bytes=layout.size_bytes,
+            digest=digest,
+            tensors=layout.specs,
+        )
+
+    def _add_arena(self, key: str, written: _Written, size_bytes: int) -> None:
+        # The key is in the name for people; process, number and count make it unique.
+        readable = re.sub(r"[^A-Za-z0-9]+", "_", key)[:48]
+        name = f"{self._place.process}-{written.number}-{readable}-{written.arenas_made}.arena"
+        mapped = _Mapped(Arena.create(self._directory, name, size_bytes))
+        written.arenas_made += 1
+        written.arenas.append(mapped)
+        self._mapped[name] = mapped
+
+    # ----------------------------------------------------------------------- reading
+
+    async def fetch(self, handle: StateHandle, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        return await self._workers.run(handle.size_bytes, functools.partial(self._read, handle, into))
+
+    def _read(
+        self, handle: StateHandle, into: Mapping[str, Tensor] | None, stop: threading.Event
+    ) -> dict[str, Tensor]:
+        mapped = self._map(handle)
+        arena, slot = mapped.arena, handle.slot
+        if handle.size_bytes > arena.slot_bytes:
+            reason = f"a bucket of {handle.size_bytes} bytes is said to be in a slot of {arena.slot_bytes}"
+            raise ForeignHandle(handle.location, str(self._directory), reason)
+        targets = buckets.destinations(handle.key, handle.tensors, into)
+        self._check_generation(arena, handle)
+        bucket = mapped.bucket(slot, handle.tensors, handle.size_bytes)
+        buckets.copy(targets, mapped.views(slot, handle.tensors), stop, bucket)
+        digest = bucket.digest()
+        self._check_generation(arena, handle)
+        if digest != handle.digest:
+            raise CorruptState(handle.key, handle.version, handle.digest, digest)
+        return {spec.name: target for spec, target in zip(handle.tensors, targets, strict=True)}
+
+    def _check_generation(self, arena: Arena, handle: StateHandle) -> None:
+        if arena.generation(handle.slot) != handle.generation:
+            raise StaleHandle(handle.key, handle.version, arena.version(handle.slot))
+
+    def _map(self, handle: StateHandle) -> _Mapped:
+        mapped = self._mapped.get(handle.location)
+        if mapped is not None:
+            return mapped
+        try:
+            mapped = _Mapped(Arena.open(self._directory, handle.location))
+        except FileNotFoundError as error:
+            raise StaleHandle(handle.key, handle.version, None) from error
+        # A new arena often replaces one that its owner has removed: that memory is freed when all let go.
+        for name in [name for name in self._mapped if not (self._directory / name).exists()]:
+            self._mapped.pop(name, None)
+        self._mapped[handle.location] = mapped
+        return mapped
+
+    async def close(self) -> None:
+        """Call it when the workers have ended."""
+        self._closed = True
+        for written in self._written.values():
+            for mapped in written.arenas:
+                mapped.arena.unlink()
+            written.arenas.clear()
+        self._mapped.clear()
