@@ -73,7 +73,8 @@ class TransformersEngine(Engine):
         self._stops = frozenset(eos_token_ids)
         self._waiting: deque[EngineRequest] = deque()
         self._rows: list[Row] = []
-        self._ids: set[str] = set()
+        self._ids: set[str] = set()  # of all waiting and active requests
+        self._finished: list[EngineResult] = []  # kept when a step raises: the next one returns them
         self._held_steps = 0
         self._stretch: Stretch | None = None  # None: the rows have all their tokens, and may change
         self._steps = self._prompt_tokens = self._generated_tokens = 0
@@ -96,19 +97,19 @@ class TransformersEngine(Engine):
 
     @torch.inference_mode()
     def step(self) -> list[EngineResult]:
-        finished: list[EngineResult] = []
         if not self.pending:
-            return finished
+            return []
         self._steps += 1
         start = time.perf_counter()
         if self._admission_due():
             while group := self._next_group():
-                finished += self._prefill(group)
+                self._prefill(group)
         prefilled = time.perf_counter()
         if self._rows:
-            finished += self._decode()
+            self._decode()
         self._prefill_s += prefilled - start
         self._decode_s += time.perf_counter() - prefilled
+        finished, self._finished = self._finished, []
         return finished
 
     @torch.inference_mode()
@@ -126,11 +127,13 @@ class TransformersEngine(Engine):
 
     @property
     def pending(self) -> int:
-        return len(self._ids)
+        return len(self._ids) + len(self._finished)
 
     def weights(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self._model.state_dict()
-        return state
+        named: dict[int, tuple[str, Tensor]] = {}  # tied weights once, under their first name
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            named.setdefault(id(tensor), (name, tensor.detach()))
+        return dict(named.values())
 
     @torch.inference_mode()
     def weights_loaded(self) -> None:
@@ -169,7 +172,7 @@ class TransformersEngine(Engine):
             group.append(request)
         return group
 
-    def _prefill(self, group: list[EngineRequest]) -> list[EngineResult]:
+    def _prefill(self, group: list[EngineRequest]) -> None:
         """Compute the prompts of ``group`` and draw the first token of each; they become the last rows."""
         self._end_stretch()
         lengths = [len(request.prompt_tokens) for request in group]
@@ -196,9 +199,9 @@ class TransformersEngine(Engine):
         self._rows += new
         self._prompt_tokens += sum(lengths)
         self._generated_tokens += len(group)
-        return self._collect(tokens, len(self._rows) - len(group))
+        self._collect(tokens, len(self._rows) - len(group))
 
-    def _decode(self) -> list[EngineResult]:
+    def _decode(self) -> None:
         """One more token for every row."""
         stretch = self._stretch
         if stretch is None:
@@ -212,8 +215,7 @@ class TransformersEngine(Engine):
         self._generated_tokens += len(tokens)
         if stretch.is_over or not self._stops.isdisjoint(tokens):
             self._end_stretch()
-            return self._collect(tokens, 0)
-        return []
+            self._collect(tokens, 0)
 
     def _forward(self, inputs: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """Logits [n, vocabulary] of the one place of each row that the output matrix gets to see."""
@@ -232,16 +234,15 @@ class TransformersEngine(Engine):
             self._stretch.finish()
             self._stretch = None
 
-    def _collect(self, tokens: list[int], first: int) -> list[EngineResult]:
-        """Release those of the rows from ``first`` on that are finished by their newest token."""
+    def _collect(self, tokens: list[int], first: int) -> None:
+        """Take the results of those rows from ``first`` on that their newest token ends, and free them."""
         finished = [
             number
             for number, token in enumerate(tokens, first)
             if token in self._stops or self._rows[number].steps_left == 0
         ]
-        results = [self._rows[number].result(self._stops) for number in finished]
+        self._finished += [self._rows[number].result(self._stops) for number in finished]
         self._release(finished)
-        return results
 
     def _release(self, finished: list[int]) -> None:
         """Free these rows (ascending); the last rows take their places. No stretch is under way."""
@@ -300,6 +301,8 @@ def _refuse_unsupported(model: PreTrainedModel, max_context: int) -> None:
         raise UnsupportedModel(
             name, "it has its own attention code (no AttentionInterface): use another engine"
         )
+    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]  # transformers
+        raise UnsupportedModel(name, "it has no output embeddings: is it a causal language model?")
     window: int | None = getattr(config, "sliding_window", None)
     if window is not None and window < max_context and not getattr(config, "layer_types", None):
         raise UnsupportedModel(

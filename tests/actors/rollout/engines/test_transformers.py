@@ -289,6 +289,26 @@ def test_weights_that_break_while_decoding_leave_the_requests_to_be_aborted() ->
     assert engine.abort("a") and not engine.pending
 
 
+def test_a_result_survives_the_failure_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = _engine()
+    engine.add(EngineRequest("long", (1, 2), 0, 1.0, 30))
+    engine.step()
+    engine.add(EngineRequest("short", (1, 2), 0, 1.0, 1))
+    forward = engine._forward
+
+    def broken_decoding(
+        inputs: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
+    ) -> Any:
+        logits = forward(inputs, mask, positions)
+        return logits if mask is None else logits * torch.nan
+
+    monkeypatch.setattr(engine, "_forward", broken_decoding)
+    with pytest.raises(NonFiniteLogits, match="long"):
+        engine.step()
+    assert engine.pending == 2 and engine.abort("long") and engine.pending == 1
+    assert [result.request_id for result in engine.step()] == ["short"]
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -1,0 +1,37 @@
+"""What a trainer publishes is what an engine takes: the same names, shapes and dtypes, and the same policy after it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
+from flexmarl.actors.trainer.backends.torch import TorchPolicy
+from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.transport.state import StateTransport
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
+async def test_an_engine_computes_what_the_trainer_does(private: Path, model_type: str, tied: bool, dtype: str) -> None:
+    architecture = {
+        "model_type": model_type, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
+        "tie_word_embeddings": tied, "max_position_embeddings": 32,
+    }  # fmt: skip
+    config = ModelConfig.model_validate({"config": architecture, "tokenizer": "unused", "dtype": dtype})
+    policy = TorchPolicy(
+        "agent", config, OptimizerConfig(), AlgorithmConfig(), WarmUpConfig(), seed=0, total_steps=1, temperature=1.0
+    )
+    served = build_model(config)
+    engine = TransformersEngine(served, [15], max_batch=2)
+    async with StateTransport(private) as transport:
+        handle = await transport.set("agent", policy.weights(), version=0)
+        await transport.get(handle, into=engine.weights())
+    engine.weights_loaded()
+    tokens = torch.arange(12).reshape(2, 6)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+        expected = policy.model(tokens).logits.float()
+        got = served(tokens).logits.float()
+    torch.testing.assert_close(got, expected, atol=1e-6 if dtype == "float32" else 2e-2, rtol=0)
