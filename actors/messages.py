@@ -31,7 +31,9 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":
         if (self.path is None) == (self.config is None):
-            raise ValueError("give exactly one of `path` (hub name or folder) and `config` (made from scratch)")
+            raise ValueError(
+                "give exactly one of `path` (hub name or folder) and `config` (made from scratch)"
+            )
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("`config` needs a `model_type` such as qwen3")
         if self.path is None and self.tokenizer is None:
@@ -231,7 +233,9 @@ class RolloutApi(Protocol):
     async def serve(self, agent: str, version: int) -> None:
         """All instances of ``agent`` have applied ``version``: turns that waited for it may go on."""
 
-    async def start_step(self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]) -> None:
+    async def start_step(
+        self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]
+    ) -> None:
         """Begins ``trajectories`` trajectories of each query; a GroupClosed reaches the orchestrator for each."""
 
     async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:

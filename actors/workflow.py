@@ -20,18 +20,10 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from ..core.config import Config
-from ..core.errors import FlexmarlError
+from ..core.errors import InvalidReward, RecipeError
 from .messages import Query
 
-__all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "RecipeError", "Rewards", "Turn"]
-
-
-class RecipeError(FlexmarlError):
-    """The recipe and the config don't fit each other: no trajectory of the run can succeed."""
-
-
-class InvalidReward(FlexmarlError):
-    """A workflow returned a reward that is not a finite number."""
+__all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewards", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +108,9 @@ class Recipe:
 
     def _load(self) -> ModuleType:
         if not self._file.is_file():
-            raise RecipeError(f"{self._file} does not exist: a recipe is a folder with workflow.py and config.yaml")
+            raise RecipeError(
+                f"{self._file} does not exist: a recipe is a folder with workflow.py and config.yaml"
+            )
         name = f"flexmarl_recipe_{Path(self._config.folder).name}"
         spec = importlib.util.spec_from_file_location(name, self._file)
         assert spec is not None and spec.loader is not None

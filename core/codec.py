@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from typing import Any, NotRequired, get_type_hints
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from .errors import LocalProtocolError, RemoteProtocolError
 from .messages import FIELDS, MAGIC, VERSION, Envelope, Kind
@@ -100,7 +100,8 @@ class Signature:
             p.name: hints.get(p.name, Any) if p.default is p.empty else NotRequired[hints.get(p.name, Any)]
             for p in parameters
         }
-        arguments: Any = TypedDict("arguments", fields)  # type: ignore[misc]  # made from the signature at run time
+        make: Any = TypedDict  # at run time: a type checker knows only literal definitions
+        arguments = make("arguments", fields)
         arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
         self._arguments: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
         self._result: TypeAdapter[Any] = TypeAdapter(hints.get("return", Any))

@@ -69,7 +69,38 @@ class SystemClosed(FlexmarlError):
     """The actor system was closed while the call was under way."""
 
 
+# --------------------------------------------------------------------------- the user's recipe and config
+
+
+class ConfigError(FlexmarlError):
+    """The configuration is refused; the message names the key, the value and what is allowed."""
+
+
+class RunDirectoryError(FlexmarlError):
+    """The run directory can't be used as asked."""
+
+
+class RecipeError(FlexmarlError):
+    """The recipe and the config don't fit each other: no trajectory of the run can succeed."""
+
+
+class InvalidReward(FlexmarlError):
+    """A workflow returned a reward that is not a finite number."""
+
+
+class TooManyFailures(FlexmarlError):
+    """More trajectories of a step failed than the config allows."""
+
+
+class Interrupted(FlexmarlError):
+    """A signal ended the run before its actors could."""
+
+
 # --------------------------------------------------------------------------- training
+
+
+class StoreError(FlexmarlError):
+    """A write or a lease that a table refuses; the table is unchanged."""
 
 
 class StaleSample(FlexmarlError):
@@ -120,6 +151,20 @@ class CheckpointMismatch(FlexmarlError):
 
 
 # --------------------------------------------------------------------------- generating
+
+
+class WrongVersion(FlexmarlError):
+    """A turn asked for another policy version than its agent's instances serve."""
+
+    def __init__(self, agent: str, asked: int, served: int | None) -> None:
+        super().__init__(f"a turn asks for version {asked} of {agent}, version {served} is served")
+        self.agent = agent
+        self.asked = asked
+        self.served = served
+
+
+class TurnAborted(FlexmarlError):
+    """The engine dropped the turn because new weights came in."""
 
 
 class PromptTooLong(FlexmarlError):

@@ -25,7 +25,9 @@ class ActorRef(Generic[Api]):
 
     __slots__ = ("_api", "_system", "address", "name")
 
-    def __init__(self, name: str, address: str, system: "ActorSystem | None" = None, api: type | None = None) -> None:
+    def __init__(
+        self, name: str, address: str, system: "ActorSystem | None" = None, api: type | None = None
+    ) -> None:
         self.name = name
         self.address = address
         self._system = system
@@ -44,7 +46,9 @@ class ActorRef(Generic[Api]):
         """
         return cast(Api, _Proxy(self, timeout_s))
 
-    async def ask(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Any:
+    async def ask(
+        self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    ) -> Any:
         """Calls an endpoint by name; raises what ``within`` lists."""
         return await self._bound().call(self, self._api, endpoint, args, kwargs, timeout_s)
 
@@ -70,7 +74,9 @@ class ActorRef(Generic[Api]):
         return f"ActorRef({self.name} at {self.address})"
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
         api = next(iter(get_args(source)), None)
         fields = core_schema.typed_dict_schema(
             {

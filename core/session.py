@@ -41,7 +41,9 @@ class Session(Generic[Token]):
         self._expired = 0
         self._late = 0
 
-    def open(self, now: float, address: str, actor: str, endpoint: str, timeout_s: float, token: Token) -> int:
+    def open(
+        self, now: float, address: str, actor: str, endpoint: str, timeout_s: float, token: Token
+    ) -> int:
         self._next_id += 1
         call_id = self._next_id
         self._open[call_id] = OpenCall(call_id, address, actor, endpoint, timeout_s, token)

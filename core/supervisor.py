@@ -1,9 +1,9 @@
 """Spawns actors into processes of their own, sees them die, and leaves nothing of them behind.
 
-    async with Supervisor(system, directory, log_directory, env) as supervisor:
-        await supervisor.spawn("pkg.module:Store", "store", {"budget": 10})
-        store = supervisor.reference("store", StoreApi)
-        await supervisor.wait_for_death()      # raises ActorDead or ActorFailed
+async with Supervisor(system, directory, log_directory, env) as supervisor:
+    await supervisor.spawn("pkg.module:Store", "store", {"budget": 10})
+    store = supervisor.reference("store", StoreApi)
+    await supervisor.wait_for_death()      # raises ActorDead or ActorFailed
 """
 
 import asyncio
@@ -60,7 +60,9 @@ class _Child:
 class Supervisor(Actor):
     """One-for-all: the first death ends the run. The system's actor named ``supervisor``."""
 
-    def __init__(self, system: ActorSystem, directory: Path, log_directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, system: ActorSystem, directory: Path, log_directory: Path, env: Mapping[str, str]
+    ) -> None:
         """``env``: the whole environment of the spawned processes."""
         self._host_system = system
         self._directory = directory
@@ -150,7 +152,9 @@ class Supervisor(Actor):
 
     async def statistics(self) -> dict[str, ProcessStatistics]:
         """Every running process's own figures, and this one's, by actor name."""
-        running = [child for child in self._children.values() if child.started.is_set() and not child.ended.is_set()]
+        running = [
+            child for child in self._children.values() if child.started.is_set() and not child.ended.is_set()
+        ]
         refs = {child.name: self._host_system.ref("system", child.address, SystemActor) for child in running}
         refs[self._host_system.name] = self._host_system.ref("system", self._host_system.address, SystemActor)
         figures = await asyncio.gather(*(ref.api.statistics() for ref in refs.values()))

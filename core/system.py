@@ -229,7 +229,8 @@ class ActorSystem:
         if actor is None:
             raise ActorDead(name, f"{self.name} has no actor of that name")
         method = actor.bound_endpoint(endpoint_name)
-        signature = codec.signature_of(type(actor), endpoint_name)
+        owner: Any = type(actor)
+        signature = codec.signature_of(owner, endpoint_name)
         assert signature is not None
         arguments = signature.arguments(args, kwargs, self)
         if timeout_s is None:

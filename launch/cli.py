@@ -12,10 +12,10 @@ from rich.console import Console as Terminal
 from ..actors.messages import RunEnded
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import ActorFailed, FlexmarlError
+from ..core.errors import ActorFailed, ConfigError, FlexmarlError, Interrupted
 from ..core.telemetry import configure_logging
 from . import env, local
-from .config import ConfigError, RunConfig, check, read_yaml, resolve, to_yaml
+from .config import RunConfig, check, read_yaml, resolve, to_yaml
 from .progress import Progress
 from .report import write_report
 from .run_directory import JsonLines, RunDirectory
@@ -24,6 +24,7 @@ from .words import duration
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_STOPPED = 130
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flexmarl")
@@ -34,9 +35,15 @@ def cli() -> None:
 @cli.command()
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
 @click.option("--name", help="The run's name. Default: recipe and time.")
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on with a run, as configured.")
-@click.option("--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop.")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go."
+)
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on with a run, as configured."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop."
+)
 def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, dry_run: bool) -> int:
     """Train the agents of a recipe together; everything about the run goes to runs/NAME/.
 
@@ -54,14 +61,18 @@ def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | N
     """
     if resume is not None:
         if words or name or dry_run:
-            raise ConfigError("--resume takes no recipe, settings, --name or --dry-run: a run's config is fixed")
+            raise ConfigError(
+                "--resume takes no recipe, settings, --name or --dry-run: a run's config is fixed"
+            )
         directory = RunDirectory.existing(resume)
         config = check(read_yaml(directory.config), str(directory.config))
         with directory.locked():
             return _resume(config, directory)
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
-        raise ConfigError(f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value")
+        raise ConfigError(
+            f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
+        )
     recipe = recipes[0] if recipes else "sort-digits"
     config = resolve(recipe, [word for word in words if "=" in word])
     name = name or f"{Path(recipe).name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -132,12 +143,14 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
     events.event("run_ended", step=result.last_step, stopped=result.stopped)
     events.close()
     report = write_report(directory.path)
-    terminal.print(_closing_words(result, directory, report, time.monotonic() - started), markup=False, highlight=False)
+    terminal.print(
+        _closing_words(result, directory, report, time.monotonic() - started), markup=False, highlight=False
+    )
     return EXIT_STOPPED if result.stopped else 0
 
 
 def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
-    stopped = isinstance(error, local.Interrupted)
+    stopped = isinstance(error, Interrupted)
     fields = {"traceback": error.remote_traceback} if isinstance(error, ActorFailed) else {}
     events.event("run_ended", stopped=stopped, error=str(error), **fields)
     events.close()
@@ -160,7 +173,9 @@ def _closing_words(result: RunEnded, directory: RunDirectory, report: Path, seco
     after = result.evaluations.get(result.last_step, {}) if not result.stopped else {}
     for name, value in after.items():
         start = f"{before[name]:.1%} -> " if name in before else ""
-        lines.append(f"{name}: {start}{value:.1%}" if not name.startswith("reward/") else f"{name}: {value:.3f}")
+        lines.append(
+            f"{name}: {start}{value:.1%}" if not name.startswith("reward/") else f"{name}: {value:.3f}"
+        )
     learned = "; ".join(lines)
     path = directory.path
     if result.stopped:

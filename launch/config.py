@@ -19,14 +19,10 @@ from ..actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
 from ..actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 from ..actors.workflow import RecipeConfig
 from ..core.config import Config, Count, Natural
-from ..core.errors import FlexmarlError
+from ..core.errors import ConfigError
 
 RECIPES = Path(__file__).parent / "recipes"
 _AGENT_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-
-
-class ConfigError(FlexmarlError):
-    """The configuration is refused; the message names the key, the value and what is allowed."""
 
 
 class AgentConfig(Config):
@@ -60,7 +56,9 @@ class RunConfig(Config):
     def _names(cls, agents: dict[str, AgentConfig]) -> dict[str, AgentConfig]:
         for name in agents:
             if not _AGENT_NAME.fullmatch(name):
-                raise ValueError(f"agent name {name!r}: lower-case letters, digits and _, at most 32, a letter first")
+                raise ValueError(
+                    f"agent name {name!r}: lower-case letters, digits and _, at most 32, a letter first"
+                )
             if name == "metrics":
                 raise ValueError("agent name 'metrics' is taken: Rewards(metrics=...) means something else")
         return agents
@@ -159,7 +157,9 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
             section[parent] = {}
         if not isinstance(section[parent], dict):
             where = ".".join(parents[:depth])
-            raise ConfigError(f"override {override!r}: {where} is the value {section[parent]!r}, not a section")
+            raise ConfigError(
+                f"override {override!r}: {where} is the value {section[parent]!r}, not a section"
+            )
         section = section[parent]
     section[last] = value
 
@@ -175,7 +175,9 @@ def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     agents = raw.get("agents")
     for agent in agents.values() if isinstance(agents, dict) else ():
         model = agent.get("model") if isinstance(agent, dict) else None
-        for key in ("path", "tokenizer") if isinstance(model, dict) else ():
+        if not isinstance(model, dict):
+            continue  # the schema will say what is wrong with it
+        for key in ("path", "tokenizer"):
             if isinstance(model.get(key), str) and (folder / model[key]).exists():
                 model[key] = str((folder / model[key]).resolve())
     return raw

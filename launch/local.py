@@ -1,10 +1,10 @@
 """One run on this machine: the actor processes, from their start to the last of them gone.
 
-    launcher ── Supervisor ──┬─ store
-             └─ Console      ├─ trainer
-                             ├─ <agent>-0, <agent>-1, ...   (instances)
-                             ├─ rollout
-                             └─ orchestrator
+launcher ── Supervisor ──┬─ store
+         └─ Console      ├─ trainer
+                         ├─ <agent>-0, <agent>-1, ...   (instances)
+                         ├─ rollout
+                         └─ orchestrator
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import FlexmarlError
+from ..core.errors import Interrupted
 from ..core.ref import ActorRef
 from ..core.supervisor import Supervisor, private_directory
 from ..core.system import ActorSystem
@@ -35,10 +35,6 @@ _CLASSES = {
 }
 
 
-class Interrupted(FlexmarlError):
-    """A signal ended the run before its actors could."""
-
-
 async def run(
     config: RunConfig, directory: RunDirectory, progress: Progress, resume: tuple[Path, RunState] | None
 ) -> RunEnded:
@@ -56,7 +52,9 @@ async def run(
         console = Console(directory, progress)
         await system.add(console, "console")
         with _Signals(progress) as signals:
-            work = asyncio.create_task(_train(config, directory, private, supervisor, console, signals, resume))
+            work = asyncio.create_task(
+                _train(config, directory, private, supervisor, console, signals, resume)
+            )
             death = asyncio.create_task(supervisor.wait_for_death())
             ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
             try:

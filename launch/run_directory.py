@@ -1,13 +1,13 @@
 """The files of one run.
 
-    runs/<name>/
-        config.yaml      the resolved configuration
-        metrics.jsonl    one object per step
-        events.jsonl     what happened, one object per event
-        checkpoints/     joint checkpoints, newest last
-        logs/            one file per actor process
-        report.html      written at the end
-        lock             held while a process works on the run
+runs/<name>/
+    config.yaml      the resolved configuration
+    metrics.jsonl    one object per step
+    events.jsonl     what happened, one object per event
+    checkpoints/     joint checkpoints, newest last
+    logs/            one file per actor process
+    report.html      written at the end
+    lock             held while a process works on the run
 """
 
 import contextlib
@@ -19,11 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..core.errors import FlexmarlError
-
-
-class RunDirectoryError(FlexmarlError):
-    """The run directory can't be used as asked."""
+from ..core.errors import RunDirectoryError
 
 
 class RunDirectory:
@@ -78,7 +74,9 @@ class RunDirectory:
         """Drops the metrics of steps after ``step``, which a resumed run takes again, and a torn last line."""
         if not self.metrics.exists():
             return
-        kept = [line for line in self.metrics.read_text().splitlines() if _step_of(line, beyond=step + 1) <= step]
+        kept = [
+            line for line in self.metrics.read_text().splitlines() if _step_of(line, beyond=step + 1) <= step
+        ]
         temporary = self.metrics.with_suffix(".tmp")
         temporary.write_text("".join(f"{line}\n" for line in kept))
         temporary.rename(self.metrics)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+
 from flexmarl.core.supervisor import Supervisor, private_directory
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env

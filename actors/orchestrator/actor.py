@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import FlexmarlError
+from ...core.errors import FlexmarlError, TooManyFailures
 from ...core.ref import ActorRef
 from ..messages import (
     ConsoleApi,
@@ -59,10 +59,6 @@ from .recorder import StepRecord
 # Long work has long deadlines: they catch what hangs, not what is slow.
 _WORK_TIMEOUT_S = 3600.0
 _WARM_UP_CHUNK = 10
-
-
-class TooManyFailures(FlexmarlError):
-    """More trajectories of a step failed than the config allows."""
 
 
 class Orchestrator(Actor):

@@ -9,24 +9,18 @@ The folder is filled under a name ending in ``.partial`` and renamed when everyt
 without that ending is complete, or was damaged later, which its manifest tells.
 """
 
-import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
-from ...core.errors import FlexmarlError
+from ...core.errors import CheckpointIncomplete
+from ...core.files import read_json, sync, sync_folder, write_json
 
 _PARTIAL = ".partial"
 _FORMAT = 1
-
-
-class CheckpointIncomplete(FlexmarlError):
-    """A checkpoint lacks a file, or a file is not what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +42,14 @@ def partial_folder(root: Path, step: int) -> Path:
 def commit(root: Path, state: RunState, keep: int) -> Path:
     """Completes the gathered checkpoint and removes all but the newest ``keep``. Returns its folder."""
     partial = partial_folder(root, state.step)
-    _write(partial / "run.json", json.dumps(asdict(state), indent=1))
-    _write(partial / "manifest.json", json.dumps({"format": _FORMAT, "files": _digests(partial)}, indent=1))
+    write_json(partial / "run.json", asdict(state))
+    write_json(partial / "manifest.json", {"format": _FORMAT, "files": _digests(partial)})
+    sync_folder(partial)
     folder = partial.with_suffix("")
     if folder.exists():  # the same step, saved by the run that is being resumed
         shutil.rmtree(folder)
     partial.rename(folder)
-    _sync_folder(root)
+    sync(root)
     for old in complete(root)[:-keep]:
         shutil.rmtree(old)
     return folder
@@ -70,24 +65,21 @@ def load(folder: Path) -> RunState:
 
     Raises CheckpointIncomplete naming the file that is missing or damaged.
     """
-    manifest = _read_json(folder / "manifest.json")
-    files = manifest.get("files") if isinstance(manifest, dict) else None
+    files = read_json(folder / "manifest.json").get("files")
     if not isinstance(files, dict):
-        raise CheckpointIncomplete(f"{folder / 'manifest.json'} is no manifest")
+        raise CheckpointIncomplete(folder / "manifest.json", "lists no files")
     for name, (size_bytes, digest) in files.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointIncomplete(f"checkpoint {folder}: {name} is missing")
+            raise CheckpointIncomplete(path, "the file is missing")
         if path.stat().st_size != size_bytes:
-            raise CheckpointIncomplete(
-                f"checkpoint {folder}: {name} has {path.stat().st_size} bytes, {size_bytes} were written"
-            )
+            raise CheckpointIncomplete(path, f"has {path.stat().st_size} bytes, {size_bytes} were written")
         if _digest(path) != digest:
-            raise CheckpointIncomplete(f"checkpoint {folder}: {name} is damaged (its digest differs)")
+            raise CheckpointIncomplete(path, "is damaged (its digest differs from what was written)")
     try:
-        return TypeAdapter(RunState).validate_python(_read_json(folder / "run.json"))
+        return TypeAdapter(RunState).validate_python(read_json(folder / "run.json"))
     except ValidationError as error:
-        raise CheckpointIncomplete(f"{folder / 'run.json'}: {error.errors()[0]['msg']}") from error
+        raise CheckpointIncomplete(folder / "run.json", error.errors()[0]["msg"]) from error
 
 
 def remove_partial(root: Path) -> None:
@@ -107,27 +99,3 @@ def _digest(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointIncomplete(f"checkpoint {path.parent}: {path.name} is missing") from None
-    except ValueError as error:
-        raise CheckpointIncomplete(f"checkpoint {path.parent}: {path.name} is damaged: {error}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

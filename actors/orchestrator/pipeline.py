@@ -89,7 +89,9 @@ class Finish:
     last_step: int
 
 
-Decision = StartStep | Train | StepOptimizer | Publish | Save | StepComplete | CommitCheckpoint | Evaluate | Finish
+Decision = (
+    StartStep | Train | StepOptimizer | Publish | Save | StepComplete | CommitCheckpoint | Evaluate | Finish
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,4 +322,3 @@ class Pipeline:
         if step is None:
             raise ProtocolViolation(f"step {number} is not under way")
         return step
-

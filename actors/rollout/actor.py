@@ -17,6 +17,7 @@ import xxhash
 
 from ...core.actor import Actor, endpoint
 from ...core.config import Config
+from ...core.errors import RecipeError
 from ...core.ref import ActorRef
 from ..messages import (
     Evaluation,
@@ -30,7 +31,7 @@ from ..messages import (
     StoreApi,
     TrajectoryFailed,
 )
-from ..workflow import Prompt, Recipe, RecipeConfig, RecipeError, Rewards, Turn
+from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .config import RolloutConfig, SamplingConfig
 from .pool import AgentPool
 
@@ -83,7 +84,9 @@ class Rollout(Actor):
         self._pools[agent].serve(version)
 
     @endpoint
-    async def start_step(self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]) -> None:
+    async def start_step(
+        self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]
+    ) -> None:
         for query in queries:
             self.background(self._run_group(step, query, trajectories, versions), f"group {query.id}")
 
@@ -103,7 +106,9 @@ class Rollout(Actor):
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
     async def _run_group(self, step: int, query: Query, trajectories: int, versions: dict[str, int]) -> None:
-        ended = await self._run_all([_Trajectory(query, n, versions, greedy=False) for n in range(trajectories)])
+        ended = await self._run_all(
+            [_Trajectory(query, n, versions, greedy=False) for n in range(trajectories)]
+        )
         survived = [t for t in ended if isinstance(t, _Trajectory)]
         rewards = {
             agent: [t.rewards.by_agent[agent] for t in survived if agent in t.rewards.by_agent]
@@ -117,7 +122,9 @@ class Rollout(Actor):
             counts[sample.agent] += 1
         failures = [t for t in ended if isinstance(t, TrajectoryFailed)]
         tokens = sum(len(sample.tokens) for sample in samples)
-        await self._orchestrator.api.group_closed(GroupClosed(step, query.id, counts, tokens, rewards, failures))
+        await self._orchestrator.api.group_closed(
+            GroupClosed(step, query.id, counts, tokens, rewards, failures)
+        )
 
     async def _run_all(self, trajectories: list[_Trajectory]) -> "list[_Trajectory | TrajectoryFailed]":
         try:

@@ -6,14 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...core.errors import FlexmarlError
+from ...core.errors import FlexmarlError, TurnAborted
 from .engines.base import Engine, EngineRequest, EngineResult
 
 T = TypeVar("T")
-
-
-class TurnAborted(FlexmarlError):
-    """The engine dropped the turn because new weights came in."""
 
 
 class EngineLoop:

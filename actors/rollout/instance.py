@@ -8,17 +8,13 @@ from typing import Any
 import torch
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import FlexmarlError
+from ...core.errors import WrongVersion
 from ...transport.state import StateTransport
 from ..messages import GenerateRequest, Generation, ModelConfig, Published
 from .config import EngineConfig
 from .engine_loop import EngineLoop
 from .engines.base import Engine, EngineRequest
 from .engines.transformers import TransformersEngine, build_model, load_tokenizer
-
-
-class WrongVersion(FlexmarlError):
-    """A turn asked for a version that the instance does not serve."""
 
 
 class Instance(Actor):
@@ -75,17 +71,14 @@ class Instance(Actor):
     async def generate(self, request: GenerateRequest) -> Generation:
         """Raises WrongVersion, PromptTooLong, or TurnAborted where new weights came in meanwhile."""
         if request.policy_version != self._version:
-            raise WrongVersion(
-                f"{request.sample_id} asks for version {request.policy_version} of {self._agent}, "
-                f"version {self._version} is served"
-            )
+            raise WrongVersion(self._agent, request.policy_version, self._version)
         prompt = self._prompt_tokens(request)
         result = await self._engine.generate(
             EngineRequest(
                 request.sample_id, prompt, request.seed, request.temperature, request.max_new_tokens
             )
         )
-        text = self._tokenizer.decode(list(result.tokens), skip_special_tokens=True)
+        text = self._tokenizer.backend_tokenizer.decode(result.tokens, skip_special_tokens=True)
         return Generation(
             text, prompt, result.tokens, result.logprobs, request.policy_version, result.finish_reason
         )

@@ -4,14 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from ...core.errors import FlexmarlError
+from ...core.errors import WrongVersion
 from ...core.ref import ActorRef
 from ..messages import InstanceApi
 from .balance import least_outstanding
-
-
-class StaleTurn(FlexmarlError):
-    """A turn asked for a version that its agent's instances have left behind."""
 
 
 class AgentPool:
@@ -32,12 +28,12 @@ class AgentPool:
     async def instance(self, version: int) -> AsyncIterator[ActorRef[InstanceApi]]:
         """The instance with the least work, as soon as ``version`` is served.
 
-        Waits without a deadline of its own: the trajectory's holds. Raises StaleTurn where a later version is served.
+        Waits without a deadline of its own: the trajectory's holds. Raises WrongVersion where a later version is served.
         """
         if version > self._version:
             await self._served.setdefault(version, asyncio.Event()).wait()
         if version != self._version:
-            raise StaleTurn(f"{self._agent}: version {version} was asked for, {self._version} is served")
+            raise WrongVersion(self._agent, version, self._version)
         chosen = least_outstanding(self._outstanding)
         self._outstanding[chosen] += 1
         try:

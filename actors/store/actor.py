@@ -4,8 +4,9 @@ from itertools import groupby
 from operator import attrgetter
 
 from ...core.actor import Actor, endpoint
+from ...core.errors import StoreError
 from ..messages import MicroBatch, Sample, TableStatistics
-from .table import StoreError, Table
+from .table import Table
 
 
 class Store(Actor):

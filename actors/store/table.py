@@ -11,12 +11,8 @@ Rules:
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ...core.errors import FlexmarlError
+from ...core.errors import StoreError
 from ..messages import MicroBatch, Sample, TableStatistics
-
-
-class StoreError(FlexmarlError):
-    """A write or a lease that the table refuses; the table is unchanged."""
 
 
 class Table:

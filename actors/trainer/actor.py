@@ -92,7 +92,9 @@ class Trainer(Actor):
         self._leases[agent].append(batch.token)
         stats = await self._compute(lambda: self._policies[agent].accumulate(batch.samples))
         versions = Counter(sample.policy_version for sample in batch.samples)
-        return MicroBatchTrained(stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds)
+        return MicroBatchTrained(
+            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
+        )
 
     @endpoint
     async def optimizer_step(self, agent: str) -> PolicyStepped:

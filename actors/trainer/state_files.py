@@ -1,11 +1,9 @@
-"""Files of a saved policy: tensors as safetensors, the rest as JSON, nothing that could execute code.
+"""Files of a saved policy: tensors as safetensors, nothing that could execute code.
 
 A folder is read in two passes: `check_tensors` looks only at headers and raises before anything was changed;
 `read_tensors_into` then copies into tensors that already exist.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,34 +53,6 @@ def read_tensors_into(path: Path, destination: Mapping[str, Tensor]) -> None:
     with _open_tensors(path) as file, torch.no_grad():
         for name, tensor in destination.items():
             tensor.copy_(file.get_tensor(name))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes ``content`` as readable JSON."""
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises `CheckpointIncomplete` when the file is missing, cut short or no object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointIncomplete(path, "the file is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointIncomplete(path, f"not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise CheckpointIncomplete(path, f"holds a {type(content).__name__} where an object belongs")
-    return content
-
-
-def sync_folder(folder: Path) -> None:
-    """Forces ``folder`` and every file below it to the disk, so that a rename may announce it afterwards."""
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _open_tensors(path: Path) -> Any:

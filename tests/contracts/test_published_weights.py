@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
 from flexmarl.actors.trainer.backends.torch import TorchPolicy
@@ -14,7 +15,9 @@ from flexmarl.transport.state import StateTransport
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
-async def test_an_engine_computes_what_the_trainer_does(private: Path, model_type: str, tied: bool, dtype: str) -> None:
+async def test_an_engine_computes_what_the_trainer_does(
+    private: Path, model_type: str, tied: bool, dtype: str
+) -> None:
     architecture = {
         "model_type": model_type, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
@@ -22,7 +25,14 @@ async def test_an_engine_computes_what_the_trainer_does(private: Path, model_typ
     }  # fmt: skip
     config = ModelConfig.model_validate({"config": architecture, "tokenizer": "unused", "dtype": dtype})
     policy = TorchPolicy(
-        "agent", config, OptimizerConfig(), AlgorithmConfig(), WarmUpConfig(), seed=0, total_steps=1, temperature=1.0
+        "agent",
+        config,
+        OptimizerConfig(),
+        AlgorithmConfig(),
+        WarmUpConfig(),
+        seed=0,
+        total_steps=1,
+        temperature=1.0,
     )
     served = build_model(config)
     engine = TransformersEngine(served, [15], max_batch=2)

@@ -1,4 +1,4 @@
-"""Spawns one actor, prints its pid and the private directory, and waits to be killed."""
+"""Spawns one actor, prints its pid and the private directory on stderr, and waits to be killed."""
 
 import asyncio
 import os
@@ -11,11 +11,13 @@ from flexmarl.core.system import ActorSystem
 
 async def main(logs: Path) -> None:
     async with private_directory(logs) as private, ActorSystem("maker", private) as system:
-        path = os.pathsep.join([str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)])
+        path = os.pathsep.join(
+            [str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)]
+        )
         async with Supervisor(system, private, logs, {"PYTHONPATH": path}) as supervisor:
             await supervisor.spawn("echo:Echo", "echo", {})
             pid = (await supervisor.statistics())["echo"].pid
-            print(pid, private, flush=True)  # noqa: T201
+            print(pid, private, file=sys.stderr, flush=True)  # noqa: T201
             await supervisor.wait_for_death()
 
 

@@ -4,17 +4,23 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flexmarl.core import codec
 from flexmarl.core.errors import LocalProtocolError, RemoteProtocolError
 from flexmarl.core.messages import Kind
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .echo import Echo, Point
 
 HEADER = codec.pack_header("tests")
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )

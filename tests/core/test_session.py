@@ -1,8 +1,9 @@
 """The calls in flight: a model against random opening, closing, cancelling and time."""
 
-from flexmarl.core.session import Session
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from flexmarl.core.session import Session
 
 
 class Calls(RuleBasedStateMachine):
@@ -61,8 +62,14 @@ class Calls(RuleBasedStateMachine):
     def agrees(self) -> None:
         statistics = self.session.statistics()
         assert statistics.in_flight == len(self.open)
-        assert (statistics.calls, statistics.expired, statistics.late_replies) == (self.opened, self.expired, self.late)
-        assert self.session.next_deadline() == min((deadline for _, deadline in self.open.values()), default=None)
+        assert (statistics.calls, statistics.expired, statistics.late_replies) == (
+            self.opened,
+            self.expired,
+            self.late,
+        )
+        assert self.session.next_deadline() == min(
+            (deadline for _, deadline in self.open.values()), default=None
+        )
 
 
 TestCalls = Calls.TestCase

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import zmq
+
 from flexmarl.core.errors import (
     ActorDead,
     ActorFailed,
@@ -27,6 +28,7 @@ from flexmarl.core.system import ActorSystem
 from .echo import Echo, Point
 
 ECHO = "echo:Echo"
+RUBBISH = ([b""], [b"rubbish", b"\xc1"], [b"a", b"b", b"c"], [b"\x93\xa8flexmarl\x63\xa1x", b"\x90"])
 
 
 @pytest.fixture(params=["same process", "own process"])
@@ -45,7 +47,9 @@ class TestCalls:
         assert await echo.api.move(Point(1, ("a", "b")), by=2) == Point(3, ("a", "b"))
 
     async def test_a_wrong_argument_is_named_and_the_actor_goes_on(self, echo: ActorRef[Echo]) -> None:
-        with pytest.raises(RemoteError, match=r"Echo.move: point.x: .*valid integer.*\(got 'one'\)") as caught:
+        with pytest.raises(
+            RemoteError, match=r"Echo.move: point.x: .*valid integer.*\(got 'one'\)"
+        ) as caught:
             await echo.ask("move", {"x": "one"})
         assert caught.value.kind == "RemoteProtocolError"
         with pytest.raises(RemoteError, match="point.z: Unexpected keyword argument"):
@@ -75,7 +79,9 @@ class TestCalls:
         with pytest.raises(RemoteError, match="actor nobody died: .* has no actor of that name"):
             await system.ref("nobody", echo.address).ask("greet", "x")
 
-    async def test_a_value_that_is_no_plain_data_is_refused_before_it_is_sent(self, echo: ActorRef[Echo]) -> None:
+    async def test_a_value_that_is_no_plain_data_is_refused_before_it_is_sent(
+        self, echo: ActorRef[Echo]
+    ) -> None:
         with pytest.raises(LocalProtocolError, match=r"builtins.object can't be sent"):
             await echo.ask("greet", object())
 
@@ -150,7 +156,9 @@ class TestDeath:
     async def test_failed_background_work_ends_the_actor_and_says_why(self, supervisor: Supervisor) -> None:
         await supervisor.spawn(ECHO, "echo", {})
         await supervisor.reference("echo", Echo).api.crash_in_background()
-        with pytest.raises(ActorFailed, match="actor echo failed: RuntimeError: background work failed") as caught:
+        with pytest.raises(
+            ActorFailed, match="actor echo failed: RuntimeError: background work failed"
+        ) as caught:
             await supervisor.wait_for_death()
         assert "in crash" in caught.value.remote_traceback
 
@@ -170,21 +178,35 @@ class TestDeath:
         with pytest.raises(ActorFailed, match=message):
             await supervisor.spawn(actor_class, "echo", kwargs)
 
-    async def test_stopping_leaves_no_process_and_no_socket(self, system: ActorSystem, private: Path, tmp_path: Path) -> None:
-        environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)])}
+    async def test_stopping_leaves_no_process_and_no_socket(
+        self, system: ActorSystem, private: Path, tmp_path: Path
+    ) -> None:
+        environment = {
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)]
+            )
+        }
         async with Supervisor(system, private, tmp_path, environment) as supervisor:
             await asyncio.gather(*(supervisor.spawn(ECHO, f"echo-{n}", {}) for n in range(3)))
-            pids = [figures.pid for name, figures in (await supervisor.statistics()).items() if name != system.name]
+            pids = [
+                figures.pid
+                for name, figures in (await supervisor.statistics()).items()
+                if name != system.name
+            ]
             os.kill(pids[0], signal.SIGSTOP)  # deaf to every request: only SIGKILL ends it
         assert len(pids) == 3 and not any(psutil.pid_exists(pid) for pid in pids)
         assert [path.name for path in private.iterdir() if "echo-0" not in path.name] == ["tests.sock"]
 
     async def test_orphans_end_and_clean_up_when_their_parent_is_killed(self, tmp_path: Path) -> None:
+        maker = Path(__file__).parent / "orphan_maker.py"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(Path(__file__).parent / "orphan_maker.py"), str(tmp_path), stdout=asyncio.subprocess.PIPE
+            *(sys.executable, str(maker), str(tmp_path)),
+            env={"PYTHONPATH": str(maker.parents[2] / "scripts" / "src")},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
-        assert process.stdout is not None
-        pid, directory = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
+        assert process.stderr is not None
+        pid, directory = (await asyncio.wait_for(process.stderr.readline(), 30)).decode().split()
         child = psutil.Process(int(pid))
         process.kill()
         await process.wait()
@@ -212,7 +234,12 @@ class TestSystem:
         ref = await system.add(Echo(), "echo")
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.connect(system.address)
-            for frames in ([b""], [b"rubbish", b"\xc1"], [b"a", b"b", b"c"], [b"\x93\xa8flexmarl\x63\xa1x", b"\x90"]):
+            for frames in (
+                [b""],
+                [b"rubbish", b"\xc1"],
+                [b"a", b"b", b"c"],
+                [b"\x93\xa8flexmarl\x63\xa1x", b"\x90"],
+            ):
                 dealer.send_multipart(frames)
             await asyncio.to_thread(time.sleep, 0.05)  # their way through ZeroMQ's own threads has no event
             assert await ref.ask("greet", "world") == "hello world"

@@ -105,7 +105,7 @@ class Engine(ABC):
     def weights(self) -> "dict[str, Tensor]":
         """The engine's own tensors by state-dict name, to be overwritten in place.
 
-        Tied weights appear under each of their names and share memory. Call ``weights_loaded`` after.
+        Tied weights appear once, under the first of their names. Call ``weights_loaded`` after.
         """
 
     @abstractmethod

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
+from ....core.files import read_json, sync_folder, write_json
 from ...messages import ModelConfig, Sample
 from ..advantage import group_advantage
 from ..batch import PaddedRows, TokenRow, pad_rows, split_by_length
 from ..config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 from ..loss import clipped_policy_loss, token_logprobs
-from ..state_files import check_tensors, read_json, read_tensors_into, sync_folder, write_json, write_tensors
+from ..state_files import check_tensors, read_tensors_into, write_tensors
 from .base import MicroBatchStats, StepStats
 
 logger = logging.getLogger(__name__)

@@ -4,6 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flexmarl.actors.orchestrator.pipeline import (
     CommitCheckpoint,
     Decision,
@@ -19,10 +22,10 @@ from flexmarl.actors.orchestrator.pipeline import (
     StepOptimizer,
     Train,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-PLAN = Plan(mode="strict", agents=("a", "b"), first_step=1, last_step=4, queries=3, micro_batch=4, save_every=2)
+PLAN = Plan(
+    mode="strict", agents=("a", "b"), first_step=1, last_step=4, queries=3, micro_batch=4, save_every=2
+)
 
 
 class Cluster:
@@ -59,7 +62,9 @@ class Cluster:
             return all(self.served[a] == self.versions_of[step][a] for a, n in counts.items() if n)  # type: ignore[attr-defined]
         earlier = self.open[: self.open.index(item)]
         agent = getattr(what, "agent", None)
-        return not any(kind == "do" and agent is not None and getattr(w, "agent", None) == agent for kind, w in earlier)
+        return not any(
+            kind == "do" and agent is not None and getattr(w, "agent", None) == agent for kind, w in earlier
+        )
 
     def take(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -107,7 +112,9 @@ class Cluster:
                 self.served[agent] = version
                 self.take(self.pipeline.applied(agent, step, version))
             case Save(agent, step):
-                assert not [t for t in self.trained if t[1] == agent and t[0] > step], "saved state is a later step's"
+                assert not [t for t in self.trained if t[1] == agent and t[0] > step], (
+                    "saved state is a later step's"
+                )
                 self.take(self.pipeline.saved(agent, step))
             case CommitCheckpoint(step):
                 self.take(self.pipeline.committed(step))
@@ -148,7 +155,9 @@ def test_every_order_trains_everything_once_and_ends(plan: Plan, data: st.DataOb
     assert +cluster.trained == +cluster.rows
     steps_with_rows = Counter(agent for step, agent in +cluster.rows)
     assert cluster.served == {agent: steps_with_rows[agent] for agent in plan.agents}
-    saved = {s for s in range(1, plan.last_step + 1) if plan.save_every and s % plan.save_every == 0} | {plan.last_step}
+    saved = {s for s in range(1, plan.last_step + 1) if plan.save_every and s % plan.save_every == 0} | {
+        plan.last_step
+    }
     assert {d.step for d in cluster.of(CommitCheckpoint)} == saved  # type: ignore[union-attr]
     assert len(cluster.of(Save)) == len(saved) * len(plan.agents)
     evaluated = [d.step for d in cluster.of(Evaluate)]  # type: ignore[union-attr]
@@ -158,7 +167,9 @@ def test_every_order_trains_everything_once_and_ends(plan: Plan, data: st.DataOb
 
 @settings(deadline=None, max_examples=300)
 @given(plan=plans, data=st.data(), stop_after=st.integers(0, 60))
-def test_a_stop_ends_with_a_checkpoint_of_the_last_step(plan: Plan, data: st.DataObject, stop_after: int) -> None:
+def test_a_stop_ends_with_a_checkpoint_of_the_last_step(
+    plan: Plan, data: st.DataObject, stop_after: int
+) -> None:
     cluster = Cluster(plan, data, samples_of(plan))
     cluster.run(stop_after)
     last = cluster.history[-1]

@@ -3,15 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexmarl.actors.trainer.state_files import (
-    check_tensors,
-    read_json,
-    read_tensors_into,
-    sync_folder,
-    write_json,
-    write_tensors,
-)
+from flexmarl.actors.trainer.state_files import check_tensors, read_tensors_into, write_tensors
 from flexmarl.core.errors import CheckpointIncomplete, CheckpointMismatch
+from flexmarl.core.files import read_json
 
 TENSORS = {
     "matrix": torch.arange(6.0).reshape(2, 3),
@@ -67,35 +61,3 @@ def test_a_tensor_that_does_not_fit_is_named(
 def test_a_tensor_nobody_expects_is_named(saved: Path) -> None:
     with pytest.raises(CheckpointMismatch, match="matrix: expected no such tensor"):
         check_tensors(saved, {name: TENSORS[name] for name in ("scalar", "bytes")})
-
-
-def test_json_comes_back(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"version": 3, "names": ["a"]})
-    assert read_json(tmp_path / "a.json") == {"version": 3, "names": ["a"]}
-
-
-@pytest.mark.parametrize("text", ['{"version": ', "", "[1]"])
-def test_torn_json_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(CheckpointIncomplete, match=r"a\.json"):
-        read_json(tmp_path / "a.json")
-
-
-def test_syncing_reaches_every_file_and_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "inner").mkdir()
-    for name in ("a", "inner/b"):
-        (tmp_path / name).write_text("x")
-    opened: dict[int, Path] = {}
-    synced: list[Path] = []
-    real_open = __import__("os").open
-
-    def record_open(path: Path, flags: int) -> int:
-        descriptor: int = real_open(path, flags)
-        opened[descriptor] = Path(path)
-        return descriptor
-
-    monkeypatch.setattr("flexmarl.actors.trainer.state_files.os.open", record_open)
-    monkeypatch.setattr("flexmarl.actors.trainer.state_files.os.fsync", lambda fd: synced.append(opened[fd]))
-    sync_folder(tmp_path)
-    assert set(synced) == {tmp_path, tmp_path / "a", tmp_path / "inner", tmp_path / "inner/b"}
-    assert synced[-1] == tmp_path
