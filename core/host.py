@@ -14,7 +14,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import msgpack
 import structlog
@@ -53,12 +53,15 @@ def read_init(stream: BinaryIO) -> HostInit:
     return TypeAdapter(HostInit).validate_python(msgpack.unpackb(stream.read(length)))
 
 
-def main() -> int:
+def main() -> NoReturn:
     # The terminal's ctrl-C is the launcher's to handle; it tells its actors to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     init = read_init(sys.stdin.buffer)
     configure_logging(init.name, sys.stderr)
-    return uvloop.run(_host(init))
+    status = uvloop.run(_host(init))
+    # All that the process held is closed. Taking the interpreter apart, with torch in it, would last seconds.
+    sys.stderr.flush()
+    os._exit(status)
 
 
 async def _host(init: HostInit) -> int:
@@ -112,4 +115,4 @@ async def _end_with_parent(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -44,7 +44,7 @@ class RunConfig(Config):
     recipe: str
     seed: Natural = 0
     mode: Literal["strict", "sync"] = "strict"
-    data: dict[str, Any] = {}
+    data: Annotated[dict[str, Any], Field(default_factory=dict)]
     agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
     rollout: RolloutConfig = RolloutConfig()

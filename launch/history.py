@@ -150,6 +150,7 @@ def load_history(run_dir: Path) -> History:
         raise NotADirectoryError(f"{run_dir} is not a run folder")
     lines, bad_lines = _read_lines(run_dir / "metrics.jsonl")
     events, bad_events = _read_lines(run_dir / "events.jsonl")
+    lines = [*_evaluation_before_training(events), *lines]
     steps = [line for line in lines if type(line.get("step")) is int and 0 <= line["step"] < _STEP_LIMIT]
     records, resumes, wall_s = _joined(steps)
     config_text = _read_text(run_dir / "config.yaml")
@@ -190,6 +191,15 @@ def _joined(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]]
         by_step[step] = {**by_step[step], **line} if step in by_step else line
     wall_s += now - began if began is not None else 0.0
     return [by_step[step] for step in sorted(by_step)], resumes, wall_s
+
+
+def _evaluation_before_training(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """It belongs to no step and so to no line of the metrics: an event tells it."""
+    return [
+        {"step": 0, **{f"eval/{name}": value for name, value in event.items()}}
+        for event in events
+        if event.get("event") == "evaluated" and event.get("step") == 0
+    ][:1]
 
 
 def _is_training(record: Mapping[str, Any]) -> bool:

@@ -113,8 +113,8 @@ class Orchestrator(Actor):
             self._tell_failure(failure, group.step)
         allowed = self._course.max_failed_share * self._trajectories_per_step
         if record.failed > allowed:
-            where = f"step {group.step}: {record.failed} of {self._trajectories_per_step} trajectories failed"
-            self._fail(self._too_many_failures(where))
+            failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
+            self._fail(self._too_many_failures(f"step {group.step}: {failed}"))
             return
         self._carry_out(self._running.group_closed(group.step, group.samples))
 
@@ -253,8 +253,8 @@ class Orchestrator(Actor):
         for failure in result.failures:
             self._tell_failure(failure, decision.step)
         if len(result.failures) > self._course.max_failed_share * result.queries:
-            where = f"evaluation after step {decision.step}: {len(result.failures)} of {result.queries} trajectories failed"
-            raise self._too_many_failures(where)
+            failed = f"{len(result.failures)} of {result.queries} trajectories failed"
+            raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
         self._console.tell("event", "evaluated", {"step": decision.step, **result.metrics})
         if (metrics := self._unreported.pop(decision.step, None)) is not None:

@@ -19,6 +19,7 @@ Rules:
 - Saving follows an agent's optimizer step before its next micro-batch, so that the saved state is exactly
   the state after that step, whatever the others do.
 - An evaluation sees one joint version: the next step waits for it.
+- A checkpoint is committed when its step is complete and evaluated, so that a run resumed from it lacks nothing.
 """
 
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class StepComplete:
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint:
-    """Every agent has saved its state after ``step``, at ``versions``."""
+    """Every agent has saved its state after ``step``, at ``versions``, and the step is complete and evaluated."""
 
     step: int
     versions: dict[str, int]
@@ -130,6 +131,7 @@ class _Step:
     agents: dict[str, _AgentStep]
     groups_closed: int = 0
     rolled_out: bool = False
+    awaits_evaluation: bool = False
     save_asked: set[str] = field(default_factory=set)
     saved: set[str] = field(default_factory=set)
     committing: bool = False
@@ -147,6 +149,11 @@ class _Step:
     @property
     def unsaved(self) -> bool:
         return bool(self.save_asked) and not self.committed
+
+    @property
+    def may_be_committed(self) -> bool:
+        all_saved = len(self.saved) == len(self.agents)
+        return all_saved and self.complete and not self.awaits_evaluation and not self.committing
 
 
 class ProtocolViolation(Exception):
@@ -227,6 +234,8 @@ class Pipeline:
     def evaluated(self, step: int) -> list[Decision]:
         self._evaluating = False
         self._evaluated = step
+        if (state := self._steps.get(step)) is not None:
+            state.awaits_evaluation = False
         return self._advance()
 
     # ------------------------------------------------------------------ decisions
@@ -264,14 +273,15 @@ class Pipeline:
         whole.agents[agent].done = True
         decisions: list[Decision] = []
         if whole.complete:
-            decisions.append(StepComplete(step, self._is_evaluated(step)))
+            whole.awaits_evaluation = self._is_evaluated(step)
+            decisions.append(StepComplete(step, whole.awaits_evaluation))
         return decisions + self._advance()
 
     def _advance(self) -> list[Decision]:
         """What becomes possible between steps: committing, evaluating, starting the next, finishing."""
         decisions: list[Decision] = []
         for number, step in list(self._steps.items()):
-            if not step.committing and step.save_asked and len(step.saved) == len(self._plan.agents):
+            if step.may_be_committed:
                 step.committing = True
                 decisions.append(CommitCheckpoint(number, step.next_versions))
             if step.complete and not step.unsaved and number < self._next_step - 1:

@@ -51,8 +51,13 @@ class StepRecord:
 
     def overlap_s(self) -> float:
         """Seconds that this step's forward and backward ran while rollouts of this step still ran."""
-        end = self.rolled_out if self.rolled_out is not None else self.started
-        return sum(max(0.0, min(stop, end) - max(start, self.started)) for start, stop in self.busy)
+        covered, until = 0.0, self.started
+        rolled_out = self.started if self.rolled_out is None else self.rolled_out
+        for start, stop in sorted(self.busy):  # a second that two policies share counts once
+            begin, end = max(start, until), min(stop, rolled_out)
+            if end > begin:
+                covered, until = covered + end - begin, end
+        return covered
 
     def metrics(self, run_started: float, previous_end: float, now: float) -> dict[str, Any]:
         """The step's line of ``metrics.jsonl``."""

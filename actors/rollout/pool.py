@@ -28,7 +28,8 @@ class AgentPool:
     async def instance(self, version: int) -> AsyncIterator[ActorRef[InstanceApi]]:
         """The instance with the least work, as soon as ``version`` is served.
 
-        Waits without a deadline of its own: the trajectory's holds. Raises WrongVersion where a later version is served.
+        Waits without a deadline of its own: the trajectory's holds. Raises WrongVersion where a later version
+        is served.
         """
         if version > self._version:
             await self._served.setdefault(version, asyncio.Event()).wait()

@@ -1,0 +1,296 @@
+"""Races flexmarl against TRL's GRPOTrainer, seconds per step, in one call and in turns.
+
+Prints one JSON object on stdout and everything else on stderr. The figure that counts is `ratio`: the median of
+flexmarl's measured steps over the median of TRL's. On a busy machine trust the ratio, not the seconds.
+
+Both sides train the same model from the same random weights (two layers, hidden 64, 40 characters, untied,
+float32) on the same prompts with the same reward function: GRPO without KL, temperature 1, groups of 8, a batch
+of 16 completions x 64 new tokens, token-mean loss, one AdamW step per batch. scripts/bench/race/config.yaml says
+it once for both. The end-of-sequence token lies outside the model's vocabulary, so no completion can end early;
+the token count of every step is checked. Prompts all have 8 tokens, so nobody pads. Each side has one torch
+thread per process, in fresh processes every round, and its first steps of every round are not counted.
+A step's seconds run from the end of one step to the end of the next, on both sides.
+
+flexmarl runs as users run it: `flexmarl train`, one agent, one instance, one trainer, each in its own process.
+
+TRL runs at its best for this task:
+  one batch per step         num_iterations and gradient_accumulation_steps 1: no second pass for old log-probs
+  beta 0                     no reference model
+  generation                 transformers' generate with a dynamic KV cache. On CPUs its continuous batching is
+                             several times slower, a static cache no faster, and TRL turns compilation off
+  gradient_checkpointing     off (TRL's default is on), dropout off, float32 instead of bf16 autocast
+  optimizer                  the fused AdamW, as flexmarl's
+  logging, saving, progress  off; data loader in the process itself, nothing pinned
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flexmarl.launch.config import RunConfig, resolve
+
+RECIPE = Path(__file__).parent / "race"
+WARM_UP_STEPS = 5
+SIDE_TIMEOUT_S = 1800.0
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+EXAMPLES = """\
+examples:
+  pip install "flexmarl[bench]"
+  python scripts/bench/race_trl.py
+  python scripts/bench/race_trl.py --steps 100 --rounds 5 > race.json
+  python scripts/bench/race_trl.py --steps 10 --rounds 2 --work /tmp/race      # keeps runs, logs and models
+"""
+
+
+class RaceError(Exception):
+    """A side failed, or did not do the work that the race is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideResult:
+    """One side's run: per step (warm-up included) its seconds, completion tokens and mean reward; the gradient
+    norm of its first step; and how far its weights came, as a share of their norm at the start."""
+
+    seconds: list[float]
+    tokens: list[int]
+    rewards: list[float]
+    grad_norm: float
+    weight_change: float
+
+    @property
+    def measured(self) -> list[float]:
+        return self.seconds[WARM_UP_STEPS:]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    first: str
+    trl: SideResult
+    flexmarl: SideResult
+
+
+# --------------------------------------------------------------------------- the two sides
+
+
+def make_model(folder: Path) -> None:
+    """Random weights for both sides to start from."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    (agent,) = resolve(str(RECIPE), []).agents.values()
+    assert agent.model.config is not None
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**agent.model.config)).save_pretrained(folder)
+
+
+def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:
+    """``steps`` steps by ``flexmarl train``; the run directory is ``out``. Raises RaceError."""
+    (name,) = resolve(str(RECIPE), []).agents
+    command = [sys.executable, "-c", "import sys; from flexmarl.launch.cli import main; sys.exit(main())"]
+    command += [
+        "train",
+        str(RECIPE),
+        "--runs",
+        str(out.parent),
+        "--name",
+        out.name,
+        f"training.steps={steps}",
+    ]
+    command += [f"agents.{name}.model.path={model}", f"agents.{name}.model.config=null"]
+    _run("flexmarl", command)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    (trained,) = (out / "checkpoints").glob(f"*/{name}/model.safetensors")
+    return SideResult(
+        seconds=[line["step_s"] for line in lines],
+        tokens=[line["tokens"] for line in lines],
+        rewards=[line[f"reward/{name}"] for line in lines],
+        grad_norm=lines[0][f"grad_norm/{name}"],
+        weight_change=weight_change(model / "model.safetensors", trained),
+    )
+
+
+def run_trl(model: Path, steps: int, out: Path) -> SideResult:
+    """``steps`` steps by GRPOTrainer in a process of its own, which writes to ``out``. Raises RaceError."""
+    _run("TRL", [sys.executable, str(RECIPE / "trl_side.py"), str(model), str(steps), str(out)])
+    result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    change = weight_change(model / "model.safetensors", out / "model.safetensors")
+    return SideResult(**result, weight_change=change)
+
+
+def _run(side: str, command: Sequence[str]) -> None:
+    try:
+        subprocess.run(
+            command, check=True, stdout=sys.stderr, env={**os.environ, **ENVIRONMENT}, timeout=SIDE_TIMEOUT_S
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise RaceError(f"{side}: {error}") from None
+
+
+def weight_change(before: Path, after: Path) -> float:
+    """``|after - before| / |before|`` over all tensors of two safetensors files. Raises RaceError where they
+    hold different tensors."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    old, new = load_file(before), load_file(after)
+    if {k: v.shape for k, v in old.items()} != {k: v.shape for k, v in new.items()}:
+        raise RaceError(f"{after} holds other tensors than {before}")
+    moved = sum(float(np.square(new[name] - old[name], dtype=np.float64).sum()) for name in old)
+    norm = sum(float(np.square(tensor, dtype=np.float64).sum()) for tensor in old.values())
+    return float((moved / norm) ** 0.5)
+
+
+def check_side(side: str, result: SideResult, steps: int, tokens_per_step: int) -> None:
+    """Raises RaceError unless ``result`` is of ``steps`` steps of exactly the race's tokens that did train."""
+    if not len(result.seconds) == len(result.tokens) == len(result.rewards) == steps:
+        raise RaceError(f"{side}: {len(result.seconds)} of {steps} steps were measured")
+    if set(result.tokens) != {tokens_per_step}:
+        raise RaceError(f"{side}: {sorted(set(result.tokens))} tokens a step, not {tokens_per_step}")
+    if not (result.grad_norm > 0 and result.weight_change > 0):
+        raise RaceError(
+            f"{side} did not train: gradient norm {result.grad_norm}, weights moved {result.weight_change}"
+        )
+
+
+# --------------------------------------------------------------------------- the race
+
+
+def race(work: Path, steps: int, rounds: int) -> list[Round]:
+    """``rounds`` rounds of both sides; TRL begins the first, flexmarl the second, and so on."""
+    model = work / "model"
+    make_model(model)
+    tokens = tokens_per_step(resolve(str(RECIPE), []))
+    sides: dict[str, Callable[[Path, int, Path], SideResult]] = {"trl": run_trl, "flexmarl": run_flexmarl}
+    done = []
+    for number in range(1, rounds + 1):
+        order = list(sides) if number % 2 else list(reversed(sides))
+        results = {}
+        for side in order:
+            total = WARM_UP_STEPS + steps
+            results[side] = sides[side](model, total, work / f"{side}-{number}")
+            check_side(side, results[side], total, tokens)
+            seconds = median(results[side].measured)
+            print(f"round {number}/{rounds}: {side} {seconds:.4f} s per step", file=sys.stderr, flush=True)
+        done.append(Round(order[0], **results))
+    return done
+
+
+def tokens_per_step(config: RunConfig) -> int:
+    (agent,) = config.agents.values()
+    training = config.training
+    return training.queries_per_step * training.trajectories_per_query * agent.sampling.max_new_tokens
+
+
+def summary(rounds: Sequence[Round]) -> dict[str, Any]:
+    """What the race found: medians over the measured steps of all rounds, and the rounds one by one."""
+    trl = median([seconds for round in rounds for seconds in round.trl.measured])
+    flexmarl = median([seconds for round in rounds for seconds in round.flexmarl.measured])
+    return {
+        "trl_s_per_step": round(trl, 5),
+        "flexmarl_s_per_step": round(flexmarl, 5),
+        "ratio": round(flexmarl / trl, 4),
+        "rounds": [_round_summary(item) for item in rounds],
+        "training": {
+            "trl": [_training_summary(item.trl) for item in rounds],
+            "flexmarl": [_training_summary(item.flexmarl) for item in rounds],
+        },
+    }
+
+
+def _round_summary(item: Round) -> dict[str, Any]:
+    trl, flexmarl = median(item.trl.measured), median(item.flexmarl.measured)
+    return {
+        "first": item.first,
+        "trl_s_per_step": round(trl, 5),
+        "flexmarl_s_per_step": round(flexmarl, 5),
+        "ratio": round(flexmarl / trl, 4),
+    }
+
+
+def _training_summary(result: SideResult) -> dict[str, float]:
+    return {
+        "first_reward": round(result.rewards[0], 4),
+        "last_reward": round(result.rewards[-1], 4),
+        "first_grad_norm": round(result.grad_norm, 4),
+        "weight_change": round(result.weight_change, 5),
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    versions = {
+        name: importlib.metadata.version(name) for name in ("flexmarl", "trl", "transformers", "torch")
+    }
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+        },
+    }
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=_count, default=40, help="measured steps per round and side (default 40)"
+    )
+    parser.add_argument("--rounds", type=_count, default=4, help="rounds; even is fairer (default 4)")
+    parser.add_argument(
+        "--work", type=Path, help="a new folder for runs, logs and models (default: temporary)"
+    )
+    return parser.parse_args(words)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0: raced; 1: a side failed; 2: TRL is missing, or the arguments are refused."""
+    arguments = _arguments(words)
+    if importlib.util.find_spec("trl") is None:
+        print('race_trl: TRL is not installed here: pip install "flexmarl[bench]"', file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="race-") as temporary:
+        work = arguments.work or Path(temporary)
+        try:
+            work.mkdir(parents=True, exist_ok=arguments.work is None)
+            rounds = race(work.resolve(), arguments.steps, arguments.rounds)
+        except FileExistsError:
+            print(f"race_trl: {work} exists already: name a new folder", file=sys.stderr)
+            return 2
+        except RaceError as error:
+            print(f"race_trl: {error}", file=sys.stderr)
+            return 1
+    result = summary(rounds) | surroundings()
+    result |= {"measured_steps_per_round": arguments.steps, "warm_up_steps_per_round": WARM_UP_STEPS}
+    print(json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

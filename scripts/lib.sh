@@ -1,0 +1,101 @@
+# Shared by scripts/quickstart, scripts/test and scripts/check: makes .venv and installs into it.
+# Nothing outside the checkout is written: downloads are kept in .cache/pip, locks in .cache.
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv_python=$root/.venv/bin/python
+constraints=$root/scripts/constraints.txt
+
+export PIP_CACHE_DIR=$root/.cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+# A user's own packages and pip settings must not decide what is installed, or where.
+export PYTHONNOUSERSITE=1 PIP_USER=0
+unset PYTHONHOME PIP_TARGET PIP_PREFIX
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+    say "$@"
+    exit 1
+}
+
+# install [EXTRA]: flexmarl and what it needs, with an extra of pyproject.toml or without. Quick where it is done
+# already; safe to run several times at once.
+install() {
+    mkdir -p "$root/.cache"
+    (
+        flock --nonblock 9 || { say "waiting for another installation into $root/.venv" && flock 9; }
+        _install_locked "${1:-}"
+    ) 9>"$root/.cache/install.lock"
+}
+
+_install_locked() {
+    local extra=$1 wanted
+    # The path is part of it: an editable installation names its checkout, and checkouts get moved.
+    wanted=$(cd "$root" && { pwd && cat pyproject.toml scripts/constraints.txt; } | sha256sum)
+    _venv_works || _make_venv
+    [[ "$(cat "$root/.venv/installed-$extra" 2>/dev/null)" == "$wanted" ]] && return
+    say "installing flexmarl${extra:+ with its $extra tools} into $root/.venv (the first time takes a few minutes)"
+    _install_torch
+    # The build tool is installed like everything else, in the pinned version, rather than fetched for each build.
+    _pip install hatchling editables
+    _pip install --no-build-isolation --editable "$root${extra:+[$extra]}"
+    printf '%s\n' "$wanted" >"$root/.venv/installed-"
+    printf '%s\n' "$wanted" >"$root/.venv/installed-$extra"
+}
+
+_pip() { "$venv_python" -m pip "$1" --quiet --constraint "$constraints" "${@:2}" >&2; }
+
+_venv_works() { "$venv_python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+_make_venv() {
+    local python
+    python=$(_find_python)
+    "$python" -m venv --clear "$root/.venv"
+}
+
+# Prints a Python that can make .venv; says what is missing where there is none.
+_find_python() {
+    local name incomplete=
+    for name in ${PYTHON:-python3 python3.11 python3.12 python3.13 python3.14 python}; do
+        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+        if "$name" -c 'import ensurepip, venv' 2>/dev/null; then
+            printf '%s\n' "$name"
+            return
+        fi
+        incomplete=${incomplete:-$name}
+    done
+    if [[ -n $incomplete ]]; then
+        local version
+        version=$("$incomplete" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        die "$incomplete (Python $version) comes without venv or ensurepip, which make virtual environments." \
+            "On Debian and Ubuntu: sudo apt install python$version-venv"
+    fi
+    die "flexmarl needs Python 3.11 or newer, and ${PYTHON:-no python3 here} is none." \
+        "Install one (Debian, Ubuntu: sudo apt install python3 python3-venv), or name it: PYTHON=/path/to/python3 $0"
+}
+
+# PyPI's torch for x86 brings several GB of CUDA libraries. Without a GPU the CPU build is taken from wherever it can
+# be had: from what pip is configured with (a mirror, a folder of wheels), then from PyTorch's own index, which
+# is asked for torch alone; where neither has it, PyPI's build works too. Only the last may print its errors.
+_install_torch() {
+    local pin version
+    pin=$(grep '^torch==' "$constraints") || return 0 # constraints emptied to look for newer versions
+    version=${pin#torch==}
+    _has_torch "$version" && return
+    if ! _has_gpu; then
+        say "no NVIDIA GPU here: looking for the CPU build of torch $version"
+        _pip install "$pin+cpu" 2>/dev/null && return
+        _pip install --retries 1 --timeout 15 --no-deps --index-url https://download.pytorch.org/whl/cpu "$pin+cpu" \
+            2>/dev/null && return
+        say "there is none to be had for this Python: taking torch as PyPI has it"
+    fi
+    _pip install "$pin"
+}
+
+_has_torch() {
+    "$venv_python" -c 'import sys, importlib.metadata as m; sys.exit(m.version("torch").split("+")[0] != sys.argv[1])' \
+        "$1" 2>/dev/null
+}
+
+_has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; }
