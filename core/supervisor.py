@@ -7,7 +7,9 @@ async with Supervisor(system, directory, log_directory, env) as supervisor:
 """
 
 import asyncio
+import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +21,7 @@ from typing import Any, Self, TypeVar
 import structlog
 
 from .actor import Actor, endpoint
-from .errors import ActorDead, ActorFailed, FlexmarlError
+from .errors import ActorDead, ActorFailed, CallTimeout, FlexmarlError
 from .host import HostInit, write_init
 from .ref import ActorRef
 from .system import ActorSystem, SystemActor, ipc_address
@@ -32,6 +34,7 @@ Api = TypeVar("Api")
 START_TIMEOUT_S = 300.0
 _STOP_GRACE_S = 5.0
 _TERM_GRACE_S = 2.0
+_STATISTICS_TIMEOUT_S = 10.0
 _LOG_TAIL_LINES = 15
 
 
@@ -143,7 +146,7 @@ class Supervisor(Actor):
         code = child.process.returncode
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         tail = child.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        last = f"; last lines of {child.log_path}:\n" + "\n".join(tail) if tail else ""
+        last = f"\nThe last lines of {child.log_path}:\n" + "\n".join(tail) if tail else ""
         return ActorDead(child.name, f"process {child.process.pid} {how}{last}")
 
     async def wait_for_death(self) -> None:
@@ -151,14 +154,14 @@ class Supervisor(Actor):
         raise await asyncio.shield(self._death)
 
     async def statistics(self) -> dict[str, ProcessStatistics]:
-        """Every running process's own figures, and this one's, by actor name."""
+        """The own figures of this process, and of every running one that answers within 10 s, by actor name."""
         running = [
             child for child in self._children.values() if child.started.is_set() and not child.ended.is_set()
         ]
         refs = {child.name: self._host_system.ref("system", child.address, SystemActor) for child in running}
         refs[self._host_system.name] = self._host_system.ref("system", self._host_system.address, SystemActor)
-        figures = await asyncio.gather(*(ref.api.statistics() for ref in refs.values()))
-        return dict(zip(refs, figures, strict=True))
+        figures = await asyncio.gather(*(_statistics_of(ref) for ref in refs.values()))
+        return {name: figure for name, figure in zip(refs, figures, strict=True) if figure is not None}
 
     async def stop_all(self) -> None:
         """Asks every process to end, then makes it: none is left when this returns."""
@@ -166,6 +169,13 @@ class Supervisor(Actor):
         children = list(self._children.values())
         await asyncio.gather(*(self._stop(child) for child in children))
         await asyncio.gather(*(child.watch for child in children if child.watch is not None))
+
+    async def kill_all(self) -> None:
+        """Ends every process at once, whatever it is doing."""
+        self._stopping = True
+        for child in self._children.values():
+            _send_signal(child, signal.SIGKILL)
+        await asyncio.gather(*(child.ended.wait() for child in self._children.values()))
 
     async def _stop(self, child: _Child) -> None:
         if child.started.is_set() and not child.ended.is_set():
@@ -175,12 +185,25 @@ class Supervisor(Actor):
                 await asyncio.wait_for(child.ended.wait(), _STOP_GRACE_S)
             except (FlexmarlError, TimeoutError) as error:
                 log.warning("actor did not stop when asked", name=child.name, error=str(error))
-        for send_signal, grace_s in ((child.process.terminate, _TERM_GRACE_S), (child.process.kill, None)):
+        for number, grace_s in ((signal.SIGTERM, _TERM_GRACE_S), (signal.SIGKILL, None)):
             if not child.ended.is_set():
-                send_signal()
+                _send_signal(child, number)
                 try:
                     await asyncio.wait_for(child.ended.wait(), grace_s)
                 except TimeoutError:
                     log.warning("actor ignored SIGTERM", name=child.name)
         if child.process.stdin is not None:
             child.process.stdin.close()
+
+
+def _send_signal(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop has not been told yet
+        child.process.send_signal(number)
+
+
+async def _statistics_of(ref: ActorRef[SystemActor]) -> ProcessStatistics | None:
+    """None where the process is gone, or too busy or too stuck to answer."""
+    try:
+        return await ref.within(_STATISTICS_TIMEOUT_S).statistics()
+    except (ActorDead, ActorFailed, CallTimeout):
+        return None

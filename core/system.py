@@ -29,6 +29,7 @@ from .wire_zmq import ZmqWire
 log = structlog.get_logger()
 
 Api = TypeVar("Api")
+AnyActor = TypeVar("AnyActor", bound=Actor)
 
 
 def ipc_address(directory: Path, name: str) -> str:
@@ -96,15 +97,15 @@ class ActorSystem:
     def address(self) -> str:
         return self._wire.address
 
-    async def add(self, actor: Actor, name: str) -> ActorRef[Any]:
+    async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]:
         """Starts ``actor`` in this process under ``name``."""
         if name in self._actors:
             raise ValueError(f"{self.name} already has an actor named {name!r}")
         actor.system = self
-        actor.ref = self.ref(name, self.address)
+        actor.ref = ref = self.ref(name, self.address, type(actor))
         await actor.on_start()
         self._actors[name] = actor
-        return actor.ref
+        return ref
 
     def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]:
         return ActorRef(name, address, self, api)

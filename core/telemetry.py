@@ -27,19 +27,19 @@ class LoopLag:
     """Measures how late the running loop calls a timer that is due every quarter of a second."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._worst_s = 0.0
-        self._due = self._loop.time() + _LAG_INTERVAL_S
-        self._timer = self._loop.call_at(self._due, self._tick)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self._due = time.monotonic() + _LAG_INTERVAL_S  # not the loop's clock: uvloop's counts milliseconds
+        self._timer = asyncio.get_running_loop().call_later(_LAG_INTERVAL_S, self._tick)
 
     def _tick(self) -> None:
-        now = self._loop.time()
-        self._worst_s = max(self._worst_s, now - self._due)
-        self._due = now + _LAG_INTERVAL_S
-        self._timer = self._loop.call_at(self._due, self._tick)
+        self._worst_s = max(self._worst_s, time.monotonic() - self._due)
+        self._schedule()
 
     def read_ms(self) -> float:
-        worst_s, self._worst_s = max(self._worst_s, self._loop.time() - self._due), 0.0
+        worst_s, self._worst_s = max(self._worst_s, time.monotonic() - self._due), 0.0
         return worst_s * 1e3
 
     def close(self) -> None:

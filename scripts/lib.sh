@@ -24,7 +24,7 @@ die() {
 install() {
     mkdir -p "$root/.cache"
     (
-        flock --nonblock 9 || { say "waiting for another installation into $root/.venv" && flock 9; }
+        flock -n 9 || { say "waiting for another installation into $root/.venv" && flock 9; }
         _install_locked "${1:-}"
     ) 9>"$root/.cache/install.lock"
 }
@@ -56,8 +56,9 @@ _make_venv() {
 
 # Prints a Python that can make .venv; says what is missing where there is none.
 _find_python() {
-    local name incomplete=
-    for name in ${PYTHON:-python3 python3.11 python3.12 python3.13 python3.14 python}; do
+    local name incomplete='' names=(python3 python3.11 python3.12 python3.13 python3.14 python)
+    [[ -z ${PYTHON:-} ]] || names=("$PYTHON")
+    for name in "${names[@]}"; do
         "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
         if "$name" -c 'import ensurepip, venv' 2>/dev/null; then
             printf '%s\n' "$name"

@@ -36,7 +36,7 @@ from ..messages import (
     TrainerApi,
     TrajectoryFailed,
 )
-from ..workflow import Recipe, RecipeConfig
+from ..workflow import Recipe, RecipeConfig, RecipeError
 from . import checkpoint
 from .checkpoint import RunState
 from .config import CourseConfig
@@ -92,6 +92,8 @@ class Orchestrator(Actor):
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
         self._last_checkpoint = ""
+        if resume_from is not None:
+            self._last_checkpoint = str(checkpoint.committed_folder(self._checkpoints, resume_from.step))
 
     # ------------------------------------------------------------------ endpoints
 
@@ -102,7 +104,7 @@ class Orchestrator(Actor):
     @endpoint
     async def stop(self) -> None:
         self._stop_asked = True
-        if self._pipeline is not None:
+        if self._pipeline is not None and not self._finished.is_set():
             self._carry_out(self._pipeline.request_stop())
 
     @endpoint
@@ -145,15 +147,19 @@ class Orchestrator(Actor):
                     self._carry_out(self._pipeline.request_stop())
                 self._carry_out(self._pipeline.start())
                 await self._finished.wait()
-        except* FlexmarlError as errors:
-            raise errors.exceptions[0] from None
+        except BaseExceptionGroup as errors:
+            raise _first_error(errors) from None
 
     async def _warm_up(self) -> None:
         """The recipe's supervised batches, in chunks, so that progress shows."""
-        if not self._recipe.has_warm_up:
-            return
         for agent, batches in self._course.warm_up_batches.items():
+            if batches and not self._recipe.has_warm_up:
+                raise RecipeError(
+                    f"agents.{agent}.warm_up.batches={batches}, but the recipe's workflow.py defines no warm_up"
+                )
             for done in range(0, batches, _WARM_UP_CHUNK):
+                if self._stop_asked:
+                    return
                 self._console.tell("phase", f"warming up {agent}", done, batches)
                 count = min(_WARM_UP_CHUNK, batches - done)
                 loss = await self._trainer.within(_WORK_TIMEOUT_S).warm_up(agent, done, count)
@@ -203,7 +209,7 @@ class Orchestrator(Actor):
                 self._step_complete(decision)
             case Finish(last_step):
                 stopped = last_step < self._course.training.steps
-                await self._console.api.ended(
+                await self._console.within(_WORK_TIMEOUT_S).ended(
                     RunEnded(last_step, stopped, self._evaluations, self._last_checkpoint)
                 )
                 self._finished.set()
@@ -237,6 +243,9 @@ class Orchestrator(Actor):
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
+        # An answer to this means that the console has written all it was told before, the step's metrics among
+        # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
+        await self._console.within(_WORK_TIMEOUT_S).event("checkpoint_saving", {"step": step})
         state = RunState(step, self._position(step + 1), decision.versions, self._evaluations)
         folder = await asyncio.to_thread(
             checkpoint.commit, self._checkpoints, state, self._course.checkpoint.keep
@@ -304,6 +313,14 @@ class Orchestrator(Actor):
         self._first_failure = self._first_failure or failure
         fields = {"step": step, "trajectory": failure.trajectory, "error": failure.error}
         self._console.tell("event", "trajectory_failed", fields | {"traceback": failure.remote_traceback})
+
+
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first in a group of tasks; its traceback is the one worth showing."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _applied(instance: ActorRef[InstanceApi], published: Published) -> None:

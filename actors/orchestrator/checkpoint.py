@@ -9,6 +9,7 @@ The folder is filled under a name ending in ``.partial`` and renamed when everyt
 without that ending is complete, or was damaged later, which its manifest tells.
 """
 
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ...core.errors import CheckpointIncomplete
 from ...core.files import read_json, sync, sync_folder, write_json
 
 _PARTIAL = ".partial"
+_COMMITTED = re.compile(r"step_\d{6,}")
 _FORMAT = 1
 
 
@@ -34,9 +36,14 @@ class RunState:
     format: int = _FORMAT
 
 
+def committed_folder(root: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is once it is complete."""
+    return root / f"step_{step:06d}"
+
+
 def partial_folder(root: Path, step: int) -> Path:
     """Where the checkpoint of ``step`` is gathered."""
-    return root / f"step_{step:06d}{_PARTIAL}"
+    return committed_folder(root, step).with_suffix(_PARTIAL)
 
 
 def commit(root: Path, state: RunState, keep: int) -> Path:
@@ -45,7 +52,7 @@ def commit(root: Path, state: RunState, keep: int) -> Path:
     write_json(partial / "run.json", asdict(state))
     write_json(partial / "manifest.json", {"format": _FORMAT, "files": _digests(partial)})
     sync_folder(partial)
-    folder = partial.with_suffix("")
+    folder = committed_folder(root, state.step)
     if folder.exists():  # the same step, saved by the run that is being resumed
         shutil.rmtree(folder)
     partial.rename(folder)
@@ -57,7 +64,8 @@ def commit(root: Path, state: RunState, keep: int) -> Path:
 
 def complete(root: Path) -> list[Path]:
     """The committed checkpoints, oldest first."""
-    return sorted(p for p in root.glob("step_*") if p.is_dir() and p.suffix != _PARTIAL)
+    steps = {int(p.name.removeprefix("step_")): p for p in root.iterdir() if _COMMITTED.fullmatch(p.name)}
+    return [steps[step] for step in sorted(steps)]
 
 
 def load(folder: Path) -> RunState:

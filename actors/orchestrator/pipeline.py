@@ -13,7 +13,8 @@ Rules:
   still run. `sync`: training begins when every rollout of the step has ended, and the next step when every
   agent has applied its new version.
 - An agent's global batch is all its samples of the step's queries, so its size is known, and the optimizer
-  may step, only when the step is rolled out. An agent that nobody called in a step keeps its version.
+  may step, only when the step is rolled out. An agent that nobody called in a step keeps its version,
+  and is done with the step when it is done with the one before.
 - `strict` has a barrier per policy, not per step: step k+1 starts when step k is rolled out; its turns wait,
   each for its own agent's version. Step k+2 does not start before step k is complete for all agents.
 - Saving follows an agent's optimizer step before its next micro-batch, so that the saved state is exactly
@@ -252,10 +253,10 @@ class Pipeline:
             state.sent += count
             decisions.append(Train(agent, step, state.version, count))
         if whole.rolled_out and not state.optimizing and not state.done:
-            if state.closed == 0:
+            if state.closed == 0 and self._is_done(step - 1, agent):
                 state.stepped = True
                 decisions += [*self._save(step, agent), *self._agent_done(step, agent)]
-            elif state.trained == state.closed:
+            elif state.closed and state.trained == state.closed:
                 state.optimizing = True
                 decisions.append(StepOptimizer(agent, step))
         return decisions
@@ -275,7 +276,12 @@ class Pipeline:
         if whole.complete:
             whole.awaits_evaluation = self._is_evaluated(step)
             decisions.append(StepComplete(step, whole.awaits_evaluation))
+        if step + 1 in self._steps:  # where the agent has no samples, it waited for this
+            decisions += self._feed(step + 1, agent)
         return decisions + self._advance()
+
+    def _is_done(self, step: int, agent: str) -> bool:
+        return step not in self._steps or self._steps[step].agents[agent].done
 
     def _advance(self) -> list[Decision]:
         """What becomes possible between steps: committing, evaluating, starting the next, finishing."""

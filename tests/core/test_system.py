@@ -35,8 +35,7 @@ RUBBISH = ([b""], [b"rubbish", b"\xc1"], [b"a", b"b", b"c"], [b"\x93\xa8flexmarl
 async def echo(request: pytest.FixtureRequest, system: ActorSystem, supervisor: Supervisor) -> ActorRef[Echo]:
     """One suite, whether the actor lives here or behind a socket."""
     if request.param == "same process":
-        ref = await system.add(Echo(), "echo")
-        return system.ref("echo", ref.address, Echo)
+        return await system.add(Echo(), "echo")
     await supervisor.spawn(ECHO, "echo", {})
     return supervisor.reference("echo", Echo)
 

@@ -91,7 +91,7 @@ async def test_the_actor_takes_a_group_whole_or_not_at_all(system: ActorSystem) 
         await ref.ask("put", [replace(ROW, sample_id="q0_0_1"), other])
     with pytest.raises(RemoteError, match="no table for agent 'c'; there are: a, b"):
         await ref.ask("put", [replace(ROW, agent="c")])
-    assert (await ref.ask("table_statistics"))["a"]["ready"] == 1
-    leased = await ref.ask("lease", "a", 0, 1)
-    assert leased["samples"][0]["sample_id"] == "q0_0_0"
-    assert await ref.ask("commit", "a", [leased["token"]]) == 1
+    assert (await ref.api.table_statistics())["a"].ready == 1
+    leased = await ref.api.lease("a", 0, 1)
+    assert leased.samples == (ROW,)
+    assert await ref.api.commit("a", [leased.token]) == 1

@@ -1,0 +1,247 @@
+"""The rollout actor with a real store, and instances that answer what the test tells them to."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
+from flexmarl.actors.rollout.actor import AgentRollout, Rollout
+from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
+from flexmarl.actors.store.actor import Store
+from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.errors import RecipeError, RemoteError
+from flexmarl.core.system import ActorSystem
+
+TWO_TURNS = """
+    draft = await agents["solver"].generate(query.text)
+    final = await agents["judge"].generate([draft, "?"])
+    return Rewards(solver=float(len(draft.text)), judge=1.0, metrics={"accuracy": 0.5})
+"""
+RECIPE = """
+import asyncio
+from flexmarl.actors.workflow import Query, Rewards
+
+async def workflow(query, agents):
+    {body}
+
+def train_query(position, seed): ...
+def eval_queries(seed): ...
+"""
+
+
+class FakeInstance(Actor):
+    """Answers with ``answer(request)`` and keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[GenerateRequest], tuple[int, ...]]) -> None:
+        self.asked: list[GenerateRequest] = []
+        self._answer = answer
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self.asked.append(request)
+        tokens = self._answer(request)
+        prompt = tuple(t for part in request.prompt for t in (part if isinstance(part, tuple) else map(ord, part)))
+        return Generation("x" * len(tokens), prompt, tokens, (-0.5,) * len(tokens), request.policy_version, "stop")
+
+
+class Events(Actor):
+    """Stands for the orchestrator: keeps the groups that closed."""
+
+    def __init__(self) -> None:
+        self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
+
+    @endpoint
+    async def group_closed(self, group: GroupClosed) -> None:
+        self.closed.put_nowait(group)
+
+
+class House:
+    """A rollout actor among the others it talks to."""
+
+    def __init__(self, system: ActorSystem, folder: Path) -> None:
+        self.system = system
+        self.folder = folder
+        self.events = Events()
+        self.store = Store(["solver", "judge"])
+        self.instances = {
+            "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
+            "judge": [FakeInstance(lambda request: (66,))],
+        }
+
+    async def open(self, body: str, **config: Any) -> Rollout:
+        (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
+        rollout = Rollout(
+            RecipeConfig(folder=str(self.folder), data={}, seed=3),
+            {agent: AgentRollout(sampling=SamplingConfig()) for agent in self.instances},
+            {
+                agent: [await self.system.add(fake, f"{agent}-{n}") for n, fake in enumerate(fakes)]
+                for agent, fakes in self.instances.items()
+            },
+            await self.system.add(self.store, "store"),
+            await self.system.add(self.events, "orchestrator"),
+            RolloutConfig(**config),
+        )
+        await self.system.add(rollout, "rollout")
+        return rollout
+
+    async def closed(self) -> GroupClosed:
+        return await asyncio.wait_for(self.events.closed.get(), 5)
+
+    async def statistics(self, agent: str) -> TableStatistics:
+        return (await self.store.table_statistics())[agent]
+
+
+@pytest.fixture
+def house(system: ActorSystem, tmp_path: Path) -> House:
+    return House(system, tmp_path)
+
+
+QUERY = Query("q7", "2+2")
+
+
+async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 4)
+    await rollout.start_step(5, [QUERY], 6, {"solver": 4, "judge": 4})
+    group = await house.closed()
+    assert (group.step, group.query, group.samples, group.failures) == (5, "q7", {"solver": 6, "judge": 6}, [])
+    assert group.generated_tokens == sum(group.rewards["solver"]) + 6
+    batch = await house.store.lease("solver", 4, 6)
+    assert [row.sample_id for row in batch.samples] == [f"q7_0_{trajectory}" for trajectory in range(6)]
+    for row in batch.samples:
+        assert row.group_rewards == tuple(group.rewards["solver"])
+        assert row.reward == len(row.tokens)
+
+
+async def test_a_turn_in_a_prompt_keeps_its_very_tokens(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 0)
+    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    await house.closed()
+    for request in house.instances["judge"][0].asked:
+        turn, question = request.prompt
+        assert isinstance(turn, tuple) and turn[:3] == tuple(map(ord, "2+2")) and set(turn[3:]) == {65}
+        assert question == "?"
+
+
+async def test_instances_share_the_turns(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 0)
+    await rollout.start_step(1, [QUERY], 8, {"solver": 0, "judge": 0})
+    await house.closed()
+    assert [len(fake.asked) for fake in house.instances["solver"]] == [4, 4]
+
+
+async def test_a_turn_waits_for_its_own_agent_alone(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    await rollout.serve("solver", 1)
+    await rollout.serve("judge", 0)
+    await rollout.start_step(2, [QUERY], 3, {"solver": 1, "judge": 1})
+    async with asyncio.timeout(5):
+        while sum(len(fake.asked) for fake in house.instances["solver"]) < 3:
+            await asyncio.sleep(0)
+    assert house.instances["judge"][0].asked == []
+    await rollout.serve("judge", 1)
+    assert (await house.closed()).samples == {"solver": 3, "judge": 3}
+    assert {request.policy_version for request in house.instances["judge"][0].asked} == {1}
+
+
+async def test_draws_depend_on_the_sample_alone(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 0)
+    await rollout.start_step(1, [QUERY, Query("q8", "1+1")], 4, {"solver": 0, "judge": 0})
+    await house.closed()
+    await house.closed()
+    asked = [request for fakes in house.instances.values() for fake in fakes for request in fake.asked]
+    assert len({request.seed for request in asked}) == len(asked) == 16
+    assert {request.sample_id for request in asked} == {f"q{q}_{t}_{n}" for q in (7, 8) for t in (0, 1) for n in range(4)}
+
+
+FAILS_IN_ONE = """
+    draft = await agents["solver"].generate(query.text)
+    if workflow.calls == 2:
+        {failure}
+    workflow.calls += 1
+    return Rewards(solver=1.0)
+workflow.calls = 0
+
+async def unused():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        ("raise KeyError('no tool')", "KeyError: 'no tool'"),
+        ("workflow.calls += 1; return Rewards(solver=float('nan'))", "InvalidReward: reward of 'solver' is nan"),
+        ("workflow.calls += 1; return Rewards(solver='high')", "InvalidReward: reward of 'solver' is 'high'"),
+        ("workflow.calls += 1; await asyncio.Event().wait()", "TimeoutError"),
+    ],
+)
+async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(house: House, failure: str, error: str) -> None:
+    if not failure.startswith("workflow"):
+        failure = f"workflow.calls += 1; {failure}"
+    rollout = await house.open(FAILS_IN_ONE.format(failure=failure), trajectory_timeout_s=0.5)
+    await rollout.serve("solver", 0)
+    await rollout.start_step(1, [QUERY], 4, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    assert group.samples == {"solver": 3, "judge": 0}
+    (failed,) = group.failures
+    assert failed.error.startswith(error) and failed.trajectory.startswith("q7_")
+    assert "workflow.py" in failed.remote_traceback or "TimeoutError" in failed.remote_traceback
+    assert len(group.rewards["solver"]) == 3
+    assert await house.statistics("solver") == TableStatistics(ready=3, leased=0, consumed=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("await agents['solvr'].generate('x')", r"asks for agent 'solvr', which the config lacks; it has: solver, judge"),
+        ("return Rewards(solvr=1.0)", r"rewards agent 'solvr', which the config lacks"),
+        ("await agents['judge'].generate('x'); return Rewards(solver=1.0)", "used agent 'judge' and returned no reward"),
+        ("return 1.0", "returned float, not Rewards"),
+    ],
+)
+async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str, error: str) -> None:
+    rollout = await house.open(body)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 0)
+    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    failure = await asyncio.wait_for(asyncio.shield(house.system.failure), 5)
+    assert isinstance(failure, RecipeError)
+    with pytest.raises(RecipeError, match=error):
+        raise failure
+
+
+async def test_an_evaluation_is_greedy_and_outside_the_store(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 0)
+    queries = [Query(f"e{n}", "2+2") for n in range(5)]
+    result = await rollout.evaluate(queries, {"solver": 0, "judge": 0})
+    assert result.queries == 5 and result.failures == []
+    assert result.metrics["accuracy"] == 0.5 and result.metrics["reward/judge"] == 1.0
+    assert {r.temperature for fakes in house.instances.values() for fake in fakes for r in fake.asked} == {0.0}
+    assert await house.statistics("solver") == TableStatistics(ready=0, leased=0, consumed=0)
+
+
+async def test_what_the_instance_refuses_reaches_the_workflow(house: House) -> None:
+    def refuse(request: GenerateRequest) -> tuple[int, ...]:
+        raise ValueError("prompt of 99 tokens")
+
+    house.instances["solver"] = [FakeInstance(refuse)]
+    rollout = await house.open("await agents['solver'].generate('x'); return Rewards(solver=1.0)")
+    await rollout.serve("solver", 0)
+    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    assert [f.error.split(":")[0] for f in group.failures] == [RemoteError.__name__] * 2
+    assert "prompt of 99 tokens" in group.failures[0].remote_traceback
+    assert group.samples == {"solver": 0, "judge": 0}

@@ -1,0 +1,271 @@
+"""The rules about who may use what, read from the source without importing it.
+
+The rules are data, at the top; ``check`` holds a file against them. The last tests hold small bad files against the
+checker itself.
+"""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "flexmarl"
+LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
+ROLES = ("orchestrator", "rollout", "trainer", "store")
+SHARED_BY_ROLES = ("messages", "workflow")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Files under ``where`` (but not under ``except_in``) use no name that is, or is inside, one of ``banned``.
+
+    Names are dotted and absolute, whatever a file calls them: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
+    """
+
+    name: str
+    where: str  # a pattern that a file's path, relative to the checkout, begins with
+    banned: tuple[str, ...]
+    allowed: tuple[str, ...] = ()  # exceptions from banned
+    except_in: str | None = None  # a pattern like where
+    for_types_too: bool = True  # also inside `if TYPE_CHECKING:`
+
+
+RULES = (
+    *(
+        Rule(
+            f"{layer} imports nothing of a layer above it (launch -> actors -> transport -> core)",
+            where=f"{layer}/",
+            banned=tuple(f"{PACKAGE}.{above}" for above in LAYERS[depth + 1 :]),
+        )
+        for depth, layer in enumerate(LAYERS[:-1])
+    ),
+    *(
+        Rule(
+            f"{role} imports no other role; roles share messages.py and workflow.py only",
+            where=f"actors/{role}/",
+            banned=(f"{PACKAGE}.actors",),
+            allowed=tuple(f"{PACKAGE}.actors.{name}" for name in (role, *SHARED_BY_ROLES)),
+        )
+        for role in ROLES
+    ),
+    Rule(
+        "what the roles share knows no role",
+        where=r"actors/\w+\.py",
+        banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
+    ),
+    Rule(
+        "the package is flexmarl: a service that embeds it may have a core of its own",
+        where="",
+        banned=LAYERS,
+    ),
+    Rule(
+        "core knows buffers, no arrays and no engines",
+        where="core/",
+        banned=("numpy", "safetensors", "torch", "transformers", "vllm"),
+    ),
+    Rule(
+        "in transport only paths/ imports torch",
+        where="transport/",
+        except_in="transport/paths/",
+        banned=("torch",),
+        for_types_too=False,
+    ),
+    Rule(
+        "only launch/env.py reads the environment",
+        where="",
+        except_in=r"launch/env\.py",
+        banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
+    ),
+    Rule(
+        "nothing that arrives, from a peer or from a file, can name code to run",
+        where="",
+        banned=(
+            "pickle",
+            "marshal",
+            "shelve",
+            "dill",
+            "cloudpickle",
+            "torch.load",
+            "eval",
+            "exec",
+            "__import__",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name that a file imports or refers to."""
+
+    name: str
+    line: int
+    for_types: bool  # inside `if TYPE_CHECKING:`
+
+
+def check(path: str, source: str) -> list[str]:
+    """What is wrong with a file, as ``path:line: uses NAME (RULE)``. ``path`` is relative to the checkout."""
+    rules = [rule for rule in RULES if _applies(rule, path)]
+    return [
+        f"{path}:{use.line}: uses {use.name} ({rule.name})"
+        for use in sorted(set(_uses(path, ast.parse(source))), key=lambda use: (use.line, use.name))
+        for rule in rules
+        if (rule.for_types_too or not use.for_types)
+        and _inside(use.name, rule.banned)
+        and not _inside(use.name, rule.allowed)
+    ]
+
+
+def _applies(rule: Rule, path: str) -> bool:
+    return bool(re.match(rule.where, path)) and not (rule.except_in and re.match(rule.except_in, path))
+
+
+def _inside(name: str, parents: tuple[str, ...]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+def _uses(path: str, tree: ast.Module) -> Iterator[Use]:
+    blocks = [node for node in ast.walk(tree) if _is_type_checking(node)]
+    for_types = {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
+    meanings = {}
+    for alias, local, imported in _imports(path, tree):
+        # `import os.path` gives the file the name os, which means os
+        meanings[local] = local if imported.startswith(f"{local}.") else imported
+        yield Use(imported, alias.lineno, id(alias) in for_types)
+    parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in parts and (name := _dotted(node)):
+            first, dot, rest = name.partition(".")
+            if first in meanings or hasattr(builtins, first):
+                meaning = f"{meanings.get(first, first)}{dot}{rest}".removeprefix("builtins.")
+                yield Use(meaning, node.lineno, id(node) in for_types)
+
+
+def _is_type_checking(node: ast.AST) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and _dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _imports(path: str, tree: ast.Module) -> Iterator[tuple[ast.alias, str, str]]:
+    """Every import: where it is, the name that it gives the file, and what is imported."""
+    package = (PACKAGE, *Path(path).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias, alias.asname or alias.name.partition(".")[0], alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*above, *filter(None, [node.module])))
+            for alias in node.names:
+                yield alias, alias.asname or alias.name, f"{module}.{alias.name}"
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """``a.b.c`` for an attribute of an attribute of a name; None for any other expression."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name):
+            before = _dotted(value)
+            return f"{before}.{name}" if before else None
+        case _:
+            return None
+
+
+SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
+def test_the_package_keeps_the_rules() -> None:
+    assert len(SOURCES) > 30
+    violations = [line for path in SOURCES for line in check(str(path.relative_to(ROOT)), path.read_text())]
+    assert not violations, "\n".join(["", *violations])
+
+
+def test_the_package_tree_links_to_the_folders() -> None:
+    tree = ROOT / "scripts" / "src" / PACKAGE
+    assert {path.name for path in tree.iterdir() if path.is_dir()} - {"__pycache__"} == set(LAYERS)
+    for layer in LAYERS:
+        assert (tree / layer).readlink() == Path("../../..") / layer  # relative: a checkout may be moved
+        assert (tree / layer).resolve() == ROOT / layer
+        assert (ROOT / layer).is_dir()
+
+
+# Files that break each rule, one for every way of breaking it; #! marks the lines to be found.
+BAD = [
+    ("core/x.py", "from ..transport.handle import StateHandle  #!"),
+    ("core/x.py", "def f():\n    from ..launch import env  #!"),
+    ("core/x.py", "import flexmarl.actors.messages  #!"),
+    ("transport/paths/x.py", "from ...actors import messages  #!"),
+    ("transport/x.py", "from flexmarl.launch.env import actor_environment  #!"),
+    ("transport/x.py", "from .. import actors  #!"),
+    ("actors/rollout/x.py", "from ...launch.config import RunConfig  #!"),
+    ("actors/orchestrator/x.py", "from ..store.actor import Store  #!"),
+    ("actors/rollout/engines/x.py", "from ...trainer import loss  #!"),
+    ("actors/trainer/backends/x.py", "from ... import rollout  #!"),
+    ("actors/store/x.py", "from ..secrets import key  #!"),
+    ("actors/messages.py", "from .trainer.config import AlgorithmConfig  #!"),
+    ("launch/x.py", "import core.errors  #!"),
+    ("launch/x.py", "from transport import state  #!"),
+    ("core/x.py", "import numpy as np  #!\nx = 1"),
+    ("core/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor  #!"),
+    ("transport/x.py", "import torch  #!"),
+    ("transport/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from torch import Tensor  #!"),
+    ("launch/x.py", "import os\nhome = os.environ['HOME']  #!"),
+    ("actors/x.py", "import os as system\nsystem.getenv('HOME')  #!"),
+    ("core/x.py", "from os import environ  #!\nf = environ  #!"),
+    (
+        "core/x.py",
+        "import os.path\nfolder = os.path.join(\n    os.environ['HOME'],  #!\n    os.getenv('X'))  #!",
+    ),
+    ("core/x.py", "import pickle  #!"),
+    ("launch/x.py", "from marshal import loads  #!"),
+    ("actors/trainer/x.py", "import torch\nstate = torch.load('x')  #!"),
+    ("actors/trainer/x.py", "import torch as t\nf = t.load  #!"),
+    ("actors/trainer/x.py", "from torch import load  #!"),
+    ("actors/x.py", "exec('1')  #!\nmap(eval, [])  #!"),
+    ("actors/x.py", "import builtins\nbuiltins.eval('1')  #!"),
+    ("actors/x.py", "__import__('pickle')  #!"),
+]
+
+GOOD = [
+    ("launch/x.py", "from ..actors.rollout import actor\nfrom ..core.errors import FlexmarlError"),
+    (
+        "actors/trainer/backends/x.py",
+        "from ..loss import f\nfrom ...messages import Sample\nfrom .base import g",
+    ),
+    ("actors/rollout/x.py", "from ...transport.state import StateTransport\nfrom ..workflow import Recipe"),
+    ("transport/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor"),
+    ("transport/paths/x.py", "import torch"),
+    ("launch/env.py", "import os\nhome = os.environ['HOME']"),
+    ("actors/x.py", "core = model.core\ncore.load()\nmodel.eval()\nmodel.exec('x')"),
+    ("actors/x.py", "def run(core, exec_: Callable[[], int]):\n    return core.errors"),
+    ("core/x.py", "import torchlight\nimport numpydoc"),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), BAD)
+def test_the_checker_finds_a_violation(path: str, source: str) -> None:
+    marked = {number for number, line in enumerate(source.splitlines(), 1) if line.endswith("#!")}
+    found = check(path, source)
+    assert {int(line.split(":")[1]) for line in found} == marked, found
+
+
+@pytest.mark.parametrize(("path", "source"), GOOD)
+def test_the_checker_finds_nothing_else(path: str, source: str) -> None:
+    assert check(path, source) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_has_been_seen_to_fail(rule: Rule) -> None:
+    assert any(rule.name in line for path, source in BAD for line in check(path, source))
+
+
+def test_a_violation_is_named_by_file_line_and_rule() -> None:
+    assert check("core/x.py", "\nimport torch") == [
+        "core/x.py:2: uses torch (core knows buffers, no arrays and no engines)"
+    ]

@@ -1,0 +1,160 @@
+"""What is built from the checkout: the wheel holds the package and nothing else, and works where it is installed."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import flexmarl
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("core", "transport", "actors", "launch")
+DIST_INFO = f"flexmarl-{flexmarl.__version__}.dist-info"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+    """A command's standard output. Raises AssertionError with all that it printed where it fails."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(source: Path, into: Path, *what: str) -> Path:
+    """Builds without fetching anything: hatchling is one of the dev tools."""
+    run(sys.executable, "-P", "-m", "build", "--no-isolation", *what, "--outdir", into, source)
+    [built] = into.iterdir()
+    return built
+
+
+@dataclass(frozen=True)
+class Wheel:
+    path: Path
+    names: list[str]
+    metadata: Message
+
+    @classmethod
+    def read(cls, path: Path) -> "Wheel":
+        with zipfile.ZipFile(path) as archive:
+            metadata = Parser().parsestr(archive.read(f"{DIST_INFO}/METADATA").decode())
+            return cls(path, archive.namelist(), metadata)
+
+    def text(self, name: str) -> str:
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.read(name).decode()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    return Wheel.read(build(ROOT, tmp_path_factory.mktemp("wheel"), "--wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution."""
+    path = build(ROOT, tmp_path_factory.mktemp("sdist"), "--sdist")
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+        assert len(names) == len(set(names))
+        archive.extractall(unpacked, filter="data")
+    return unpacked / f"flexmarl-{flexmarl.__version__}"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Wheel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed in it; what the wheel depends on comes from the environment of the tests."""
+    target = tmp_path_factory.mktemp("installed")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        target,
+        wheel.path,
+    )
+    return target
+
+
+def files_of_the_checkout() -> set[str]:
+    """The package's files in the checkout, as their names in a wheel."""
+    found = {
+        f"flexmarl/{path.relative_to(ROOT)}"
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return found | {"flexmarl/__init__.py", "flexmarl/py.typed"}
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
+    assert [name for name, count in Counter(wheel.names).items() if count > 1] == []
+    package = {name for name in wheel.names if not name.startswith(f"{DIST_INFO}/")}
+    assert package == files_of_the_checkout()
+    assert "flexmarl/launch/report.html" in package
+
+
+def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:
+    recipes = [
+        path.name for path in (ROOT / "launch" / "recipes").iterdir() if (path / "config.yaml").exists()
+    ]
+    assert "sort_digits" in recipes
+    for recipe in recipes:
+        folder = f"flexmarl/launch/recipes/{recipe}"
+        assert {f"{folder}/config.yaml", f"{folder}/workflow.py"} <= set(wheel.names)
+        assert any(name.startswith(f"{folder}/tokenizer/") for name in wheel.names)
+
+
+def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
+    assert wheel.metadata["Name"] == "flexmarl"
+    assert wheel.metadata["Version"] == flexmarl.__version__
+    assert wheel.metadata["License-Expression"] == "Apache-2.0"
+    assert wheel.metadata.get_all("License-File") == ["LICENSE"]
+    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"vllm", "bench", "dev"}
+    assert wheel.text(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+    assert (
+        wheel.text(f"{DIST_INFO}/entry_points.txt")
+        == "[console_scripts]\nflexmarl = flexmarl.launch.cli:main\n"
+    )
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel: Wheel, sdist: Path, tmp_path: Path) -> None:
+    assert {path.name for path in sdist.iterdir()} == {
+        "scripts",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "PKG-INFO",
+        ".gitignore",
+    }
+    assert not [path for path in sdist.rglob("*") if path.is_symlink()]
+    again = Wheel.read(build(sdist, tmp_path, "--wheel"))
+    assert sorted(again.names) == sorted(wheel.names)
+    assert all(again.text(name) == wheel.text(name) for name in wheel.names if name.startswith("flexmarl/"))
+
+
+def test_the_installed_package_works_without_the_checkout(installed: Path, tmp_path: Path) -> None:
+    program = "import flexmarl.transport, flexmarl.launch.cli; print(flexmarl.launch.cli.__file__)"
+    said = run(sys.executable, "-P", "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert Path(said.strip()) == installed / "flexmarl" / "launch" / "cli.py"
+
+    command: list[str | Path] = [sys.executable, installed / "bin" / "flexmarl"]
+    said = run(*command, "--version", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert said == f"flexmarl, version {flexmarl.__version__}\n"
+    assert "train" in run(*command, "--help", cwd=tmp_path, PYTHONPATH=str(installed))
+    said = run(*command, "train", "--dry-run", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert str(installed / "flexmarl" / "launch" / "recipes") in said
