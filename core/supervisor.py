@@ -34,7 +34,7 @@ Api = TypeVar("Api")
 START_TIMEOUT_S = 300.0
 _STOP_GRACE_S = 5.0
 _TERM_GRACE_S = 2.0
-_STATISTICS_TIMEOUT_S = 10.0
+STATISTICS_TIMEOUT_S = 10.0
 _LOG_TAIL_LINES = 15
 
 
@@ -204,6 +204,6 @@ def _send_signal(child: _Child, number: signal.Signals) -> None:
 async def _statistics_of(ref: ActorRef[SystemActor]) -> ProcessStatistics | None:
     """None where the process is gone, or too busy or too stuck to answer."""
     try:
-        return await ref.within(_STATISTICS_TIMEOUT_S).statistics()
+        return await ref.within(STATISTICS_TIMEOUT_S).statistics()
     except (ActorDead, ActorFailed, CallTimeout):
         return None

@@ -75,8 +75,7 @@ def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | N
         )
     recipe = recipes[0] if recipes else "sort-digits"
     config = resolve(recipe, [word for word in words if "=" in word])
-    name = name or f"{Path(recipe).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = RunDirectory.create(runs / name, to_yaml(config))
+    directory = RunDirectory.create(runs / _run_name(name, config), to_yaml(config))
     if dry_run:
         click.echo(f"{to_yaml(config)}# written to {directory.config}; nothing was started")
         return 0
@@ -100,11 +99,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except click.Abort:
+        click.echo("flexmarl: stopped before anything was started", err=True)
         return EXIT_STOPPED
     except FlexmarlError as error:
         click.echo(f"flexmarl: {error}", err=True)
         return EXIT_USAGE
     return int(status or 0)
+
+
+def _run_name(name: str | None, config: RunConfig) -> str:
+    """Raises ConfigError where ``name`` is not the name of one folder."""
+    if name is None:
+        return f"{Path(config.recipe).name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise ConfigError(
+            f"--name {name!r}: a run's name is the name of one folder; --runs says where it goes"
+        )
+    return name
 
 
 def _resume(config: RunConfig, directory: RunDirectory) -> int:
@@ -156,10 +167,13 @@ def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLine
     events.close()
     if (directory.metrics).exists():
         write_report(directory.path)
-    what = "stopped" if stopped else "failed"
+    text = str(error).rstrip()
+    head, *more = text.splitlines() or [type(error).__name__]
+    details = f"{text}\n\n" if more else ""
     terminal.print(
-        f"{error}\nThe run {what}. Its events and logs: {directory.path}; "
-        f"go on with: flexmarl train --resume {directory.path}",
+        f"{details}The run {'was' if stopped else 'failed:'} {head}\n"
+        f"  events and logs  {directory.path}\n"
+        f"  go on with       flexmarl train --resume {directory.path}",
         markup=False,
         highlight=False,
     )
@@ -181,7 +195,8 @@ def _closing_words(result: RunEnded, directory: RunDirectory, report: Path, seco
     if result.stopped:
         head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {path}"
     else:
-        head = f"Trained {result.last_step} steps in {duration(seconds)}. On problems training never used: {learned}."
+        head = f"Trained {result.last_step} steps in {duration(seconds)}."
+        head += f" On problems training never used: {learned}." if learned else ""
     return (
         f"{head}\n"
         f"  report       {report}\n"

@@ -34,6 +34,7 @@ class Console(Actor):
         for name, figures in self.processes.items():
             metrics[f"loop_lag_ms/{name}"] = round(figures.loop_lag_ms, 3)
             metrics[f"rss_mib/{name}"] = round(figures.rss_mib, 1)
+            metrics[f"cpu_s/{name}"] = round(figures.cpu_s, 2)
         self._metrics.write(metrics)
         self.last_step = metrics["step"]
         self._progress.step(metrics)
@@ -50,6 +51,8 @@ class Console(Actor):
                 self._failures += 1
                 if self._failures <= _SHOWN_FAILURES:
                     self._progress.warn(f"trajectory {fields['trajectory']} was dropped: {fields['error']}")
+            case "actor_silent":
+                self._progress.warn(f"{fields['actor']} has not answered for {fields['seconds']:g} s")
             case "evaluated" if fields["step"] == 0:  # later ones come with their step's metrics
                 figures = ", ".join(f"{name} {value:.3f}" for name, value in fields.items() if name != "step")
                 self._progress.note(f"before training: {figures}")

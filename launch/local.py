@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import Interrupted
+from ..core.errors import ActorDead, FlexmarlError, Interrupted
 from ..core.ref import ActorRef
-from ..core.supervisor import Supervisor, private_directory
+from ..core.supervisor import STATISTICS_TIMEOUT_S, Supervisor, private_directory
 from ..core.system import ActorSystem
 from . import env
 from .config import RunConfig
@@ -26,6 +26,7 @@ from .progress import Progress
 from .run_directory import RunDirectory
 
 _STATISTICS_INTERVAL_S = 1.0
+_SILENCE_S = 300.0
 _CLASSES = {
     "store": "flexmarl.actors.store.actor:Store",
     "trainer": "flexmarl.actors.trainer.actor:Trainer",
@@ -44,14 +45,16 @@ async def run(
     one before the training begins, ends it at once (Interrupted). Raises ActorDead or ActorFailed where an actor
     was lost. In every case no process, socket or shared memory is left.
     """
-    async with (
-        private_directory(env.runtime_base()) as private,
-        ActorSystem("launcher", private) as system,
-        Supervisor(system, private, directory.logs, env.actor_environment()) as supervisor,
-    ):
-        console = Console(directory, progress)
-        await system.add(console, "console")
-        with _Signals(progress) as signals:
+    with _Signals(
+        progress
+    ) as signals:  # outermost: a signal that comes while all is put away must not harm that
+        async with (
+            private_directory(env.runtime_base()) as private,
+            ActorSystem("launcher", private) as system,
+            Supervisor(system, private, directory.logs, env.actor_environment()) as supervisor,
+        ):
+            console = Console(directory, progress)
+            await system.add(console, "console")
             work = asyncio.create_task(
                 _train(config, directory, private, supervisor, console, signals, resume)
             )
@@ -60,10 +63,12 @@ async def run(
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                signals.stop_gracefully = None
                 await _cancelled(work, death)
             # In this order: a death makes calls fail, so it is the cause where both are there.
             if signals.interrupted.done():
-                signals.interrupted.result()
+                await supervisor.kill_all()
+                raise Interrupted(f"stopped by {signals.interrupted.result()}")
             if death.done() and not death.cancelled():
                 death.result()
             if system.failure.done():
@@ -88,8 +93,17 @@ async def _train(
 
 
 async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
+    """Keeps the console's figures fresh. An actor that does not answer is named; raises ActorDead in the end."""
+    silent_rounds = dict.fromkeys(await supervisor.statistics(), 0)  # what these figures say is of the start
     while True:
         console.processes = await supervisor.statistics()
+        for name, rounds in silent_rounds.items():
+            rounds = silent_rounds[name] = 0 if name in console.processes else rounds + 1
+            silent_s = rounds * STATISTICS_TIMEOUT_S
+            if rounds == 1:
+                await console.event("actor_silent", {"actor": name, "seconds": silent_s})
+            if silent_s > _SILENCE_S:
+                raise ActorDead(name, f"its process runs, but has not answered for {silent_s:g} s")
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
 
@@ -100,10 +114,13 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM while a run goes on: the first asks it to stop, the second ends it."""
+    """SIGINT and SIGTERM while a run goes on: the first asks it to stop, the second ends it.
+
+    ``interrupted`` is set to the name of the signal that ends it.
+    """
 
     def __init__(self, progress: Progress) -> None:
-        self.interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.interrupted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stop_gracefully: Callable[[], None] | None = None
         self._progress = progress
         self._asked = False
@@ -123,10 +140,11 @@ class _Signals:
     def _received(self, number: signal.Signals) -> None:
         if self.stop_gracefully is not None and not self._asked:
             self._asked = True
-            self._progress.warn(f"{number.name}: stopping after the steps under way; once more stops at once")
+            name = signal.Signals(number).name
+            self._progress.warn(f"{name}: stopping after the steps under way; once more stops at once")
             self.stop_gracefully()
         elif not self.interrupted.done():
-            self.interrupted.set_exception(Interrupted(f"stopped by {number.name}"))
+            self.interrupted.set_result(signal.Signals(number).name)
 
 
 async def _start_actors(
@@ -176,19 +194,22 @@ async def _start_actors(
             "resume_from": resume[1] if resume else None,
         },
     }
-    async with asyncio.TaskGroup() as group:
-        for name, kwargs in arguments.items():
-            group.create_task(supervisor.spawn(_CLASSES[name], name, kwargs))
-        for agent, agent_refs in instances.items():
-            settings = config.agents[agent]
-            kwargs = {
-                "agent": agent,
-                "model": settings.model,
-                "engine": settings.engine,
-                "directory": str(private),
-            }
-            for ref in agent_refs:
-                group.create_task(supervisor.spawn(_CLASSES["instance"], ref.name, kwargs))
+    spawned = [supervisor.spawn(_CLASSES[name], name, kwargs) for name, kwargs in arguments.items()]
+    for agent, agent_refs in instances.items():
+        settings = config.agents[agent]
+        kwargs = {
+            "agent": agent,
+            "model": settings.model,
+            "engine": settings.engine,
+            "directory": str(private),
+        }
+        spawned += [supervisor.spawn(_CLASSES["instance"], ref.name, kwargs) for ref in agent_refs]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for spawning in spawned:
+                group.create_task(spawning)
+    except* FlexmarlError as errors:
+        raise errors.exceptions[0] from None
     return orchestrator
 
 

@@ -13,9 +13,10 @@ runs/<name>/
 import contextlib
 import fcntl
 import json
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,12 +53,11 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":
-        """One that a run has made. Raises RunDirectoryError where ``path`` is none."""
+        """One that a run has made. Raises RunDirectoryError where ``path`` is none; nothing in it is touched then."""
         run = cls(path)
-        if not run.config.is_file():
-            raise RunDirectoryError(f"{path} is no run directory: it has no config.yaml")
-        run.checkpoints.mkdir(exist_ok=True)
-        run.logs.mkdir(exist_ok=True)
+        for part in (run.config, run.checkpoints, run.logs):
+            if not part.exists():
+                raise RunDirectoryError(f"{path} is no run directory: it has no {part.name}")
         return run
 
     @contextlib.contextmanager
@@ -71,22 +71,9 @@ class RunDirectory:
             yield
 
     def forget_after(self, step: int) -> None:
-        """Drops the metrics of steps after ``step``, which a resumed run takes again, and a torn last line."""
-        if not self.metrics.exists():
-            return
-        kept = [
-            line for line in self.metrics.read_text().splitlines() if _step_of(line, beyond=step + 1) <= step
-        ]
-        temporary = self.metrics.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.rename(self.metrics)
-
-    def last_metrics(self) -> dict[str, Any] | None:
-        if not self.metrics.exists():
-            return None
-        lines = self.metrics.read_text().splitlines()
-        last: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
-        return last
+        """Drops the metrics of steps after ``step``, which a resumed run takes again, and lines cut off by a crash."""
+        _keep_lines(self.metrics, lambda record: 1 <= record["step"] <= step)
+        _keep_lines(self.events, lambda record: True)
 
 
 class JsonLines:
@@ -96,7 +83,9 @@ class JsonLines:
         self._file: TextIO = path.open("a")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, allow_nan=False, default=str) + "\n")
+        """A value that is no finite number becomes null: JSON has none of these."""
+        finite = {name: None if _not_finite(value) else value for name, value in record.items()}
+        self._file.write(json.dumps(finite, allow_nan=False, default=str) + "\n")
         self._file.flush()
 
     def event(self, event: str, **fields: Any) -> None:
@@ -108,9 +97,28 @@ class JsonLines:
         self._file.close()
 
 
-def _step_of(line: str, beyond: int) -> int:
-    """The step that a metrics line is of; ``beyond`` for a line that was cut off while it was written."""
+def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Keeps the lines that are JSON objects and ``wanted``; the file changes as a whole or not at all."""
+    if not path.exists():
+        return
+    kept = [
+        line
+        for line in path.read_bytes().split(b"\n")
+        if (record := _object(line)) is not None and wanted(record)
+    ]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+    temporary.rename(path)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """What a line holds; None where it was cut off while it was written."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return beyond
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

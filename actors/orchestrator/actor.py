@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import FlexmarlError, TooManyFailures
+from ...core.errors import FlexmarlError, RecipeError, TooManyFailures
 from ...core.ref import ActorRef
 from ..messages import (
     ConsoleApi,
@@ -36,7 +36,7 @@ from ..messages import (
     TrainerApi,
     TrajectoryFailed,
 )
-from ..workflow import Recipe, RecipeConfig, RecipeError
+from ..workflow import Recipe, RecipeConfig
 from . import checkpoint
 from .checkpoint import RunState
 from .config import CourseConfig

@@ -49,6 +49,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
 }
 EXAMPLES = """\
@@ -98,7 +99,8 @@ def make_model(folder: Path) -> None:
     (agent,) = resolve(str(RECIPE), []).agents.values()
     assert agent.model.config is not None
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**agent.model.config)).save_pretrained(folder)
+    auto_model: Any = AutoModelForCausalLM  # half of its methods have no types
+    auto_model.from_config(AutoConfig.for_model(**agent.model.config)).save_pretrained(folder)
 
 
 def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:
@@ -201,8 +203,8 @@ def tokens_per_step(config: RunConfig) -> int:
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
     """What the race found: medians over the measured steps of all rounds, and the rounds one by one."""
-    trl = median([seconds for round in rounds for seconds in round.trl.measured])
-    flexmarl = median([seconds for round in rounds for seconds in round.flexmarl.measured])
+    trl = median([seconds for item in rounds for seconds in item.trl.measured])
+    flexmarl = median([seconds for item in rounds for seconds in item.flexmarl.measured])
     return {
         "trl_s_per_step": round(trl, 5),
         "flexmarl_s_per_step": round(flexmarl, 5),

@@ -23,7 +23,7 @@ from flexmarl.launch.config import AgentConfig, RunConfig, resolve
 HERE = Path(__file__).parent
 
 
-class Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers' callback has no types
+class Stopwatch(TrainerCallback):
     """Seconds from the end of one step to the end of the next, and how the training fares."""
 
     def __init__(self) -> None:
@@ -31,15 +31,15 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers' callbac
         self.grad_norm: float | None = None
         self._last_end = 0.0
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._last_end = time.perf_counter()
 
-    def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         if self.grad_norm is None:  # of the first step, which is never counted: measuring it takes time
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            gradients = [p.grad for p in context["model"].parameters() if p.grad is not None]
             self.grad_norm = float(torch.nn.utils.get_total_norm(gradients))
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         now = time.perf_counter()
         self.seconds.append(now - self._last_end)
         self._last_end = now
