@@ -210,12 +210,16 @@ class TrajectoryFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupClosed:
-    """All trajectories of one query have ended, and the samples of those that survived are in the store."""
+    """All trajectories of one query have ended, and the samples of those that survived are in the store.
+
+    ``waited_s``: from the step's start until the group's first turn went to an instance, seconds.
+    """
 
     step: int
     query: str
     samples: dict[str, int]
     generated_tokens: int
+    waited_s: float
     rewards: dict[str, list[float]]
     failures: list[TrajectoryFailed]
 

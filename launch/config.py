@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from ..actors.messages import ModelConfig
 from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, EvaluationConfig, TrainingConfig
@@ -22,6 +22,7 @@ from ..core.config import Config, Count, Natural
 from ..core.errors import ConfigError
 
 RECIPES = Path(__file__).parent / "recipes"
+_RECIPE_NAME = re.compile(r"[a-z0-9_-]+")
 _AGENT_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -36,15 +37,23 @@ class AgentConfig(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
 
+    @model_validator(mode="after")
+    def _samples_are_drawn(self) -> "AgentConfig":
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "sampling.temperature=0: must be above 0, greedy decoding gives nothing to train on"
+            )
+        return self
+
 
 class RunConfig(Config):
     """Everything a run depends on. ``mode``: ``strict`` (rollout and training of a step overlap, strictly
     on-policy) or ``sync`` (a barrier between them)."""
 
     recipe: str
-    seed: Natural = 0
+    seed: Annotated[Natural, Field(lt=2**63)] = 0
     mode: Literal["strict", "sync"] = "strict"
-    data: Annotated[dict[str, Any], Field(default_factory=dict)]
+    data: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
     agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
     rollout: RolloutConfig = RolloutConfig()
@@ -97,10 +106,16 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
     """
     folder = recipe_folder(recipe)
     raw = read_yaml(folder / "config.yaml")
-    raw["recipe"] = str(folder)
     for override in overrides:
         _apply_override(raw, override)
-    defaults = raw.pop("agent_defaults", {})
+    if "recipe" in raw:
+        raise ConfigError(
+            "the key recipe can't be set: the recipe is the word without '=' on the command line"
+        )
+    raw["recipe"] = str(folder)
+    defaults = raw.pop("agent_defaults", None) or {}
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"agent_defaults={defaults!r}: must be a section with the keys of an agent")
     if isinstance(agents := raw.get("agents"), dict):
         raw["agents"] = {name: _merged(defaults, agent or {}) for name, agent in agents.items()}
     return check(_with_absolute_paths(raw, folder), str(folder / "config.yaml"))
@@ -117,20 +132,21 @@ def check(raw: dict[str, Any], source: str) -> RunConfig:
 
 def recipe_folder(recipe: str) -> Path:
     built_in = RECIPES / recipe.replace("-", "_")
-    folder = built_in if built_in.is_dir() and recipe not in ("", ".") else Path(recipe)
-    if not (folder / "config.yaml").is_file():
-        known = ", ".join(sorted(p.parent.name.replace("_", "-") for p in RECIPES.glob("*/config.yaml")))
-        raise ConfigError(f"no recipe {recipe!r}: neither built in ({known}) nor a folder with a config.yaml")
+    folder = built_in if _RECIPE_NAME.fullmatch(recipe) and built_in.is_dir() else Path(recipe)
+    for file in ("config.yaml", "workflow.py"):
+        if not (folder / file).is_file():
+            known = ", ".join(sorted(p.parent.name.replace("_", "-") for p in RECIPES.glob("*/config.yaml")))
+            raise ConfigError(f"no recipe {recipe!r}: neither built in ({known}) nor a folder with a {file}")
     return folder.resolve()
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Raises ConfigError where the file is missing or holds no mapping."""
+    """Raises ConfigError where the file can't be read or holds no mapping."""
     try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
-    except yaml.YAMLError as error:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no mapping of keys to values")
@@ -151,6 +167,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: the value is no YAML: {error}") from None
     *parents, last = key.split(".")
+    _refuse_unknown_agent(raw, [*parents, last], override)
     section = raw
     for depth, parent in enumerate(parents, 1):
         if section.get(parent) is None:
@@ -162,6 +179,15 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
             )
         section = section[parent]
     section[last] = value
+
+
+def _refuse_unknown_agent(raw: dict[str, Any], keys: Sequence[str], override: str) -> None:
+    """Agents have defaults, so a misspelt name would be a further agent."""
+    agents = raw.get("agents")
+    if keys[0] == "agents" and len(keys) > 1 and isinstance(agents, dict) and keys[1] not in agents:
+        raise ConfigError(
+            f"override {override!r}: there is no agent {keys[1]!r}; there are: {', '.join(map(str, agents))}"
+        )
 
 
 def _merged(base: Any, over: Any) -> Any:
@@ -190,7 +216,9 @@ def _problem(item: Any) -> str:
     if item["type"] == "missing":
         return f"{key}: is missing"
     message = item["msg"].removeprefix("Value error, ")
-    return f"{key}={item['input']!r}: {message}" if key and not isinstance(item["input"], dict) else message
+    if isinstance(item["input"], dict):  # the message names the value; a section is too long to be shown
+        return f"{key}: {message}" if key else message
+    return f"{key}={item['input']!r}: {message}"
 
 
 def _allowed_keys(location: Sequence[int | str]) -> str:

@@ -1,5 +1,6 @@
 """What one step measured, gathered while it runs. Pure: the time comes in with every event."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -15,6 +16,7 @@ class StepRecord:
     step: int
     versions: dict[str, int]
     started: float
+    waited_s: float = math.inf
     rolled_out: float | None = None
     rewards: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     generated_tokens: int = 0
@@ -32,6 +34,7 @@ class StepRecord:
         for agent, rewards in group.rewards.items():
             self.rewards[agent] += rewards
         self.generated_tokens += group.generated_tokens
+        self.waited_s = min(self.waited_s, group.waited_s)
         self.trajectories += trajectories
         self.failed += len(group.failures)
         self.rolled_out = now  # the last group to close leaves its time
@@ -48,6 +51,13 @@ class StepRecord:
 
     def applied(self, agent: str, now: float) -> None:
         self.publish_s[agent] = self.stepped[agent].publish_s + now - self.stepped_at[agent]
+
+    def rollout_s(self) -> float:
+        """From the step's first turn to the end of its last trajectory. In ``strict`` a step starts early and its
+        turns wait for their agents' versions: that wait belongs to the step before."""
+        if self.rolled_out is None:
+            return 0.0
+        return max(0.0, self.rolled_out - self.started - self.waited_s)
 
     def overlap_s(self) -> float:
         """Seconds that this step's forward and backward ran while rollouts of this step still ran."""
@@ -66,7 +76,7 @@ class StepRecord:
             "step": self.step,
             "time_s": now - run_started,
             "step_s": step_s,
-            "rollout_s": (self.rolled_out or now) - self.started,
+            "rollout_s": self.rollout_s(),
             "overlap_s": self.overlap_s(),
             "tokens": self.generated_tokens,
             "tokens_per_s": self.generated_tokens / step_s,

@@ -8,7 +8,10 @@ All trajectories of a step run at once; a turn waits only for its own agent's ve
 """
 
 import asyncio
+import math
+import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -52,6 +55,7 @@ class _Trajectory:
     greedy: bool
     turns: list[tuple[str, str, Generation]] = field(default_factory=list)
     asked: int = 0
+    first_turn_at: float = math.inf
     rewards: Rewards = field(default_factory=Rewards)
 
     def next_sample_id(self) -> str:
@@ -106,9 +110,9 @@ class Rollout(Actor):
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
     async def _run_group(self, step: int, query: Query, trajectories: int, versions: dict[str, int]) -> None:
-        ended = await self._run_all(
-            [_Trajectory(query, n, versions, greedy=False) for n in range(trajectories)]
-        )
+        started = time.monotonic()
+        group = [_Trajectory(query, number, versions, greedy=False) for number in range(trajectories)]
+        ended = await self._run_all(group)
         survived = [t for t in ended if isinstance(t, _Trajectory)]
         rewards = {
             agent: [t.rewards.by_agent[agent] for t in survived if agent in t.rewards.by_agent]
@@ -117,13 +121,18 @@ class Rollout(Actor):
         samples = _samples(step, survived, rewards)
         if samples:
             await self._store.api.put(samples)
-        counts = dict.fromkeys(self._agents, 0)
-        for sample in samples:
-            counts[sample.agent] += 1
-        failures = [t for t in ended if isinstance(t, TrajectoryFailed)]
-        tokens = sum(len(sample.tokens) for sample in samples)
+        counts = Counter(sample.agent for sample in samples)
+        first_turn_at = min(trajectory.first_turn_at for trajectory in group)
         await self._orchestrator.api.group_closed(
-            GroupClosed(step, query.id, counts, tokens, rewards, failures)
+            GroupClosed(
+                step=step,
+                query=query.id,
+                samples={agent: counts[agent] for agent in self._agents},
+                generated_tokens=sum(len(sample.tokens) for sample in samples),
+                waited_s=max(0.0, min(first_turn_at, time.monotonic()) - started),
+                rewards=rewards,
+                failures=[t for t in ended if isinstance(t, TrajectoryFailed)],
+            )
         )
 
     async def _run_all(self, trajectories: list[_Trajectory]) -> "list[_Trajectory | TrajectoryFailed]":
@@ -174,6 +183,7 @@ class Rollout(Actor):
             sampling.max_new_tokens,
         )
         async with self._pools[agent].instance(version) as instance:
+            trajectory.first_turn_at = min(trajectory.first_turn_at, time.monotonic())
             generation = await instance.within(self._config.turn_timeout_s).generate(request)
         trajectory.turns.append((agent, sample_id, generation))
         return Turn(generation.text, generation.prompt_tokens, generation.tokens)
