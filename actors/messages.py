@@ -5,9 +5,9 @@ endpoints with their signatures; the actor runtime validates arguments and resul
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..core.config import Config
 from ..transport.handle import StateHandle
@@ -20,13 +20,14 @@ class ModelConfig(Config):
 
     ``path``: a Hugging Face hub name or a local folder. ``config``: keyword arguments of
     ``AutoConfig.for_model`` (``model_type`` among them); the model is made from it with random weights.
-    ``tokenizer``: a hub name or folder, by default ``path``.
+    ``tokenizer``: a hub name or folder, by default ``path``. ``device``: where the policy trains and generates.
     """
 
     path: str | None = None
     config: dict[str, Any] | None = None
     tokenizer: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":

@@ -12,7 +12,7 @@ export PIP_CACHE_DIR=$root/.cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INP
 export PYTHONNOUSERSITE=1 PIP_USER=0
 unset PYTHONHOME PIP_TARGET PIP_PREFIX
 
-say() { printf '%s\n' "$*" >&2; }
+say() { printf '%s\n' "$@" >&2; }
 
 die() {
     say "$@"
@@ -72,7 +72,7 @@ _find_python() {
         die "$incomplete (Python $version) comes without venv or ensurepip, which make virtual environments." \
             "On Debian and Ubuntu: sudo apt install python$version-venv"
     fi
-    die "flexmarl needs Python 3.11 or newer, and ${PYTHON:-no python3 here} is none." \
+    die "flexmarl needs Python 3.11 or newer; this is none: ${names[*]}" \
         "Install one (Debian, Ubuntu: sudo apt install python3 python3-venv), or name it: PYTHON=/path/to/python3 $0"
 }
 

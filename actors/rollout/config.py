@@ -8,9 +8,9 @@ from ...core.config import Config, Count, Seconds
 
 
 class SamplingConfig(Config):
-    """How an agent's tokens are drawn. ``temperature`` 0 is greedy decoding."""
+    """How an agent's training samples are drawn; evaluations decode greedily."""
 
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
     max_new_tokens: Count = 64
 
 

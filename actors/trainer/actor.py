@@ -134,6 +134,7 @@ class Trainer(Actor):
             seed=self._recipe_config.seed,
             total_steps=self._total_steps,
             temperature=config.temperature,
+            device=config.model.device,
         )
         self._tokenizers[agent] = AutoTokenizer.from_pretrained(config.model.tokenizer or config.model.path)
         if self._resume_from is not None:

@@ -8,13 +8,14 @@ from functools import cache
 
 import numpy as np
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOptimizer, Train
 from flexmarl.actors.store.table import Table
 from flexmarl.actors.trainer.backends.torch import TorchPolicy
 from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 AGENTS = ("sorter", "checker")
 QUERIES, TRAJECTORIES = 4, 3
@@ -28,7 +29,14 @@ ARCHITECTURE = {
 def policy(agent: str) -> TorchPolicy:
     model = ModelConfig(config=ARCHITECTURE, tokenizer="unused")
     return TorchPolicy(
-        agent, model, OptimizerConfig(), AlgorithmConfig(), WarmUpConfig(), seed=0, total_steps=1, temperature=1.0
+        agent,
+        model,
+        OptimizerConfig(),
+        AlgorithmConfig(),
+        WarmUpConfig(),
+        seed=0,
+        total_steps=1,
+        temperature=1.0,
     )
 
 

@@ -51,6 +51,7 @@ def test_summary_is_the_ratio_of_medians_over_all_rounds_without_warm_up() -> No
         "first_grad_norm": 0.5,
         "weight_change": 0.01,
     }
+    assert summary["quiet"] == {"trl_s_per_step": 0.2, "flexmarl_s_per_step": 0.1, "ratio": 0.5}
     json.dumps(summary, allow_nan=False)
 
 

@@ -226,7 +226,7 @@ async def test_an_alias_is_the_tensor_itself_and_a_copy_is_not(transport: StateT
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # what another thread does to a file sets no event
+        while not condition():  # what another thread does to a file sets no event
             await asyncio.sleep(0)
 
 

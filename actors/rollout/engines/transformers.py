@@ -345,12 +345,11 @@ def build_model(config: ModelConfig) -> PreTrainedModel:
         architecture = AutoConfig.for_model(**(config.config or {}))
     factory: Any = AutoModelForCausalLM  # untyped
     with _ZeroInstead():
-        model: PreTrainedModel = factory.from_config(
+        model: Any = factory.from_config(
             architecture, dtype=getattr(torch, config.dtype), attn_implementation="sdpa"
         )
-    model.train(False)
-    model.requires_grad_(False)
-    return model
+    placed: PreTrainedModel = model.train(False).requires_grad_(False).to(config.device)
+    return placed
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

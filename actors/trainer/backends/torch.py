@@ -6,7 +6,6 @@ count. That makes training while other rollouts still run the same computation a
 """
 
 import hashlib
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ from ..loss import clipped_policy_loss, token_logprobs
 from ..state_files import check_tensors, read_tensors_into, write_tensors
 from .base import MicroBatchStats, StepStats
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger()
 
 WEIGHTS_FILE = "model.safetensors"  # the name transformers looks for
 STATE_FILE = "training_state.safetensors"
@@ -158,8 +158,7 @@ class TorchPolicy:
         """See `PolicyBackend.warm_up_done`. Does nothing without a warm-up."""
         if not self._warm_up_batches:
             return
-        batches, loss = self._warm_up_batches, self._warm_up_loss
-        logger.info("policy %s: warmed up on %d batches, final loss %.4f", self.name, batches, loss)
+        log.info("warmed up", policy=self.name, batches=self._warm_up_batches, loss=self._warm_up_loss)
         # Zeroed moments and step counters are what a new AdamW has, without a second copy in memory.
         for state in self._optimizer.state.values():
             for moment in state.values():

@@ -17,7 +17,14 @@ from flexmarl.actors.orchestrator.pipeline import (
 
 
 def plan(**more: object) -> Plan:
-    settings = {"mode": "strict", "agents": ("a", "b"), "first_step": 1, "last_step": 4, "queries": 1, "micro_batch": 4}
+    settings = {
+        "mode": "strict",
+        "agents": ("a", "b"),
+        "first_step": 1,
+        "last_step": 4,
+        "queries": 1,
+        "micro_batch": 4,
+    }
     return Plan(**{**settings, **more})  # type: ignore[arg-type]  # of plan's own types
 
 

@@ -1,6 +1,7 @@
 """A step's line of metrics, from events at given times."""
 
 import pytest
+
 from flexmarl.actors.messages import GroupClosed, MicroBatchTrained, PolicyStepped, Published
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.transport.handle import StateHandle
@@ -16,7 +17,9 @@ def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
 
 def stepped(version: int) -> PolicyStepped:
     handle = StateHandle("a", version, "shm", "host", "process", "a", 0, 1, 0, 0, ())
-    return PolicyStepped(Published("a", version, handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, busy_s=0.25, publish_s=0.125)
+    return PolicyStepped(
+        Published("a", version, handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, busy_s=0.25, publish_s=0.125
+    )
 
 
 def record() -> StepRecord:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
 from flexmarl.actors.rollout.config import EngineConfig
 from flexmarl.actors.rollout.engines.transformers import build_model
@@ -14,8 +17,6 @@ from flexmarl.core.errors import CallTimeout, RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 ARCHITECTURE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -30,7 +31,9 @@ def model(tmp_path: Path) -> ModelConfig:
     vocabulary = {c: n for n, c in enumerate("0123456789")} | {"<pad>": 10, "<eos>": 11}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(tmp_path / "tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(
+        tmp_path / "tokenizer"
+    )
     return ModelConfig(config=ARCHITECTURE, tokenizer=str(tmp_path / "tokenizer"))
 
 
@@ -45,7 +48,9 @@ class Source:
         generator = torch.Generator().manual_seed(version)
         for tensor in self._weights.values():
             tensor.normal_(0.0, 0.5, generator=generator)
-        return Published("solver", version, await self._transport.set("solver", self._weights, version=version))
+        return Published(
+            "solver", version, await self._transport.set("solver", self._weights, version=version)
+        )
 
 
 @pytest.fixture
@@ -94,7 +99,9 @@ async def test_new_weights_drop_the_turns_under_way(instance: ActorRef[Instance]
     assert (await instance.api.generate(turn(1))).policy_version == 1
 
 
-async def test_a_turn_that_is_given_up_leaves_the_engine(instance: ActorRef[Instance], source: Source) -> None:
+async def test_a_turn_that_is_given_up_leaves_the_engine(
+    instance: ActorRef[Instance], source: Source
+) -> None:
     await instance.api.apply_weights(await source.publish(0))
     with pytest.raises(CallTimeout):
         await instance.within(0.05).generate(turn(0, length=4000))
@@ -103,7 +110,9 @@ async def test_a_turn_that_is_given_up_leaves_the_engine(instance: ActorRef[Inst
     assert len(answers) == 8
 
 
-async def test_a_prompt_that_does_not_fit_names_the_lengths(instance: ActorRef[Instance], source: Source) -> None:
+async def test_a_prompt_that_does_not_fit_names_the_lengths(
+    instance: ActorRef[Instance], source: Source
+) -> None:
     await instance.api.apply_weights(await source.publish(0))
     with pytest.raises(RemoteError, match="4096") as caught:
         await instance.api.generate(turn(0, prompt="7" * 4093))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
 from flexmarl.actors.rollout.actor import AgentRollout, Rollout
 from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
@@ -43,8 +44,12 @@ class FakeInstance(Actor):
     async def generate(self, request: GenerateRequest) -> Generation:
         self.asked.append(request)
         tokens = self._answer(request)
-        prompt = tuple(t for part in request.prompt for t in (part if isinstance(part, tuple) else map(ord, part)))
-        return Generation("x" * len(tokens), prompt, tokens, (-0.5,) * len(tokens), request.policy_version, "stop")
+        prompt = tuple(
+            t for part in request.prompt for t in (part if isinstance(part, tuple) else map(ord, part))
+        )
+        return Generation(
+            "x" * len(tokens), prompt, tokens, (-0.5,) * len(tokens), request.policy_version, "stop"
+        )
 
 
 class Events(Actor):
@@ -108,7 +113,12 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
         await rollout.serve(agent, 4)
     await rollout.start_step(5, [QUERY], 6, {"solver": 4, "judge": 4})
     group = await house.closed()
-    assert (group.step, group.query, group.samples, group.failures) == (5, "q7", {"solver": 6, "judge": 6}, [])
+    assert (group.step, group.query, group.samples, group.failures) == (
+        5,
+        "q7",
+        {"solver": 6, "judge": 6},
+        [],
+    )
     assert group.generated_tokens == sum(group.rewards["solver"]) + 6
     batch = await house.store.lease("solver", 4, 6)
     assert [row.sample_id for row in batch.samples] == [f"q7_0_{trajectory}" for trajectory in range(6)]
@@ -161,7 +171,9 @@ async def test_draws_depend_on_the_sample_alone(house: House) -> None:
     await house.closed()
     asked = [request for fakes in house.instances.values() for fake in fakes for request in fake.asked]
     assert len({request.seed for request in asked}) == len(asked) == 16
-    assert {request.sample_id for request in asked} == {f"q{q}_{t}_{n}" for q in (7, 8) for t in (0, 1) for n in range(4)}
+    assert {request.sample_id for request in asked} == {
+        f"q{q}_{t}_{n}" for q in (7, 8) for t in (0, 1) for n in range(4)
+    }
 
 
 FAILS_IN_ONE = """
@@ -181,12 +193,17 @@ async def unused():
     ("failure", "error"),
     [
         ("raise KeyError('no tool')", "KeyError: 'no tool'"),
-        ("workflow.calls += 1; return Rewards(solver=float('nan'))", "InvalidReward: reward of 'solver' is nan"),
+        (
+            "workflow.calls += 1; return Rewards(solver=float('nan'))",
+            "InvalidReward: reward of 'solver' is nan",
+        ),
         ("workflow.calls += 1; return Rewards(solver='high')", "InvalidReward: reward of 'solver' is 'high'"),
         ("workflow.calls += 1; await asyncio.Event().wait()", "TimeoutError"),
     ],
 )
-async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(house: House, failure: str, error: str) -> None:
+async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
+    house: House, failure: str, error: str
+) -> None:
     if not failure.startswith("workflow"):
         failure = f"workflow.calls += 1; {failure}"
     rollout = await house.open(FAILS_IN_ONE.format(failure=failure), trajectory_timeout_s=0.5)
@@ -204,9 +221,15 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(house: H
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ("await agents['solvr'].generate('x')", r"asks for agent 'solvr', which the config lacks; it has: solver, judge"),
+        (
+            "await agents['solvr'].generate('x')",
+            r"asks for agent 'solvr', which the config lacks; it has: solver, judge",
+        ),
         ("return Rewards(solvr=1.0)", r"rewards agent 'solvr', which the config lacks"),
-        ("await agents['judge'].generate('x'); return Rewards(solver=1.0)", "used agent 'judge' and returned no reward"),
+        (
+            "await agents['judge'].generate('x'); return Rewards(solver=1.0)",
+            "used agent 'judge' and returned no reward",
+        ),
         ("return 1.0", "returned float, not Rewards"),
     ],
 )
@@ -229,7 +252,9 @@ async def test_an_evaluation_is_greedy_and_outside_the_store(house: House) -> No
     result = await rollout.evaluate(queries, {"solver": 0, "judge": 0})
     assert result.queries == 5 and result.failures == []
     assert result.metrics["accuracy"] == 0.5 and result.metrics["reward/judge"] == 1.0
-    assert {r.temperature for fakes in house.instances.values() for fake in fakes for r in fake.asked} == {0.0}
+    assert {r.temperature for fakes in house.instances.values() for fake in fakes for r in fake.asked} == {
+        0.0
+    }
     assert await house.statistics("solver") == TableStatistics(ready=0, leased=0, consumed=0)
 
 

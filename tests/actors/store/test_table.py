@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.store.table import Table
 from flexmarl.core.errors import RemoteError, StoreError
 from flexmarl.core.system import ActorSystem
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 ROW = Sample("q0_0_0", "a", 1, 0, "q0", 1.0, (1.0, 0.0), (1, 2), (3, 4), (-0.1, -0.2))
 
@@ -26,7 +27,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(version=st.integers(0, 1), count=st.integers(1, 4))
     def put(self, version: int, count: int) -> None:
-        rows = [replace(ROW, sample_id=f"row {self.written + n}", policy_version=version) for n in range(count)]
+        rows = [
+            replace(ROW, sample_id=f"row {self.written + n}", policy_version=version) for n in range(count)
+        ]
         self.written += count
         self.table.put(rows)
         self.ready[version] += [row.sample_id for row in rows]
@@ -42,7 +45,9 @@ class Life(RuleBasedStateMachine):
     def lease(self, version: int, count: int) -> None:
         ready = self.ready.get(version, [])
         if not 1 <= count <= len(ready):
-            with pytest.raises(StoreError, match=f"{count} rows of version {version} .* {len(ready)} are ready"):
+            with pytest.raises(
+                StoreError, match=f"{count} rows of version {version} .* {len(ready)} are ready"
+            ):
                 self.table.lease(version, count)
             return
         batch = self.table.lease(version, count)

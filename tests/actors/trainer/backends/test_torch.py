@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -409,16 +410,16 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
 EXAMPLES = [((index % 10, 11), (index % 10, 12, 13)) for index in range(32)]
 
 
-def test_warm_up_reduces_the_loss_and_leaves_fresh_moments(caplog: pytest.LogCaptureFixture) -> None:
+def test_warm_up_reduces_the_loss_and_leaves_fresh_moments() -> None:
     policy = make_policy()
     losses = [policy.warm_up(EXAMPLES) for _ in range(20)]
     assert losses[0] == pytest.approx(math.log(16), abs=0.5)
     assert losses[-1] < 0.5 * losses[0]
     with pytest.raises(RuntimeError, match="warm_up_done"):
         policy.accumulate(make_samples(12))
-    with caplog.at_level("INFO"):
+    with structlog.testing.capture_logs() as logs:
         policy.warm_up_done()
-    assert f"20 batches, final loss {losses[-1]:.4f}" in caplog.text
+    assert [(entry["batches"], entry["loss"]) for entry in logs] == [(20, losses[-1])]
     assert policy.version == 0
     assert not any(tensor.any() for state in policy._optimizer.state.values() for tensor in state.values())
     assert not gradient(policy).any()

@@ -27,7 +27,7 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
         return await _pair(query, agents, asked)
     _started[query.id] += 1
     if "hold" in asked and asked["position"] >= asked.get("hold_from", 0):
-        while Path(asked["hold"]).exists():  # noqa: ASYNC110  # another process removes it
+        while Path(asked["hold"]).exists():  # another process removes it
             await asyncio.sleep(0.05)
     if _started[query.id] <= asked.get("faulty", 1) and "fault" in asked:
         return await _misbehave(asked["fault"], query, agents)
