@@ -1,7 +1,7 @@
 """What an actor is: a class whose ``@endpoint`` methods other actors may call."""
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import RemoteProtocolError
 from .ref import ActorRef
@@ -9,13 +9,12 @@ from .ref import ActorRef
 if TYPE_CHECKING:
     from .system import ActorSystem
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 _MARK = "__flexmarl_endpoint__"
 
 
-def endpoint(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+def endpoint(method: Method) -> Method:
     """Makes an async method callable by message. Its annotations are what messages are checked against."""
     setattr(method, _MARK, True)
     return method

@@ -11,7 +11,8 @@ from .errors import LocalProtocolError
 if TYPE_CHECKING:
     from .system import ActorSystem
 
-Api = TypeVar("Api")
+# Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
+Api = TypeVar("Api", covariant=True)
 
 DEFAULT_TIMEOUT_S = 30.0
 

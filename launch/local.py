@@ -15,10 +15,11 @@ from typing import Any, Self
 
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import ActorDead, FlexmarlError, Interrupted
+from ..core.errors import ActorDead, Interrupted
 from ..core.ref import ActorRef
 from ..core.supervisor import STATISTICS_TIMEOUT_S, Supervisor, private_directory
 from ..core.system import ActorSystem
+from ..core.tasks import first_error
 from . import env
 from .config import RunConfig
 from .console import Console
@@ -204,12 +205,10 @@ async def _start_actors(
             "directory": str(private),
         }
         spawned += [supervisor.spawn(_CLASSES["instance"], ref.name, kwargs) for ref in agent_refs]
-    try:
+    with first_error():
         async with asyncio.TaskGroup() as group:
             for spawning in spawned:
                 group.create_task(spawning)
-    except* FlexmarlError as errors:
-        raise errors.exceptions[0] from None
     return orchestrator
 
 

@@ -1,5 +1,7 @@
+# shellcheck shell=bash
 # Shared by scripts/quickstart, scripts/test and scripts/check: makes .venv and installs into it.
-# Nothing outside the checkout is written: downloads are kept in .cache/pip, locks in .cache.
+# Nothing outside the checkout is written: downloads are kept in .cache/pip, the lock in .cache. The Hugging Face cache
+# stays where the user has it: only models that a recipe names by a hub's name go there, and the token is read there.
 
 set -euo pipefail
 
@@ -27,21 +29,24 @@ install() {
         flock -n 9 || { say "waiting for another installation into $root/.venv" && flock 9; }
         _install_locked "${1:-}"
     ) 9>"$root/.cache/install.lock"
+    if _has_gpu && [[ $(_torch_version) == *+cpu ]]; then # made on a login node, say
+        say "note: there is a GPU here, but $root/.venv holds the CPU build of torch: remove .venv to have it made anew"
+    fi
 }
 
 _install_locked() {
-    local extra=$1 wanted
+    local extra=$1 stamp=$root/.venv/installed${1:+-$1} wanted
     # The path is part of it: an editable installation names its checkout, and checkouts get moved.
     wanted=$(cd "$root" && { pwd && cat pyproject.toml scripts/constraints.txt; } | sha256sum)
     _venv_works || _make_venv
-    [[ "$(cat "$root/.venv/installed-$extra" 2>/dev/null)" == "$wanted" ]] && return
+    [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && return
     say "installing flexmarl${extra:+ with its $extra tools} into $root/.venv (the first time takes a few minutes)"
     _install_torch
     # The build tool is installed like everything else, in the pinned version, rather than fetched for each build.
     _pip install hatchling editables
     _pip install --no-build-isolation --editable "$root${extra:+[$extra]}"
-    printf '%s\n' "$wanted" >"$root/.venv/installed-"
-    printf '%s\n' "$wanted" >"$root/.venv/installed-$extra"
+    printf '%s\n' "$wanted" >"$root/.venv/installed" # an extra comes with all the rest
+    printf '%s\n' "$wanted" >"$stamp"
 }
 
 _pip() { "$venv_python" -m pip "$1" --quiet --constraint "$constraints" "${@:2}" >&2; }
@@ -83,7 +88,7 @@ _install_torch() {
     local pin version
     pin=$(grep '^torch==' "$constraints") || return 0 # constraints emptied to look for newer versions
     version=${pin#torch==}
-    _has_torch "$version" && return
+    [[ $(_torch_version) == "$version"?(+cpu) ]] && return
     if ! _has_gpu; then
         say "no NVIDIA GPU here: looking for the CPU build of torch $version"
         _pip install "$pin+cpu" 2>/dev/null && return
@@ -94,9 +99,6 @@ _install_torch() {
     _pip install "$pin"
 }
 
-_has_torch() {
-    "$venv_python" -c 'import sys, importlib.metadata as m; sys.exit(m.version("torch").split("+")[0] != sys.argv[1])' \
-        "$1" 2>/dev/null
-}
+_torch_version() { "$venv_python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true; }
 
 _has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; }

@@ -12,6 +12,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import flexmarl
 
@@ -66,8 +68,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(path) as archive:
         names = archive.getnames()
-        assert len(names) == len(set(names))
-        archive.extractall(unpacked, filter="data")
+    assert len(names) == len(set(names))
+    run("tar", "--extract", "--file", path, "--directory", unpacked)
     return unpacked / f"flexmarl-{flexmarl.__version__}"
 
 
@@ -130,6 +132,17 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
         wheel.text(f"{DIST_INFO}/entry_points.txt")
         == "[console_scripts]\nflexmarl = flexmarl.launch.cli:main\n"
     )
+
+
+def test_the_pinned_versions_are_ones_that_the_package_admits(wheel: Wheel) -> None:
+    lines = (ROOT / "scripts" / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    needed = [Requirement(text) for text in wheel.metadata.get_all("Requires-Dist", [])]
+    installed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": "dev"})]
+    assert {"torch", "pytest"} <= {one.name for one in installed}
+    for requirement in installed:
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheel: Wheel, sdist: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from ...core.actor import Actor, endpoint
 from ...core.errors import FlexmarlError, RecipeError, TooManyFailures
 from ...core.ref import ActorRef
+from ...core.tasks import first_error
 from ..messages import (
     ConsoleApi,
     GroupClosed,
@@ -141,14 +142,12 @@ class Orchestrator(Actor):
             evaluate_first=state is None,
         )
         self._pipeline = Pipeline(plan, versions)
-        try:
+        with first_error():
             async with asyncio.TaskGroup() as self._tasks:
                 if self._stop_asked:
                     self._carry_out(self._pipeline.request_stop())
                 self._carry_out(self._pipeline.start())
                 await self._finished.wait()
-        except BaseExceptionGroup as errors:
-            raise _first_error(errors) from None
 
     async def _warm_up(self) -> None:
         """The recipe's supervised batches, in chunks, so that progress shows."""
@@ -313,14 +312,6 @@ class Orchestrator(Actor):
         self._first_failure = self._first_failure or failure
         fields = {"step": step, "trajectory": failure.trajectory, "error": failure.error}
         self._console.tell("event", "trajectory_failed", fields | {"traceback": failure.remote_traceback})
-
-
-def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong first in a group of tasks; its traceback is the one worth showing."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _applied(instance: ActorRef[InstanceApi], published: Published) -> None:

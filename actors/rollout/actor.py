@@ -22,6 +22,7 @@ from ...core.actor import Actor, endpoint
 from ...core.config import Config
 from ...core.errors import RecipeError
 from ...core.ref import ActorRef
+from ...core.tasks import first_error
 from ..messages import (
     Evaluation,
     GenerateRequest,
@@ -136,11 +137,9 @@ class Rollout(Actor):
         )
 
     async def _run_all(self, trajectories: list[_Trajectory]) -> "list[_Trajectory | TrajectoryFailed]":
-        try:
+        with first_error():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._run_trajectory(trajectory)) for trajectory in trajectories]
-        except* RecipeError as errors:
-            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _run_trajectory(self, trajectory: _Trajectory) -> "_Trajectory | TrajectoryFailed":

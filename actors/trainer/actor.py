@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ...core.actor import Actor, endpoint
 from ...core.config import Config
 from ...core.ref import ActorRef
+from ...core.tasks import first_error
 from ...transport.state import StateTransport
 from ..messages import MicroBatchTrained, ModelConfig, PolicyStepped, Published, StoreApi
 from ..workflow import Recipe, RecipeConfig
@@ -102,10 +103,13 @@ class Trainer(Actor):
         started = time.perf_counter()
         stats = await self._compute(policy.optimizer_step)
         stepped = time.perf_counter()
-        published = await self._publish(agent, policy)
-        publish_s = time.perf_counter() - stepped
         tokens, self._leases[agent] = self._leases[agent], []
-        await self._store.api.commit(agent, tokens)
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._store.api.commit(agent, tokens))
+                publishing = group.create_task(self._publish(agent, policy))
+        published = publishing.result()
+        publish_s = time.perf_counter() - stepped
         return PolicyStepped(
             published=published,
             samples=stats.samples,

@@ -17,7 +17,7 @@ class Point:
 class Echo(Actor):
     def __init__(self, greeting: str = "hello") -> None:
         self._greeting = greeting
-        self.cancelled = 0
+        self.hanging = 0
         self.heard: list[int] = []
 
     @endpoint
@@ -38,14 +38,15 @@ class Echo(Actor):
 
     @endpoint
     async def hang(self) -> None:
+        self.hanging += 1
         try:
             await asyncio.Event().wait()
         finally:
-            self.cancelled += 1
+            self.hanging -= 1
 
     @endpoint
-    async def cancellations(self) -> int:
-        return self.cancelled
+    async def calls_hanging(self) -> int:
+        return self.hanging
 
     @endpoint
     async def hear(self, number: int) -> None:

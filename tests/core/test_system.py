@@ -98,15 +98,15 @@ class TestDeadlines:
     async def test_an_expired_call_names_actor_endpoint_and_deadline(self, echo: ActorRef[Echo]) -> None:
         with pytest.raises(CallTimeout, match=r"echo.hang: no answer within 0.05 s"):
             await echo.within(0.05).hang()
-        await wait_until(lambda: echo.api.cancellations(), 1)
+        await wait_until(lambda: echo.api.calls_hanging(), 0)
 
     async def test_cancelling_a_call_reaches_the_callee(self, echo: ActorRef[Echo]) -> None:
         call = asyncio.ensure_future(echo.api.hang())
-        assert await echo.api.cancellations() == 0
+        await wait_until(lambda: echo.api.calls_hanging(), 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await wait_until(lambda: echo.api.cancellations(), 1)
+        await wait_until(lambda: echo.api.calls_hanging(), 0)
 
 
 async def wait_until(read: Any, expected: object) -> None:

@@ -59,7 +59,7 @@ class Cluster:
         kind, what = item
         if kind == "group":
             step, counts = what  # type: ignore[misc]
-            return all(self.served[a] == self.versions_of[step][a] for a, n in counts.items() if n)  # type: ignore[attr-defined]
+            return all(self.served[a] == self.versions_of[step][a] for a, n in counts.items() if n)
         earlier = self.open[: self.open.index(item)]
         agent = getattr(what, "agent", None)
         return not any(
@@ -95,10 +95,10 @@ class Cluster:
         kind, what = item
         if kind == "group":
             step, counts = what  # type: ignore[misc]
-            self.groups_open[step] -= 1  # type: ignore[index]
-            for agent, count in counts.items():  # type: ignore[attr-defined]
-                self.rows[step, agent] += count  # type: ignore[index]
-            self.take(self.pipeline.group_closed(step, counts))  # type: ignore[arg-type]
+            self.groups_open[step] -= 1
+            for agent, count in counts.items():
+                self.rows[step, agent] += count
+            self.take(self.pipeline.group_closed(step, counts))
             return
         match what:
             case Train(agent, step, _, count):

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
+from flexmarl.actors.messages import (
+    GenerateRequest,
+    Generation,
+    GroupClosed,
+    Published,
+    Query,
+    TableStatistics,
+)
 from flexmarl.actors.rollout.actor import AgentRollout, Rollout
 from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.actor import Store
@@ -41,6 +48,10 @@ class FakeInstance(Actor):
         self._answer = answer
 
     @endpoint
+    async def apply_weights(self, published: Published) -> int:
+        return published.version
+
+    @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
         self.asked.append(request)
         tokens = self._answer(request)
@@ -57,6 +68,12 @@ class Events(Actor):
 
     def __init__(self) -> None:
         self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
+
+    @endpoint
+    async def start(self) -> None: ...
+
+    @endpoint
+    async def stop(self) -> None: ...
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:

@@ -3,13 +3,14 @@
 The config's ``data`` section says what; every query carries it along:
 
     trace: file      a line ``<query> <agent>=<prompt tokens>/<tokens> ...`` is appended for each training trajectory
-    hold: file       trajectories of ``hold_from`` (a query position, default 0) and later wait while the file exists
-    fault: what      the first ``faulty`` (default 1) trajectories of each query do it: see ``_misbehave``
+    hold: file       trajectories of the query position written in the file, and of later ones, wait until it is gone
+    faults: [what]   the first ``faulty`` (default 1) trajectories of the n-th query do the n-th: see ``_misbehave``
     shape: how       who is asked what: see ``_SHAPES``
     warm_up_pause_s  each supervised batch takes that much longer
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
@@ -32,6 +33,13 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
     if _started[query.id] <= asked.get("faulty", 1) and "fault" in asked:
         return await _misbehave(asked["fault"], query, agents)
     return await _SHAPES[asked.get("shape", "pair")](query, agents, asked)
+
+
+def _held_from(hold: Path) -> float:
+    try:
+        return float(hold.read_text())
+    except FileNotFoundError:
+        return math.inf
 
 
 async def _pair(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:

@@ -1,0 +1,417 @@
+"""Whole runs in real processes: their files, their ends, and going on with them."""
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flexmarl.launch.cli import main
+
+from .conftest import ONE_AGENT, Launched, Launcher, wait_until
+
+# One query a step and one sequence at a time: then not even the rounding of a sum depends on what comes first.
+REPRODUCIBLE = (
+    "training.queries_per_step=1",
+    "training.micro_batch=4",
+    "agent_defaults.engine.max_batch=1",
+    "agent_defaults.warm_up={batches: 2, batch_size: 4}",
+)
+ESCAPE = re.compile(r"\x1b")
+
+
+@pytest.fixture(scope="module")
+def whole(launcher: Launcher) -> Launched:
+    """A run of six steps that nothing disturbs."""
+    run = launcher.train("whole", *REPRODUCIBLE, f"data.trace={launcher.runs / 'whole.trace'}")
+    run.wait_for_output("before training")
+    run.actors()
+    assert run.wait() == 0, run.text
+    return run
+
+
+class TestAWholeRun:
+    def test_leaves_nothing_running_and_clean_logs(self, whole: Launched) -> None:
+        whole.assert_nothing_is_left()
+        whole.assert_logs_are_clean()
+
+    def test_shows_plain_lines_and_ends_with_the_result(self, whole: Launched) -> None:
+        assert not ESCAPE.search(whole.text)
+        first, *_ = whole.text.splitlines()
+        assert first == "run whole mode=strict steps=6 agents=solver,checker"
+        closing = whole.text.splitlines()[-4:]
+        assert re.fullmatch(
+            r"Trained 6 steps in [\d.]+ s\. On problems .* accuracy: [\d.]+% -> [\d.]+%; .*", closing[0]
+        )
+        assert [line.split()[0] for line in closing[1:]] == ["report", "metrics", "checkpoints"]
+        assert all(Path(line.split()[1]).exists() for line in closing[1:])
+
+    def test_every_step_has_its_metrics(self, whole: Launched) -> None:
+        assert [line["step"] for line in whole.metrics] == [1, 2, 3, 4, 5, 6]
+        processes = ("launcher", "store", "trainer", "rollout", "orchestrator", "solver-0", "checker-0")
+        for line in whole.metrics:
+            agents = {
+                f"{key}/{agent}"
+                for key in ("reward", "loss", "samples", "lr")
+                for agent in ("solver", "checker")
+            }
+            assert agents | {"overlap_s", "tokens_per_s", "versions"} <= line.keys()
+            assert {f"loop_lag_ms/{name}" for name in processes} <= line.keys()
+            assert line["versions"] == {"solver": line["step"], "checker": line["step"]}
+            assert line["stale_samples"] == 0 and line["failed_trajectories"] == 0
+        assert ["eval/accuracy" in line for line in whole.metrics] == [False] * 5 + [True]
+
+    def test_events_tell_its_course(self, whole: Launched) -> None:
+        names = Counter(event["event"] for event in whole.events)
+        assert names["run_started"] == names["run_ended"] == 1
+        assert names["warmed_up"] == names["evaluated"] == 2
+        assert names["checkpoint_saved"] == 3
+        assert whole.events[-1] | {"time": 0} == {
+            "time": 0,
+            "event": "run_ended",
+            "step": 6,
+            "stopped": False,
+        }
+
+    def test_the_newest_checkpoints_stay_and_are_models(self, whole: Launched) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folders = sorted(path.name for path in (whole.directory / "checkpoints").iterdir())
+        assert folders == ["step_000004", "step_000006"]
+        for agent in ("solver", "checker"):
+            folder = whole.directory / "checkpoints" / "step_000006" / agent
+            model = AutoModelForCausalLM.from_pretrained(folder)
+            tokens = AutoTokenizer.from_pretrained(folder)("12=", return_tensors="pt").input_ids
+            assert model(tokens).logits.shape == (1, 3, 14)
+
+    def test_the_report_needs_nothing_else(self, whole: Launched, capsys: pytest.CaptureFixture[str]) -> None:
+        report = whole.directory / "report.html"
+        text = report.read_text()
+        assert "accuracy" in text
+        assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:|//)|@import|url\(""", text)
+        report.unlink()
+        assert main(["report", str(whole.directory)]) == 0
+        assert capsys.readouterr().out.strip() == str(report)
+        assert report.exists()
+
+    def test_going_on_with_it_says_that_it_is_complete(
+        self, whole: Launched, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = (whole.directory / "metrics.jsonl").read_bytes()
+        assert main(["train", "--resume", str(whole.directory)]) == 0
+        assert "is complete: all 6 steps are trained" in capsys.readouterr().out
+        assert (whole.directory / "metrics.jsonl").read_bytes() == before
+
+
+# --------------------------------------------------------------------------- killed, stopped, gone on with
+
+
+@dataclass
+class Interrupted:
+    """One run in three pieces: its launcher is killed in step 4, ctrl-C comes in step 5, the third ends it."""
+
+    killed: Launched
+    stopped: Launched
+    ended: Launched
+    metrics_when_killed: list[int]
+    idle_cpu_share: dict[str, float]
+    refusal: str
+
+
+@pytest.fixture(scope="module")
+def pieces(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    folder = tmp_path_factory.mktemp("pieces")
+    hold, trace = folder / "hold", folder / "trace"
+    hold.write_text("3")  # the queries' positions count from 0: the first of step 4
+    killed = launcher.train("pieces", *REPRODUCIBLE, f"data.hold={hold}", f"data.trace={trace}")
+    killed.wait_for_step(3)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    killed.assert_nothing_is_left()
+    metrics_when_killed = [line["step"] for line in killed.metrics]
+
+    hold.write_text("4")
+    stopped = launcher.resume("pieces")
+    stopped.wait_for_step(4)
+    idle = _cpu_share({**stopped.actors(), "launcher": psutil.Process(stopped.process.pid)})
+    second = launcher.resume("pieces")
+    assert second.wait() == 2
+    stopped.signal(signal.SIGINT)
+    stopped.wait_for_output("SIGINT: stopping after the steps under way")
+    hold.unlink()
+    assert stopped.wait() == 130, stopped.text
+
+    ended = launcher.resume("pieces")
+    ended.wait_for_output("step 6/6")
+    assert ended.wait() == 0, ended.text
+    return Interrupted(killed, stopped, ended, metrics_when_killed, idle, second.text)
+
+
+def _cpu_share(processes: dict[str, psutil.Process], seconds: float = 2.0) -> dict[str, float]:
+    def used() -> dict[str, float]:
+        return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+
+    before = used()
+    time.sleep(seconds)  # what is measured is what happens in this time
+    return {name: (after - before[name]) / seconds for name, after in used().items()}
+
+
+class TestARunInPieces:
+    def test_when_the_launcher_is_killed_the_finished_steps_are_on_disk(self, pieces: Interrupted) -> None:
+        assert pieces.metrics_when_killed == [1, 2, 3]
+
+    def test_ctrl_c_ends_it_after_the_step_under_way_with_a_checkpoint(self, pieces: Interrupted) -> None:
+        last = pieces.stopped.text.splitlines()[-4:]
+        assert (
+            last[0] == f"Stopped after step 5. Go on with: flexmarl train --resume {pieces.stopped.directory}"
+        )
+        assert last[3].endswith("step_000005")
+        pieces.stopped.assert_nothing_is_left()
+        pieces.stopped.assert_logs_are_clean()
+
+    def test_each_step_is_in_the_metrics_once_and_in_order(self, pieces: Interrupted) -> None:
+        assert [line["step"] for line in pieces.ended.metrics] == [1, 2, 3, 4, 5, 6]
+        assert [line["versions"]["solver"] for line in pieces.ended.metrics] == [1, 2, 3, 4, 5, 6]
+        assert "eval/accuracy" in pieces.ended.metrics[-1]
+
+    def test_it_goes_on_where_the_checkpoint_was(self, pieces: Interrupted) -> None:
+        resumed = [event["step"] for event in pieces.ended.events if event["event"] == "run_resumed"]
+        assert resumed == [2, 5]
+
+    def test_no_query_is_lost_and_only_the_steps_after_the_checkpoint_are_taken_again(
+        self, pieces: Interrupted
+    ) -> None:
+        trace = Path(pieces.ended.directory / "config.yaml").read_text().split("trace: ")[1].split()[0]
+        queries = Counter(line.split()[0] for line in Path(trace).read_text().splitlines())
+        # Step 3 was trained, but not saved, before the kill.
+        assert queries == {"q000": 4, "q001": 4, "q002": 8, "q003": 4, "q004": 4, "q005": 4}
+
+    def test_it_ends_bit_for_bit_as_if_nothing_had_happened(
+        self, pieces: Interrupted, whole: Launched
+    ) -> None:
+        for agent in ("solver", "checker"):
+            for name in ("model.safetensors", "training_state.safetensors", "training_state.json"):
+                file = Path("checkpoints") / "step_000006" / agent / name
+                assert (pieces.ended.directory / file).read_bytes() == (
+                    whole.directory / file
+                ).read_bytes(), file
+        rewards = [[line["reward/solver"] for line in run.metrics] for run in (pieces.ended, whole)]
+        assert rewards[0] == rewards[1]
+
+    def test_while_it_works_nobody_else_may(self, pieces: Interrupted) -> None:
+        assert "another process is working on this run" in pieces.refusal
+
+    def test_waiting_costs_no_cpu_time(self, pieces: Interrupted) -> None:
+        busy = {
+            name: share
+            for name, share in pieces.idle_cpu_share.items()
+            if share >= 0.02 and name != "rollout"
+        }
+        assert not busy, pieces.idle_cpu_share
+
+
+# --------------------------------------------------------------------------- ends of all kinds
+
+
+@pytest.fixture
+def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
+    """A run with one agent that has taken its first step and now waits in its second."""
+    hold = tmp_path / "hold"
+    hold.write_text("1")
+    settings = (
+        "training.queries_per_step=1",
+        "training.micro_batch=4",
+        "checkpoint.every=1",
+        f"data.hold={hold}",
+    )
+    run = launcher.train(f"held-{tmp_path.name}", *ONE_AGENT, *settings)
+    run.wait_for_step(1)
+    yield run
+    run.close()
+
+
+class TestDeath:
+    @pytest.mark.parametrize("actor", ["store", "trainer", "solver-0", "rollout", "orchestrator"])
+    def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
+        held.actors()[actor].kill()
+        began = time.monotonic()
+        assert held.wait() == 1
+        assert time.monotonic() - began < 15
+        last = held.text.splitlines()[-3:]
+        assert re.fullmatch(rf"The run failed: actor {actor} died: process \d+ killed by signal 9", last[0])
+        assert last[2].endswith(f"flexmarl train --resume {held.directory}")
+        assert held.events[-1]["event"] == "run_ended" and actor in held.events[-1]["error"]
+        held.assert_nothing_is_left()
+
+
+class TestSignals:
+    def test_a_second_one_stops_at_once_even_where_an_actor_is_stuck(self, held: Launched) -> None:
+        held.actors()["trainer"].suspend()
+        held.signal(signal.SIGINT)
+        held.wait_for_output("once more stops at once")
+        held.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert held.wait() == 130
+        assert time.monotonic() - began < 10
+        assert "The run was stopped by SIGTERM" in held.text
+        held.assert_nothing_is_left()
+        held.assert_logs_are_clean()
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_one_before_the_actors_are_ready_stops_at_once(
+        self, launcher: Launcher, number: signal.Signals, tmp_path: Path
+    ) -> None:
+        run = launcher.train(f"early-{number.name}", *ONE_AGENT)
+        run.wait_for_output("starting actors")
+        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        run.signal(number)
+        assert run.wait() == 130
+        assert f"The run was stopped by {number.name}" in run.text
+        run.assert_nothing_is_left()
+
+    def test_one_during_warm_up_stops_before_the_first_step(self, launcher: Launcher) -> None:
+        warm_up = ("agent_defaults.warm_up={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
+        run = launcher.train("warm", *ONE_AGENT, *warm_up)
+        run.wait_for_output("warming up solver")
+        run.actors()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert "Stopped after step 0. Go on with" in run.text
+        assert run.metrics == [] and list((run.directory / "checkpoints").iterdir()) == []
+        run.assert_nothing_is_left()
+        run.assert_logs_are_clean()
+
+
+def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Path) -> None:
+    """A conversation in three turns besides: its tokens are those of the turns before, or the run fails."""
+    import pty
+
+    hold = tmp_path / "hold"
+    hold.write_text("2")
+    controller, terminal = pty.openpty()
+    run = launcher.train("terminal", *ONE_AGENT, "data.shape=talk", f"data.hold={hold}", terminal=terminal)
+    os.close(terminal)
+    shown = b""
+    while len(run.metrics) < 1:
+        shown += os.read(controller, 4096)
+    run.actors()
+    os.write(controller, b"\x03")
+    while b"once more stops at once" not in shown:
+        shown += os.read(controller, 4096)
+    hold.unlink()
+    shown += _read_to_the_end(controller)
+    assert run.wait() == 130
+    text = shown.decode()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is shown again"
+    assert (
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).splitlines()[-4].startswith("Stopped after step 2. Go on")
+    )
+    assert [line["failed_trajectories"] for line in run.metrics] == [0, 0]
+    run.assert_nothing_is_left()
+
+
+def _read_to_the_end(controller: int) -> bytes:
+    read = b""
+    while True:
+        try:
+            read += os.read(controller, 4096)
+        except OSError:  # EIO: nobody has the terminal open any more
+            return read
+
+
+# --------------------------------------------------------------------------- workflows and recipes at fault
+
+
+class TestFaults:
+    def test_single_trajectories_are_dropped_and_counted(self, launcher: Launcher) -> None:
+        run = launcher.train(
+            "faults",
+            "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
+            "data.faults=[raise, nan, long prompt, hang]",
+            "rollout.trajectory_timeout_s=1",
+        )
+        run.wait_for_step(1)
+        assert run.wait() == 0, run.text
+        assert [line["failed_trajectories"] for line in run.metrics] == [1, 1, 1, 1]
+        assert [line["samples/solver"] for line in run.metrics] == [3, 3, 3, 3]
+        failures = [event for event in run.events if event["event"] == "trajectory_failed"]
+        assert [failure["step"] for failure in failures] == [1, 2, 3, 4]
+        raised, not_a_number, too_long, timed_out = (failure["error"] for failure in failures)
+        assert raised == "ValueError: no luck with q000"
+        assert "in _misbehave" in failures[0]["traceback"]
+        assert "reward of 'solver' is nan" in not_a_number
+        assert "100 prompt tokens + 3 new ones exceed" in too_long and "64" in too_long
+        assert "TimeoutError" in timed_out
+        assert "warning: trajectory q000_" in run.text
+        run.assert_nothing_is_left()
+        run.assert_logs_are_clean()
+
+    @pytest.mark.parametrize(
+        ("fault", "faulty", "message"),
+        [
+            ("raise", 2, r"step 1: 2 of 4 trajectories failed \(rollout.max_failed_share allows 25%\)"),
+            ("unknown agent", 1, r"asks for agent 'judge', which the config lacks; it has: solver"),
+        ],
+    )
+    def test_what_no_run_can_succeed_with_ends_it(
+        self, launcher: Launcher, fault: str, faulty: int, message: str
+    ) -> None:
+        training = "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}"
+        run = launcher.train(
+            f"fatal-{faulty}", *ONE_AGENT, training, f"data.faults=[{fault}]", f"data.faulty={faulty}"
+        )
+        run.wait_for_output("before training")
+        assert run.wait() == 1
+        assert re.search(message, run.text)
+        if fault == "raise":
+            assert "ValueError: no luck with q000" in run.text and "in _misbehave" in run.text
+        assert re.match("The run failed: actor (rollout|orchestrator) failed: ", run.text.splitlines()[-3])
+
+    @pytest.mark.parametrize(
+        ("code", "message"),
+        [
+            ("def workflow(:", "SyntaxError"),
+            ("raise RuntimeError('out of luck')", "RuntimeError: out of luck"),
+            ("async def workflow(query, agents): ...", "defines no function 'train_query'"),
+        ],
+    )
+    def test_a_recipe_that_does_not_load_is_named(
+        self, launcher: Launcher, tmp_path: Path, code: str, message: str
+    ) -> None:
+        (tmp_path / "config.yaml").write_text((launcher.recipe / "config.yaml").read_text())
+        (tmp_path / "tokenizer").symlink_to(launcher.recipe / "tokenizer")
+        (tmp_path / "workflow.py").write_text(code)
+        run = launcher.train(f"broken-{tmp_path.name}", recipe=tmp_path)
+        assert run.wait() == 1
+        assert message in run.text
+        assert "The run failed: actor " in run.text
+
+
+# --------------------------------------------------------------------------- other shapes of runs
+
+
+def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher) -> None:
+    run = launcher.train(
+        "uneven", "mode=sync", "agents={solver: {instances: 2}, checker: {}, idle: {}}", "data.shape=uneven",
+        "training.queries_per_step=1", "training.micro_batch=4", "training.steps=4",
+    )  # fmt: skip
+    run.wait_for_output("before training")
+    assert {"solver-0", "solver-1", "checker-0", "idle-0"} <= run.actors().keys()
+    assert run.wait() == 0, run.text
+    assert [line["versions"] for line in run.metrics] == [
+        {"solver": 1, "checker": 0, "idle": 0},
+        {"solver": 2, "checker": 1, "idle": 0},
+        {"solver": 3, "checker": 1, "idle": 0},
+        {"solver": 4, "checker": 2, "idle": 0},
+    ]
+    assert [line["samples/solver"] for line in run.metrics] == [8, 8, 8, 8]
+    assert [line.get("samples/checker") for line in run.metrics] == [None, 4, None, 4]
+    assert all(line["overlap_s"] == 0 and line["stale_samples"] == 0 for line in run.metrics)
+    run.assert_nothing_is_left()
+    run.assert_logs_are_clean()
