@@ -50,7 +50,7 @@ def write_init(init: HostInit) -> bytes:
 
 def read_init(stream: BinaryIO) -> HostInit:
     (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-    return TypeAdapter(HostInit).validate_python(msgpack.unpackb(stream.read(length)))
+    return TypeAdapter(HostInit).validate_python(msgpack.unpackb(stream.read(length), strict_map_key=False))
 
 
 def main() -> NoReturn:

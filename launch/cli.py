@@ -12,7 +12,7 @@ from rich.console import Console as Terminal
 from ..actors.messages import RunEnded
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import ActorFailed, ConfigError, FlexmarlError, Interrupted
+from ..core.errors import ActorFailed, CheckpointIncomplete, ConfigError, FlexmarlError, Interrupted
 from ..core.telemetry import configure_logging
 from . import env, local
 from .config import RunConfig, check, read_yaml, resolve, to_yaml
@@ -122,12 +122,26 @@ def _resume(config: RunConfig, directory: RunDirectory) -> int:
     """Goes on from the newest checkpoint; from the beginning where the run was stopped before its first."""
     checkpoint.remove_partial(directory.checkpoints)
     folders = checkpoint.complete(directory.checkpoints)
-    state = checkpoint.load(folders[-1]) if folders else None
+    state = _state_of_newest(folders)
     if state is not None and state.step >= config.training.steps:
         click.echo(f"{directory.path} is complete: all {state.step} steps are trained")
         return 0
     directory.forget_after(state.step if state else 0)
     return _run(config, directory, (folders[-1], state) if state else None)
+
+
+def _state_of_newest(folders: Sequence[Path]) -> RunState | None:
+    """Raises CheckpointIncomplete naming the file that is damaged: which older state will do is for a person to say."""
+    if not folders:
+        return None
+    try:
+        return checkpoint.load(folders[-1])
+    except CheckpointIncomplete as error:
+        if len(folders) > 1:
+            raise CheckpointIncomplete(
+                error.path, f"{error.problem}; remove {folders[-1]} to go on from {folders[-2].name}"
+            ) from None
+        raise
 
 
 def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:

@@ -197,15 +197,23 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Model and tokenizer paths that exist in the recipe's folder are meant relative to it."""
+    """Model and tokenizer paths are relative to the recipe's folder, or else to the working directory.
+
+    What is neither there nor written as a path is a hub's name. Raises ConfigError where a path leads nowhere.
+    """
     agents = raw.get("agents")
-    for agent in agents.values() if isinstance(agents, dict) else ():
+    for name, agent in agents.items() if isinstance(agents, dict) else ():
         model = agent.get("model") if isinstance(agent, dict) else None
         if not isinstance(model, dict):
             continue  # the schema will say what is wrong with it
         for key in ("path", "tokenizer"):
-            if isinstance(model.get(key), str) and (folder / model[key]).exists():
-                model[key] = str((folder / model[key]).resolve())
+            if not isinstance(written := model.get(key), str):
+                continue
+            places = [folder / written, Path(written).expanduser()]
+            if found := next((place for place in places if place.exists()), None):
+                model[key] = str(found.resolve())
+            elif written.startswith(("/", "./", "../", "~")):
+                raise ConfigError(f"agents.{name}.model.{key}={written!r}: there is no such file or folder")
     return raw
 
 

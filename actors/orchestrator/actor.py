@@ -90,6 +90,7 @@ class Orchestrator(Actor):
         self._published: dict[str, Published] = {}
         self._first_failure: TrajectoryFailed | None = None
         self._finished = asyncio.Event()
+        self._committing = asyncio.Lock()
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
         self._last_checkpoint = ""
@@ -242,13 +243,14 @@ class Orchestrator(Actor):
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
-        # An answer to this means that the console has written all it was told before, the step's metrics among
-        # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
-        await self._console.within(_WORK_TIMEOUT_S).event("checkpoint_saving", {"step": step})
-        state = RunState(step, self._position(step + 1), decision.versions, self._evaluations)
-        folder = await asyncio.to_thread(
-            checkpoint.commit, self._checkpoints, state, self._course.checkpoint.keep
-        )
+        state = RunState(step, self._position(step + 1), decision.versions, dict(self._evaluations))
+        async with self._committing:  # in the order of the steps, however slow the disk
+            # An answer to this means that the console has written all it was told before, the step's metrics among
+            # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
+            await self._console.within(_WORK_TIMEOUT_S).event("checkpoint_saving", {"step": step})
+            folder = await asyncio.to_thread(
+                checkpoint.commit, self._checkpoints, state, self._course.checkpoint.keep
+            )
         self._last_checkpoint = str(folder)
         self._console.tell("event", "checkpoint_saved", {"step": step, "folder": str(folder)})
         self._carry_out(self._running.committed(step))

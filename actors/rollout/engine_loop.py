@@ -10,15 +10,21 @@ from ...core.errors import FlexmarlError, TurnAborted
 from .engines.base import Engine, EngineRequest, EngineResult
 
 T = TypeVar("T")
+Message = Callable[[], None]
 
 
 class EngineLoop:
-    """The engine is touched by the worker thread alone; everything else reaches it through the inbox."""
+    """The engine is touched by the worker thread alone; everything else reaches it through the inbox.
+
+    What is asked within one tick of the event loop gets there together: requests that arrive at once join the
+    engine's batch at once, rather than the first alone and the others some steps behind.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._unsent: list[Message] = []  # of this tick
+        self._inbox: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
         self._turns: dict[str, asyncio.Future[EngineResult]] = {}
         self.failure: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -28,11 +34,11 @@ class EngineLoop:
         """Raises what ``Engine.add`` raises, or TurnAborted. Cancelling it aborts the turn."""
         future: asyncio.Future[EngineResult] = self._loop.create_future()
         self._turns[request.request_id] = future
-        self._inbox.put(lambda: self._add(request))
+        self._tell(lambda: self._add(request))
         try:
             return await future
         except asyncio.CancelledError:
-            self._inbox.put(lambda: self._abort(request.request_id))
+            self._tell(lambda: self._abort(request.request_id))
             raise
         finally:
             self._turns.pop(request.request_id, None)
@@ -47,20 +53,30 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001  # whoever called run() gets it
                 self._post(_fail, future, error)
 
-        self._inbox.put(task)
+        self._tell(task)
         return await future
 
     def abort_all(self) -> None:
         """Every turn under way fails with TurnAborted; the engine drops them before its next step."""
         for request_id, future in list(self._turns.items()):
             _fail(future, TurnAborted(f"turn {request_id} was dropped for new weights"))
-            self._inbox.put(lambda r=request_id: self._abort(r))  # type: ignore[misc]
+            self._tell(lambda r=request_id: self._abort(r))  # type: ignore[misc]
 
     async def close(self) -> None:
+        self._flush()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
         if not self.failure.done():
             self.failure.set_result(None)
+
+    def _tell(self, message: Message) -> None:
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(message)
+
+    def _flush(self) -> None:
+        messages, self._unsent = self._unsent, []
+        self._inbox.put(messages)
 
     # ------------------------------------------------------------------ on the worker thread
 
@@ -76,12 +92,13 @@ class EngineLoop:
         """Handles the inbox, waiting for a message where the engine has nothing to do. False: time to end."""
         while True:
             try:
-                message = self._inbox.get(block=not self._engine.pending)
+                messages = self._inbox.get(block=not self._engine.pending)
             except queue.Empty:
                 return True
-            if message is None:
+            if messages is None:
                 return False
-            message()
+            for message in messages:
+                message()
 
     def _add(self, request: EngineRequest) -> None:
         try:

@@ -77,10 +77,12 @@ class Launched:
         found = {}
         for child in psutil.Process(self.process.pid).children():
             self._seen.add(child)
-            found[Path(os.readlink(f"/proc/{child.pid}/fd/2")).stem] = child
+            found[Path(f"/proc/{child.pid}/fd/2").readlink().stem] = child
         if self.private is None:
             sockets = [
-                Path(c.laddr) for c in psutil.Process(self.process.pid).net_connections("unix") if c.laddr
+                Path(str(c.laddr))
+                for c in psutil.Process(self.process.pid).net_connections("unix")
+                if c.laddr
             ]
             self.private = next(path.parent for path in sockets if path.name == "launcher.sock")
         return found

@@ -1,8 +1,10 @@
 """Whole runs in real processes: their files, their ends, and going on with them."""
 
 import os
+import pty
 import re
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 
 from flexmarl.launch.cli import main
 
-from .conftest import ONE_AGENT, Launched, Launcher, wait_until
+from .conftest import ONE_AGENT, PATIENCE_S, Launched, Launcher, wait_until
 
 # One query a step and one sequence at a time: then not even the rounding of a sum depends on what comes first.
 REPRODUCIBLE = (
@@ -288,41 +290,55 @@ class TestSignals:
         run.assert_logs_are_clean()
 
 
-def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Path) -> None:
-    """A conversation in three turns besides: its tokens are those of the turns before, or the run fails."""
-    import pty
+class Screen:
+    """A terminal that a run is shown on, and all that it has shown."""
 
+    def __init__(self) -> None:
+        self._controller, self.terminal = pty.openpty()
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._controller, 4096):
+                self._shown += data
+        except OSError:  # EIO: nobody has the terminal open any more
+            pass
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._controller, keys)
+
+    @property
+    def text(self) -> str:
+        return self._shown.decode(errors="replace")
+
+    def close(self) -> None:
+        self._reader.join(PATIENCE_S)
+        os.close(self._controller)
+
+
+def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Path) -> None:
+    """A conversation in three turns besides: its tokens are those of the turns before, or trajectories fail."""
     hold = tmp_path / "hold"
     hold.write_text("2")
-    controller, terminal = pty.openpty()
-    run = launcher.train("terminal", *ONE_AGENT, "data.shape=talk", f"data.hold={hold}", terminal=terminal)
-    os.close(terminal)
-    shown = b""
-    while len(run.metrics) < 1:
-        shown += os.read(controller, 4096)
-    run.actors()
-    os.write(controller, b"\x03")
-    while b"once more stops at once" not in shown:
-        shown += os.read(controller, 4096)
-    hold.unlink()
-    shown += _read_to_the_end(controller)
-    assert run.wait() == 130
-    text = shown.decode()
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is shown again"
-    assert (
-        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).splitlines()[-4].startswith("Stopped after step 2. Go on")
+    screen = Screen()
+    run = launcher.train(
+        "terminal", *ONE_AGENT, "data.shape=talk", f"data.hold={hold}", terminal=screen.terminal
     )
+    os.close(screen.terminal)
+    run.wait_for_step(1)
+    screen.press(b"\x03")
+    wait_until(lambda: "once more stops at once" in screen.text, "the answer to ctrl-C")
+    hold.unlink()
+    assert run.wait() == 130
+    screen.close()
+    assert "\x1b[?25l" in screen.text
+    assert screen.text.rindex("\x1b[?25h") > screen.text.rindex("\x1b[?25l"), "the cursor is shown again"
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.text).splitlines()
+    assert plain[-4].startswith("Stopped after step 2. Go on with:")
     assert [line["failed_trajectories"] for line in run.metrics] == [0, 0]
     run.assert_nothing_is_left()
-
-
-def _read_to_the_end(controller: int) -> bytes:
-    read = b""
-    while True:
-        try:
-            read += os.read(controller, 4096)
-        except OSError:  # EIO: nobody has the terminal open any more
-            return read
 
 
 # --------------------------------------------------------------------------- workflows and recipes at fault

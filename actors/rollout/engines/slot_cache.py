@@ -81,9 +81,14 @@ class SlotCache(Cache):
         if self._cells is None:
             self._store_prompts(key_states, value_states, layer_idx)
             return key_states, value_states
-        key_cells, value_cells, keys, values = self._views[layer_idx]
-        key_cells.index_copy_(0, self._cells, key_states.squeeze(2))
-        value_cells.index_copy_(0, self._cells, value_states.squeeze(2))
+        return self.append(layer_idx, key_states.squeeze(2), value_states.squeeze(2))
+
+    def append(self, layer: int, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Decoding's ``update``, of one token per row ([n, kv_heads, head_dim])."""
+        assert self._cells is not None
+        key_cells, value_cells, keys, values = self._views[layer]
+        key_cells.index_copy_(0, self._cells, new_keys)
+        value_cells.index_copy_(0, self._cells, new_values)
         return keys, values
 
     def _store_prompts(self, key_states: Tensor, value_states: Tensor, layer: int) -> None:

@@ -15,8 +15,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoConfig,
@@ -30,10 +31,15 @@ from ....core.errors import InvalidRequest, NonFiniteLogits, PromptTooLong, Requ
 from ...messages import ModelConfig
 from .base import Engine, EngineRequest, EngineResult, EngineStatistics
 from .draws import Temperatures, draw, stream_keys, uniforms
-from .slot_cache import ATTENTION, SlotCache
+from .forward import Forward, ModuleForward
+from .lean import TOLERANCE, LeanForward, difference, unfit
+from .slot_cache import SlotCache
 from .stretch import Row, Stretch
 
-# Prompts are computed in groups of at most this many tokens, padding included: it bounds the activations.
+log = structlog.get_logger()
+
+# Prompts are computed in groups of at most this many tokens, padding included, repetitions not: it bounds the
+# activations.
 PREFILL_TOKENS = 16384
 # A prefill costs about as much as a decode step when models are small, so single arrivals wait for company:
 # until they are this share of the active rows, but never longer than so many steps.
@@ -61,15 +67,20 @@ class TransformersEngine(Engine):
         config = model.config.get_text_config(decoder=True)
         self._max_context = _context(model, max_context)
         _refuse_unsupported(model, self._max_context)
-        model.set_attn_implementation(ATTENTION)
         self._model: Any = model.train(False)  # Any: much of transformers' interface is untyped
-        self._head: nn.Module = self._model.get_output_embeddings()
         self._vocabulary: int = config.vocab_size
         self._max_batch = max_batch
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
         with torch.inference_mode():
             self._cache = SlotCache(max_batch, self._max_context, self._dtype, self._device)
+        self._stock: Forward = ModuleForward(model)
+        self._forward: Forward = self._stock
+        self._lean_is_proven: bool | None = False  # None: not compared yet
+        if unfit(model) is None:
+            self._forward = LeanForward(model, self._max_context)
+            self._lean_is_proven = None
+            self._prove()
         self._stops = frozenset(eos_token_ids)
         self._waiting: deque[EngineRequest] = deque()
         self._rows: list[Row] = []
@@ -140,6 +151,7 @@ class TransformersEngine(Engine):
         if self.pending:
             raise RequestsInFlight(self.pending)
         self._cache.clear()
+        self._prove()
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
@@ -151,6 +163,24 @@ class TransformersEngine(Engine):
             active=len(self._rows),
             waiting=len(self._waiting),
         )
+
+    @torch.inference_mode()
+    def _prove(self) -> None:
+        """Compare the lean forward with the model's own, once there are weights that tell; drop it if it differs."""
+        if self._lean_is_proven is not None:
+            return
+        found = difference(self._forward, self._stock, self._model)
+        if found is None:
+            return
+        self._lean_is_proven = found <= TOLERANCE[self._dtype]
+        if not self._lean_is_proven:
+            log.warning(
+                "the lean forward differs from the model's own, which is used instead",
+                model=type(self._model).__name__,
+                relative_difference=found,
+                tolerance=TOLERANCE[self._dtype],
+            )
+            self._forward = self._stock
 
     def _admission_due(self) -> bool:
         active = len(self._rows)
@@ -164,10 +194,12 @@ class TransformersEngine(Engine):
     def _next_group(self) -> list[EngineRequest]:
         """The first waiting requests that fit the free rows and one prefill; they stay in the queue."""
         group: list[EngineRequest] = []
+        distinct: set[tuple[int, ...]] = set()
         longest = 0
         for request in islice(self._waiting, self._max_batch - len(self._rows)):
+            distinct.add(request.prompt_tokens)
             longest = max(longest, len(request.prompt_tokens))
-            if group and longest * (len(group) + 1) > PREFILL_TOKENS:
+            if group and longest * len(distinct) > PREFILL_TOKENS:
                 break
             group.append(request)
         return group
@@ -175,16 +207,7 @@ class TransformersEngine(Engine):
     def _prefill(self, group: list[EngineRequest]) -> None:
         """Compute the prompts of ``group`` and draw the first token of each; they become the last rows."""
         self._end_stretch()
-        lengths = [len(request.prompt_tokens) for request in group]
-        prompts = np.zeros((len(group), max(lengths)), np.int64)
-        for line, request in zip(prompts, group, strict=True):
-            line[: len(request.prompt_tokens)] = request.prompt_tokens
-        self._cache.prefill(len(self._rows), *prompts.shape)
-        # Causal attention keeps the padding behind a prompt from reaching it. Only the last token's logits
-        # are wanted, and it is at a different place in each row: selected before the output matrix.
-        last = torch.arange(len(group), device=self._device), torch.tensor(lengths, device=self._device) - 1
-        with self._head.register_forward_pre_hook(lambda _, args: (args[0][last].unsqueeze(1),)):
-            logits = self._forward(torch.from_numpy(prompts).to(self._device), None, None)
+        logits = self._compute_prompts([request.prompt_tokens for request in group])
         keys = stream_keys([request.seed for request in group])
         points = (
             torch.from_numpy(uniforms(keys, np.zeros(len(group), np.int64))).to(self._device).unsqueeze(1)
@@ -197,9 +220,29 @@ class TransformersEngine(Engine):
             row.logprobs.append(logprob)
             self._waiting.popleft()
         self._rows += new
-        self._prompt_tokens += sum(lengths)
+        self._prompt_tokens += sum(len(request.prompt_tokens) for request in group)
         self._generated_tokens += len(group)
         self._collect(tokens, len(self._rows) - len(group))
+
+    def _compute_prompts(self, prompts: list[tuple[int, ...]]) -> Tensor:
+        """Logits [n, vocabulary] behind each prompt, which gets the next row; one given often is computed once."""
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+        lengths = [len(prompt) for prompt in numbers]
+        padded = np.zeros((len(numbers), max(lengths)), np.int64)
+        for line, prompt in zip(padded, numbers, strict=True):
+            line[: len(prompt)] = prompt
+        first = len(self._rows)
+        self._cache.prefill(first, len(prompts), padded.shape[1])
+        logits = self._forward.prefill(
+            self._cache,
+            torch.from_numpy(padded).to(self._device),
+            torch.tensor(lengths, device=self._device),
+        )
+        if len(numbers) == len(prompts):
+            return logits
+        chosen = [numbers[prompt] for prompt in prompts]
+        self._cache.move([first + n for n in chosen], list(range(first, first + len(prompts))), max(lengths))
+        return logits.index_select(0, torch.tensor(chosen, device=self._device))
 
     def _decode(self) -> None:
         """One more token for every row."""
@@ -207,8 +250,7 @@ class TransformersEngine(Engine):
         if stretch is None:
             stretch = self._stretch = Stretch(self._rows, self._cache, self._dtype, self._device)
         plan = stretch.plan
-        self._cache.write_to(plan.cells)
-        logits = self._forward(stretch.inputs, plan.mask, plan.positions)
+        logits = self._forward.decode(self._cache, stretch.inputs, plan)
         inputs, device_logprobs = draw(logits, plan.points, stretch.temperatures)
         tokens, logprobs = _to_host(inputs, device_logprobs, self._rows)
         stretch.record(inputs, tokens, logprobs)
@@ -216,18 +258,6 @@ class TransformersEngine(Engine):
         if stretch.is_over or not self._stops.isdisjoint(tokens):
             self._end_stretch()
             self._collect(tokens, 0)
-
-    def _forward(self, inputs: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
-        """Logits [n, vocabulary] of the one place of each row that the output matrix gets to see."""
-        output = self._model(
-            input_ids=inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        logits: Tensor = output.logits
-        return logits[:, 0]
 
     def _end_stretch(self) -> None:
         if self._stretch is not None:

@@ -294,15 +294,8 @@ def test_a_result_survives_the_failure_of_its_step(monkeypatch: pytest.MonkeyPat
     engine.add(EngineRequest("long", (1, 2), 0, 1.0, 30))
     engine.step()
     engine.add(EngineRequest("short", (1, 2), 0, 1.0, 1))
-    forward = engine._forward
-
-    def broken_decoding(
-        inputs: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
-    ) -> Any:
-        logits = forward(inputs, mask, positions)
-        return logits if mask is None else logits * torch.nan
-
-    monkeypatch.setattr(engine, "_forward", broken_decoding)
+    decode = engine._forward.decode
+    monkeypatch.setattr(engine._forward, "decode", lambda *args: decode(*args) * torch.nan)
     with pytest.raises(NonFiniteLogits, match="long"):
         engine.step()
     assert engine.pending == 2 and engine.abort("long") and engine.pending == 1

@@ -24,15 +24,16 @@ _started: Counter[str] = Counter()
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
     asked: dict[str, Any] = query.data
+    shape = _SHAPES[asked.get("shape", "pair")]
     if query.id.startswith("e"):
-        return await _pair(query, agents, asked)
+        return await shape(query, agents, asked)
     _started[query.id] += 1
-    if "hold" in asked and asked["position"] >= asked.get("hold_from", 0):
-        while Path(asked["hold"]).exists():  # another process removes it
-            await asyncio.sleep(0.05)
-    if _started[query.id] <= asked.get("faulty", 1) and "fault" in asked:
-        return await _misbehave(asked["fault"], query, agents)
-    return await _SHAPES[asked.get("shape", "pair")](query, agents, asked)
+    while "hold" in asked and asked["position"] >= _held_from(Path(asked["hold"])):
+        await asyncio.sleep(0.1)
+    if "faults" in asked and _started[query.id] <= asked.get("faulty", 1):
+        faults = asked["faults"]
+        return await _misbehave(faults[asked["position"] % len(faults)], query, agents)
+    return await shape(query, agents, asked)
 
 
 def _held_from(hold: Path) -> float:
@@ -55,7 +56,7 @@ async def _alone(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards
     (agent,) = agents
     turn = await agents[agent].generate(f"{query.text}=")
     _trace(asked, query, **{agent: [turn]})
-    return Rewards(**{agent: _share(turn, "1")})
+    return Rewards(**{agent: _share(turn, "1")})  # type: ignore[arg-type]  # no agent is named metrics
 
 
 async def _uneven(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
@@ -64,7 +65,7 @@ async def _uneven(query: Query, agents: Agents, asked: dict[str, Any]) -> Reward
     rewards = {"solver": _share(drafts[0], "1")}
     if asked["position"] % 2:
         rewards["checker"] = _share(await agents["checker"].generate(f"{drafts[1].text}="), "2")
-    return Rewards(**rewards)
+    return Rewards(**rewards)  # type: ignore[arg-type]  # no agent is named metrics
 
 
 async def _talk(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
@@ -125,7 +126,7 @@ def train_query(position: int, seed: int, **data: Any) -> Query:
 
 
 def eval_queries(seed: int, **data: Any) -> list[Query]:
-    return [Query(f"e{number}", f"{number}{seed % 10}", data) for number in range(4)]
+    return [Query(f"e{number}", f"{number}{seed % 10}", {"position": number, **data}) for number in range(4)]
 
 
 def warm_up(agent: str, batch: int, size: int, seed: int, **data: Any) -> list[tuple[str, str]]:

@@ -1,0 +1,119 @@
+"""The engine's thread: what is asked at once arrives at once and in order, and everyone gets their own answer."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from torch import Tensor
+
+from flexmarl.actors.rollout.engine_loop import EngineLoop
+from flexmarl.actors.rollout.engines.base import Engine, EngineRequest, EngineResult, EngineStatistics
+from flexmarl.core.errors import InvalidRequest, TurnAborted
+
+
+class Recorder(Engine):
+    """Finishes each request in the step after it came, once ``gate`` is open; ``log`` is what it was told."""
+
+    def __init__(self) -> None:
+        self.log: list[str | list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self._ids: list[str] = []
+
+    def add(self, request: EngineRequest) -> None:
+        if request.request_id == "refused":
+            raise InvalidRequest(request.request_id, "not wanted")
+        self.log.append(f"add {request.request_id}")
+        self._ids.append(request.request_id)
+
+    def step(self) -> list[EngineResult]:
+        self.log.append(list(self._ids))
+        self.gate.wait(5)
+        done, self._ids = self._ids, []
+        return [EngineResult(name, (1,), (0.0,), "length") for name in done]
+
+    def abort(self, request_id: str) -> bool:
+        self.log.append(f"abort {request_id}")
+        known = request_id in self._ids
+        self._ids = [name for name in self._ids if name != request_id]
+        return known
+
+    @property
+    def pending(self) -> int:
+        return len(self._ids)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {}
+
+    def weights_loaded(self) -> None:
+        self.log.append("weights")
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(0, 0, 0, 0.0, 0.0, 0, 0)
+
+
+@pytest.fixture
+def engine() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def loop(engine: Recorder) -> AsyncIterator[EngineLoop]:
+    loop = EngineLoop(engine)
+    yield loop
+    engine.gate.set()
+    await loop.close()
+
+
+def _request(name: str) -> EngineRequest:
+    return EngineRequest(name, (1,), 0, 1.0, 1)
+
+
+async def test_requests_of_one_tick_take_the_first_step_together(loop: EngineLoop, engine: Recorder) -> None:
+    names = [f"r{i}" for i in range(200)]
+    results = await asyncio.gather(*(loop.generate(_request(name)) for name in names))
+    assert [result.request_id for result in results] == names
+    assert engine.log == [*(f"add {name}" for name in names), names]
+
+
+async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
+    loop: EngineLoop, engine: Recorder
+) -> None:
+    given_up = asyncio.ensure_future(loop.generate(_request("a")))
+    kept = asyncio.ensure_future(loop.generate(_request("b")))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert (await kept).request_id == "b"
+    await loop.run(lambda engine: engine.weights_loaded())
+    told = [line for line in engine.log if isinstance(line, str)]
+    assert told.index("add a") < told.index("abort a") < told.index("weights")
+
+
+async def test_tasks_and_drops_keep_their_order(loop: EngineLoop, engine: Recorder) -> None:
+    engine.gate.clear()
+    first = asyncio.ensure_future(loop.generate(_request("a")))
+    await asyncio.sleep(0)
+    loop.abort_all()
+    task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
+    engine.gate.set()
+    with pytest.raises(TurnAborted):
+        await first
+    assert await task == 0
+    assert engine.log[0] == "add a"
+
+
+async def test_a_refusal_reaches_its_caller_alone(loop: EngineLoop) -> None:
+    refused, served = await asyncio.gather(
+        loop.generate(_request("refused")), loop.generate(_request("a")), return_exceptions=True
+    )
+    assert isinstance(refused, InvalidRequest)
+    assert isinstance(served, EngineResult)
+
+
+async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> None:
+    loop = EngineLoop(engine)
+    task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
+    await asyncio.sleep(0)
+    await loop.close()
+    assert await task == 0

@@ -1,0 +1,201 @@
+"""The command line, as far as it gets without starting a process."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flexmarl.actors.orchestrator import checkpoint
+from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.core.errors import Interrupted
+from flexmarl.launch import local
+from flexmarl.launch.cli import main
+from flexmarl.launch.config import check, resolve, to_yaml
+from flexmarl.launch.run_directory import RunDirectory
+
+from .conftest import TINY
+
+
+@pytest.fixture(autouse=True)
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr(local, "run", refuse)
+    monkeypatch.chdir(tmp_path)
+
+
+class Result:
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+Flexmarl = Callable[..., Result]
+
+
+@pytest.fixture
+def flexmarl(capsys: pytest.CaptureFixture[str]) -> Flexmarl:
+    def run(*words: str) -> Result:
+        status = main(list(words))
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["train", "--help"], ["report", "-h"], ["--version"]])
+def test_help_and_version(flexmarl: Flexmarl, words: list[str]) -> None:
+    result = flexmarl(*words)
+    assert result.status == 0 and "flexmarl" in result.out and not result.err
+
+
+@pytest.mark.parametrize("words", [["train", "--nonsense"], ["nonsense"], ["report"], []])
+def test_wrong_usage_is_refused(flexmarl: Flexmarl, words: list[str]) -> None:
+    result = flexmarl(*words)
+    assert result.status == 2 and "Usage: flexmarl" in result.err + result.out
+
+
+class TestDryRun:
+    def test_writes_and_shows_a_config_that_resolves_to_itself(self, flexmarl: Flexmarl) -> None:
+        result = flexmarl("train", str(TINY), "--name", "dry", "--dry-run", "training.steps=3")
+        written = Path("runs/dry/config.yaml")
+        assert result.status == 0
+        assert result.out == f"{written.read_text()}# written to {written}; nothing was started\n"
+        config = check(yaml.safe_load(written.read_text()), "written")
+        assert config == resolve(str(TINY), ["training.steps=3"])
+
+    def test_without_a_name_the_recipe_and_the_time_are_the_name(
+        self, flexmarl: Flexmarl, tmp_path: Path
+    ) -> None:
+        assert flexmarl("train", str(TINY), "--dry-run").status == 0
+        (run,) = Path("runs").iterdir()
+        assert run.name.startswith("tiny-2")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["nowhere"], "no recipe 'nowhere'"),
+            ([str(TINY), "other"], "one recipe at a time"),
+            ([str(TINY), "training.steps=-1"], "training.steps=-1"),
+            ([str(TINY), "nonsense"], "one recipe at a time"),
+            ([str(TINY), "--name", "a/b"], "--name 'a/b': a run's name is the name of one folder"),
+            ([str(TINY), "--name", ".."], "--name '..'"),
+            ([str(TINY), "--name", ""], "--name ''"),
+            ([str(TINY), "--name", "/tmp/x"], "--name '/tmp/x'"),
+            ([str(TINY), "--name", "a\nb"], "--name"),
+            ([str(TINY), "--name", "x" * 300], "can't be made: File name too long"),
+            ([str(TINY), "--runs", "/dev/null"], "can't be made: Not a directory"),
+            ([str(TINY), "--runs", "/proc/self"], "can't be made"),
+            (["--resume", "nowhere"], "nowhere is no run directory: it has no config.yaml"),
+            (["--resume", str(TINY)], "is no run directory: it has no checkpoints"),
+            (["--resume", "x", "training.steps=3"], "--resume takes no recipe, settings"),
+        ],
+    )
+    def test_leave_nothing_behind(self, flexmarl: Flexmarl, words: list[str], message: str) -> None:
+        result = flexmarl("train", *words)
+        assert result.status == 2
+        assert message in result.err and result.err.startswith("flexmarl: ") and not result.out
+        assert list(Path().glob("runs/*")) == []
+
+    def test_a_run_that_exists_is_left_alone(self, flexmarl: Flexmarl) -> None:
+        flexmarl("train", str(TINY), "--name", "twice", "--dry-run")
+        before = Path("runs/twice/config.yaml").read_bytes()
+        result = flexmarl("train", str(TINY), "--name", "twice", "seed=5")
+        assert result.status == 2 and "exists already: choose another --name" in result.err
+        assert Path("runs/twice/config.yaml").read_bytes() == before
+
+    def test_report_of_what_is_no_run(self, flexmarl: Flexmarl, tmp_path: Path) -> None:
+        result = flexmarl("report", str(tmp_path))
+        assert result.status == 2 and "is no run directory" in result.err
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def stopped_run(tmp_path: Path) -> RunDirectory:
+    """A run that was stopped after step 4, with checkpoints of steps 2 and 4."""
+    run = RunDirectory.create(tmp_path / "run", to_yaml(resolve(str(TINY), [])))
+    run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
+    for step in (2, 4):
+        for agent in ("solver", "checker"):
+            folder = checkpoint.partial_folder(run.checkpoints, step) / agent
+            folder.mkdir(parents=True)
+            (folder / "model.safetensors").write_bytes(bytes(range(256)))
+        checkpoint.commit(
+            run.checkpoints, RunState(step, 2 * step, {"solver": step, "checker": step}, {}), keep=2
+        )
+    return run
+
+
+class TestResumingWhatIsDamaged:
+    NEWEST = Path("checkpoints/step_000004")
+
+    def refused(self, flexmarl: Flexmarl, run: RunDirectory) -> str:
+        before = run.metrics.read_bytes()
+        result = flexmarl("train", "--resume", str(run.path))
+        assert result.status == 2 and not result.out
+        assert run.metrics.read_bytes() == before, "nothing is forgotten for a run that can't go on"
+        return result.err
+
+    @pytest.mark.parametrize("file", ["solver/model.safetensors", "run.json", "manifest.json"])
+    def test_a_lost_file(self, flexmarl: Flexmarl, stopped_run: RunDirectory, file: str) -> None:
+        (stopped_run.path / self.NEWEST / file).unlink()
+        error = self.refused(flexmarl, stopped_run)
+        assert str(self.NEWEST / file) in error and "is missing" in error
+
+    @pytest.mark.parametrize("file", ["solver/model.safetensors", "run.json", "manifest.json"])
+    def test_a_file_cut_short(self, flexmarl: Flexmarl, stopped_run: RunDirectory, file: str) -> None:
+        path = stopped_run.path / self.NEWEST / file
+        path.write_bytes(path.read_bytes()[:-3])
+        assert str(self.NEWEST / file) in self.refused(flexmarl, stopped_run)
+
+    @pytest.mark.parametrize("file", ["checker/model.safetensors", "run.json"])
+    def test_a_flipped_bit(self, flexmarl: Flexmarl, stopped_run: RunDirectory, file: str) -> None:
+        path = stopped_run.path / self.NEWEST / file
+        content = bytearray(path.read_bytes())
+        content[40] ^= 1
+        path.write_bytes(content)
+        error = self.refused(flexmarl, stopped_run)
+        assert str(self.NEWEST / file) in error and "is damaged" in error
+
+    def test_an_older_checkpoint_is_offered(self, flexmarl: Flexmarl, stopped_run: RunDirectory) -> None:
+        (stopped_run.path / self.NEWEST / "run.json").unlink()
+        error = self.refused(flexmarl, stopped_run)
+        assert f"remove {stopped_run.path / self.NEWEST} to go on from step_000002" in error
+
+    def test_a_run_locked_by_another_process(self, flexmarl: Flexmarl, stopped_run: RunDirectory) -> None:
+        with stopped_run.locked():
+            assert "another process is working on this run" in self.refused(flexmarl, stopped_run)
+
+    def test_a_config_that_was_changed_by_hand(self, flexmarl: Flexmarl, stopped_run: RunDirectory) -> None:
+        stopped_run.config.write_text(stopped_run.config.read_text().replace("seed: 7", "seed: x"))
+        assert "seed='x': Input should be a valid integer" in self.refused(flexmarl, stopped_run)
+
+
+def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
+    stopped_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+
+    async def run(_config: object, _directory: object, _progress: object, resume: object) -> None:
+        started.append(resume)
+        raise Interrupted("enough seen")
+
+    monkeypatch.setattr(local, "run", run)
+    partial = checkpoint.partial_folder(stopped_run.checkpoints, 6)
+    shutil.copytree(stopped_run.checkpoints / "step_000004", partial)
+    assert main(["train", "--resume", str(stopped_run.path)]) == 130
+    folder = stopped_run.checkpoints / "step_000004"
+    assert started == [(folder, RunState(4, 8, {"solver": 4, "checker": 4}, {}))]
+    assert not partial.exists()
+    assert [line[:10] for line in stopped_run.metrics.read_text().splitlines()] == [
+        f'{{"step": {n}' for n in range(1, 5)
+    ]
+
+    shutil.rmtree(stopped_run.checkpoints / "step_000002")
+    folder.rename(partial)
+    assert main(["train", "--resume", str(stopped_run.path)]) == 130
+    assert started[1] is None, "without any checkpoint it begins again"
+    assert stopped_run.metrics.read_text() == ""

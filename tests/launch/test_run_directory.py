@@ -1,0 +1,92 @@
+"""The files of a run: made once, locked, and cut back to the step that a resumed run goes on from."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.core.errors import RunDirectoryError
+from flexmarl.launch.run_directory import JsonLines, RunDirectory
+
+from .conftest import json_lines
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", "seed: 1\n")
+
+
+class TestMaking:
+    def test_it_holds_the_config_and_is_found_again(self, run: RunDirectory) -> None:
+        assert RunDirectory.existing(run.path).config.read_text() == "seed: 1\n"
+        assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.yaml", "logs"]
+
+    def test_one_that_exists_is_left_alone(self, run: RunDirectory) -> None:
+        with pytest.raises(RunDirectoryError, match=r"exists already: choose another --name, or .* --resume"):
+            RunDirectory.create(run.path, "seed: 2\n")
+        assert run.config.read_text() == "seed: 1\n"
+
+    def test_where_none_can_be_made_the_reason_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        for path, reason in (
+            (tmp_path / "file" / "run", "Not a directory"),
+            (tmp_path / ("x" * 300), "too long"),
+        ):
+            with pytest.raises(RunDirectoryError, match=f"can't be made: .*{reason}"):
+                RunDirectory.create(path, "")
+
+    @pytest.mark.parametrize("missing", ["config.yaml", "checkpoints", "logs"])
+    def test_a_folder_that_is_none_is_named_and_left_alone(self, run: RunDirectory, missing: str) -> None:
+        (run.path / missing).rename(run.path / "elsewhere")
+        before = sorted(run.path.iterdir())
+        with pytest.raises(RunDirectoryError, match=f"is no run directory: it has no {missing}"):
+            RunDirectory.existing(run.path)
+        assert sorted(run.path.iterdir()) == before
+
+
+def test_one_process_at_a_time(run: RunDirectory) -> None:
+    refusal = pytest.raises(RunDirectoryError, match="another process is working on this run")
+    with run.locked(), refusal, run.locked():
+        pass
+    with run.locked():
+        pass
+
+
+class TestForgetting:
+    @given(steps=st.integers(0, 8), resumed=st.integers(0, 10), data=st.data())
+    def test_keeps_the_whole_lines_up_to_the_checkpoint(
+        self, tmp_path_factory: pytest.TempPathFactory, steps: int, resumed: int, data: st.DataObject
+    ) -> None:
+        """Whatever byte the file was cut off at."""
+        run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run", "")
+        lines = [json.dumps({"step": step, "note": "é\u2028"}) + "\n" for step in range(1, steps + 1)]
+        text = "".join(lines).encode()
+        kept_bytes = data.draw(st.integers(0, len(text)))
+        run.metrics.write_bytes(text[:kept_bytes])
+        run.forget_after(resumed)
+        ends = [len("".join(lines[: n + 1]).encode()) for n in range(steps)]
+        whole = sum(end - 1 <= kept_bytes for end in ends)  # a line without its line break is whole too
+        assert [line["step"] for line in json_lines(run.metrics)] == list(range(1, min(whole, resumed) + 1))
+        assert run.metrics.read_bytes() in (b"", run.metrics.read_bytes().rstrip(b"\n") + b"\n")
+
+    def test_keeps_every_whole_event(self, run: RunDirectory) -> None:
+        run.events.write_text('{"event": "a"}\n{"event": "b"}\n{"eve')
+        run.forget_after(0)
+        events = JsonLines(run.events)
+        events.event("c", step=1)
+        events.close()
+        assert [event["event"] for event in json_lines(run.events)] == ["a", "b", "c"]
+
+    def test_needs_no_files(self, run: RunDirectory) -> None:
+        run.forget_after(3)
+        assert not run.metrics.exists()
+
+
+def test_what_json_does_not_know_is_null(run: RunDirectory) -> None:
+    lines = JsonLines(run.metrics)
+    lines.write({"step": 1, "loss": math.nan, "reward": -math.inf, "versions": {"a": 1}})
+    assert json_lines(run.metrics) == [{"step": 1, "loss": None, "reward": None, "versions": {"a": 1}}]
+    lines.close()
