@@ -2,8 +2,8 @@
 
 ``zmq.asyncio`` costs an order of magnitude; here a socket's descriptor wakes the loop and everything it holds
 is received at once. The descriptor is edge-triggered: it must be drained until EAGAIN, and looked at again
-after every send and receive (zmq_getsockopt(3), ZMQ_FD). The first envelope of a tick leaves at once,
-those that follow within the tick leave joined in one message.
+after every send and receive (zmq_getsockopt(3), ZMQ_FD). What is sent to a peer within one tick of the loop
+leaves joined in one message, so that a burst of calls reaches its actor as a burst.
 """
 
 import asyncio
@@ -83,22 +83,17 @@ class _ZmqLink:
     def __init__(self, socket: _Socket, route: list[bytes], header: bytes) -> None:
         self._socket = socket
         self._prefix = [*route, header]
-        self._later: list[bytes] = []
-        self._in_tick = False
+        self._queued: list[bytes] = []
 
     def send(self, envelope: bytes) -> None:
-        if self._in_tick:
-            self._later.append(envelope)
-            return
-        self._in_tick = True
-        asyncio.get_running_loop().call_soon(self.flush)
-        self._socket.send([*self._prefix, codec.join([envelope])])
+        if not self._queued:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._queued.append(envelope)
 
     def flush(self) -> None:
-        self._in_tick = False
-        if self._later:
-            later, self._later = self._later, []
-            self._socket.send([*self._prefix, codec.join(later)])
+        if self._queued:
+            queued, self._queued = self._queued, []
+            self._socket.send([*self._prefix, codec.join(queued)])
 
 
 class ZmqWire:
