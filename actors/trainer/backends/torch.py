@@ -29,7 +29,7 @@ from ..config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 from ..loss import clipped_policy_loss, token_logprobs
 from ..state_files import check_tensors, read_tensors_into, write_tensors
 from .base import MicroBatchStats, StepStats
-from .fused import fuse
+from .fused_norm import fuse_norms
 
 log = structlog.get_logger()
 
@@ -125,7 +125,7 @@ class TorchPolicy:
         self._device = torch.device(device)
         self._autocast = model.dtype == "bfloat16"
         own_seed = _derived_seed(seed, name)
-        self.model = fuse(build_model(model, own_seed)).to(self._device)
+        self.model = fuse_norms(build_model(model, own_seed)).to(self._device)
         self._vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         # The output layer and everything after it see the completion tokens only: [N, V], no padding.
         self._positions: Tensor | None = None

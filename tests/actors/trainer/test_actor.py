@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.trainer.actor import PolicyConfig, Trainer
@@ -13,7 +15,6 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.config import RECIPES
 from flexmarl.transport.state import StateTransport
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ARCHITECTURE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,

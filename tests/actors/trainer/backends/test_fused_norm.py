@@ -1,4 +1,4 @@
-"""Fused operations: their gradients, the same numbers as transformers' own, and nothing touched but one model."""
+"""The fused norm: its gradient, the same numbers as transformers' own, and nothing touched but one model."""
 
 import copy
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.trainer.backends.fused import FusedRMSNorm, fuse, fused_rotation, rms_norm, rotary
+from flexmarl.actors.trainer.backends.fused_norm import FusedRMSNorm, fuse_norms, rms_norm
 from flexmarl.actors.trainer.backends.torch import TorchPolicy
 from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 
@@ -22,15 +22,15 @@ MODEL = {
 }  # fmt: skip
 GPT2 = {"vocab_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
 DROPOUT_OFF = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-# Model type: (norms, attentions) that are replaced in two layers.
+# Model type: how many norms are replaced in two layers.
 REPLACED = {
-    "qwen3": (9, 2),  # norms of queries and keys too
-    "llama": (5, 2),
-    "qwen2": (5, 2),
-    "mistral": (5, 2),
-    "gemma": (0, 2),  # its norms multiply by 1 + weight
-    "olmo2": (0, 2),  # its norms round after the weight, which shows under autocast
-    "gpt2": (0, 0),
+    "qwen3": 9,  # norms of queries and keys too
+    "llama": 5,
+    "qwen2": 5,
+    "mistral": 5,
+    "gemma": 0,  # its norms multiply by 1 + weight
+    "olmo2": 0,  # its norms round after the weight, which shows under autocast
+    "gpt2": 0,
 }
 
 
@@ -45,9 +45,8 @@ def make_model(model_type: str, seed: int = 0) -> Any:
     return model.train()
 
 
-def replaced(model: nn.Module) -> tuple[int, int]:
-    norms = sum(isinstance(module, FusedRMSNorm) for module in model.modules())
-    return norms, sum("forward" in vars(module) for module in model.modules())
+def replaced(model: nn.Module) -> int:
+    return sum(isinstance(module, FusedRMSNorm) for module in model.modules())
 
 
 def logits_and_gradients(model: Any, autocast: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
@@ -92,15 +91,6 @@ def test_the_gradient_of_rms_norm_of_a_transposed_tensor() -> None:
     assert torch.autograd.gradcheck(transposed, (x, weight))
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_the_gradient_of_the_rotation(batch: int) -> None:
-    """For any tables, not only those whose halves are equal; one table for all rows, or one for each."""
-    torch.manual_seed(0)
-    cos, sin = (torch.randn(batch, 3, 6, dtype=torch.float64) for _ in range(2))
-    q, k = double(2, 4, 3, 6), double(2, 3, 2, 6).transpose(1, 2)
-    assert torch.autograd.gradcheck(rotary, (q, k, cos, sin))
-
-
 def test_a_second_derivative_is_refused() -> None:
     x, weight = double(3, 4), double(4)
     (gradient,) = torch.autograd.grad(rms_norm(x, weight, 1e-6).pow(2).sum(), x, create_graph=True)
@@ -113,18 +103,18 @@ def test_a_second_derivative_is_refused() -> None:
 
 @pytest.mark.parametrize("model_type", REPLACED)
 def test_a_fused_model_computes_the_same(model_type: str) -> None:
-    plain, fused = make_model(model_type), fuse(make_model(model_type))
+    plain, fused = make_model(model_type), fuse_norms(make_model(model_type))
     assert replaced(fused) == REPLACED[model_type]
     logits, gradients = logits_and_gradients(plain)
     found, found_gradients = logits_and_gradients(fused)
     assert torch.equal(found, logits)
-    assert max(relative_errors(found_gradients, gradients).values()) < 1e-6
+    assert max(relative_errors(found_gradients, gradients).values()) < 4e-6  # rounding, of one parameter alone
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
 def test_a_fused_model_computes_the_same_in_bfloat16(model_type: str) -> None:
     logits, gradients = logits_and_gradients(make_model(model_type), autocast=True)
-    found, found_gradients = logits_and_gradients(fuse(make_model(model_type)), autocast=True)
+    found, found_gradients = logits_and_gradients(fuse_norms(make_model(model_type)), autocast=True)
     assert found.dtype == logits.dtype == torch.bfloat16
     assert torch.equal(found, logits)
     assert max(relative_errors(found_gradients, gradients).values()) < 2e-2
@@ -132,7 +122,7 @@ def test_a_fused_model_computes_the_same_in_bfloat16(model_type: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_norm_of_low_precision_weights_is_transformers_own(dtype: torch.dtype) -> None:
-    plain, fused = make_model("qwen3").to(dtype), fuse(make_model("qwen3")).to(dtype)
+    plain, fused = make_model("qwen3").to(dtype), fuse_norms(make_model("qwen3")).to(dtype)
     x = torch.randn(3, 32, dtype=dtype)
     for before, after in (
         (plain.model.norm, fused.model.norm),
@@ -144,7 +134,7 @@ def test_a_norm_of_low_precision_weights_is_transformers_own(dtype: torch.dtype)
 
 def test_generation_with_a_cache_is_the_same() -> None:
     prompt = torch.tensor([[3, 4, 5]])
-    models = [make_model("qwen3").eval(), fuse(make_model("qwen3")).eval()]
+    models = [make_model("qwen3").eval(), fuse_norms(make_model("qwen3")).eval()]
     rows = [model.generate(prompt, max_new_tokens=8, do_sample=False) for model in models]
     assert torch.equal(*rows)
 
@@ -155,7 +145,7 @@ def test_generation_with_a_cache_is_the_same() -> None:
 def test_names_values_and_files_stay(tmp_path: Path) -> None:
     plain, fused = make_model("qwen3"), make_model("qwen3")
     before = dict(fused.named_parameters())
-    assert fuse(fused) is fused
+    assert fuse_norms(fused) is fused
     after = dict(fused.named_parameters())
     assert list(after) == list(before) and all(after[name] is before[name] for name in before)
     assert list(fused.state_dict()) == list(plain.state_dict())
@@ -167,19 +157,16 @@ def test_names_values_and_files_stay(tmp_path: Path) -> None:
 
 def test_one_model_is_fused_and_no_other() -> None:
     other = make_model("qwen3", seed=1)
-    attention = type(other.model.layers[0].self_attn)
-    forward, rotate = attention.forward, attention.forward.__globals__["apply_rotary_pos_emb"]
     expected, _ = logits_and_gradients(other)
-    first, second = fuse(make_model("qwen3")), fuse(make_model("qwen3", seed=1))
+    first, second = fuse_norms(make_model("qwen3")), fuse_norms(make_model("qwen3", seed=1))
     logits_and_gradients(first)
-    assert attention.forward is forward and forward.__globals__["apply_rotary_pos_emb"] is rotate
-    assert replaced(make_model("qwen3")) == (0, 0)
+    assert replaced(make_model("qwen3")) == 0
     assert torch.equal(logits_and_gradients(second)[0], expected)
-    assert replaced(fuse(second)) == REPLACED["qwen3"], "fusing twice is fusing once"
+    assert replaced(fuse_norms(second)) == REPLACED["qwen3"], "fusing twice is fusing once"
 
 
 def test_a_copy_is_a_model_of_its_own() -> None:
-    fused = fuse(make_model("qwen3"))
+    fused = fuse_norms(make_model("qwen3"))
     duplicate = copy.deepcopy(fused)
     with torch.no_grad():
         for parameter in fused.parameters():
@@ -191,7 +178,7 @@ def test_a_copy_is_a_model_of_its_own() -> None:
 def test_the_global_random_stream_is_left_alone() -> None:
     model = make_model("qwen3")
     state = torch.get_rng_state()
-    fuse(model)
+    fuse_norms(model)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -286,47 +273,7 @@ class Norm(RMSNorm):
 )
 def test_a_norm_that_only_looks_the_same_is_left_alone(look_alike: type[nn.Module]) -> None:
     own, standard = look_alike(), RMSNorm()
-    model = fuse(nn.Sequential(own, standard, nn.LayerNorm(6), nn.RMSNorm(6)))
+    model = fuse_norms(nn.Sequential(own, standard, nn.LayerNorm(6), nn.RMSNorm(6)))
     assert model[0] is own
     assert [type(module) for module in list(model.children())[1:]] == [FusedRMSNorm, nn.LayerNorm, nn.RMSNorm]
     assert model[1].weight is standard.weight
-
-
-def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs neighbours, not halves, as Cohere's does."""
-
-    def rotate(x: Tensor) -> Tensor:
-        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
-
-
-class Attention(nn.Module):
-    def forward(self, q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return apply_rotary_pos_emb(q, q, cos, sin)[0]
-
-
-def test_a_rotation_of_another_kind_is_left_alone() -> None:
-    assert replaced(fuse(nn.Sequential(Attention()))) == (0, 0)
-
-
-def test_an_unusual_call_of_the_rotation_is_the_models_own() -> None:
-    calls: list[dict[str, Any]] = []
-
-    def own(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        calls.append(options)
-        return q, k
-
-    rotate = fused_rotation(own)
-    q, k, table = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 3, 8), torch.ones(1, 3, 8)
-    assert rotate(q, k, table, table)[0] is not q
-    assert not calls
-    for arguments, options in (
-        ((q, k, table, table), {"unsqueeze_dim": 2}),
-        ((q.bfloat16(), k.bfloat16(), table, table), {}),
-        ((q, k, table[..., :4], table[..., :4]), {}),
-        ((q[0], k[0], table, table), {}),
-    ):
-        assert rotate(*arguments, **options)[0] is arguments[0]
-    assert calls == [{"unsqueeze_dim": 2}, {}, {}, {}]
