@@ -1,4 +1,4 @@
-"""The process of one spawned actor: ``python -m flexmarl.core.host``, started by ``supervisor.py``.
+"""The process of one spawned actor: ``python -m flexmarl.core.host DIRECTORY NAME``, started by ``supervisor.py``.
 
 Standard input carries one length-prefixed MessagePack map (``HostInit``) and then stays open for as long as
 the parent lives: its end means that the parent is gone, and the process ends with it.
@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,8 @@ _LENGTH = struct.Struct("!I")
 class HostInit:
     """``actor_class`` is ``module:Class``; ``kwargs`` are its constructor's, checked against its annotations."""
 
-    name: str
     actor_class: str
     kwargs: dict[str, Any]
-    directory: str
     supervisor: dict[str, str]
 
 
@@ -49,29 +48,37 @@ def write_init(init: HostInit) -> bytes:
 
 
 def read_init(stream: BinaryIO) -> HostInit:
-    (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-    return TypeAdapter(HostInit).validate_python(msgpack.unpackb(stream.read(length), strict_map_key=False))
+    """Raises EOFError where the parent was gone before it had written all of it."""
+    header = stream.read(_LENGTH.size)
+    size_bytes = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else 0
+    body = stream.read(size_bytes)
+    if not size_bytes or len(body) < size_bytes:
+        raise EOFError
+    return TypeAdapter(HostInit).validate_python(msgpack.unpackb(body, strict_map_key=False))
 
 
 def main() -> NoReturn:
     # The terminal's ctrl-C is the launcher's to handle; it tells its actors to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    init = read_init(sys.stdin.buffer)
-    configure_logging(init.name, sys.stderr)
-    status = uvloop.run(_host(init))
+    directory, name = Path(sys.argv[1]), sys.argv[2]
+    try:
+        init = read_init(sys.stdin.buffer)
+    except EOFError:
+        _end_with_parent(directory)
+    threading.Thread(target=_end_with_parent, args=[directory], name="parent watch", daemon=True).start()
+    configure_logging(name, sys.stderr)
+    status = uvloop.run(_host(name, init, directory))
     # All that the process held is closed. Taking the interpreter apart, with torch in it, would last seconds.
     sys.stderr.flush()
     os._exit(status)
 
 
-async def _host(init: HostInit) -> int:
-    directory = Path(init.directory)
-    async with ActorSystem(init.name, directory) as system:
-        await _end_with_parent(directory)
+async def _host(name: str, init: HostInit, directory: Path) -> int:
+    async with ActorSystem(name, directory) as system:
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
         try:
-            await system.add(_build(init, system), init.name)
-            await supervisor.ask("ready", init.name, os.getpid())
+            await system.add(_build(init, system), name)
+            await supervisor.ask("ready", name, os.getpid())
             error = await _until_stopped(system)
         except Exception as raised:  # noqa: BLE001  # supervision: whatever it is, the parent is told and the process ends
             error = raised
@@ -79,13 +86,13 @@ async def _host(init: HostInit) -> int:
             return 0
         text = "".join(traceback.format_exception(error))
         log.error("actor failed", error=text)
-        await supervisor.ask("failed", init.name, f"{type(error).__name__}: {error}", text)
+        await supervisor.ask("failed", name, f"{type(error).__name__}: {error}", text)
         return 1
 
 
 def _build(init: HostInit, system: ActorSystem) -> Actor:
-    module, _, name = init.actor_class.partition(":")
-    actor_class = getattr(importlib.import_module(module), name)
+    module, _, class_name = init.actor_class.partition(":")
+    actor_class = getattr(importlib.import_module(module), class_name)
     if not issubclass(actor_class, Actor):
         raise TypeError(f"{init.actor_class} is no Actor")
     constructor = codec.signature_of(actor_class, "__init__") or codec.NO_ARGUMENTS
@@ -104,14 +111,14 @@ async def _until_stopped(system: ActorSystem) -> BaseException | None:
     return system.failure.result() if system.failure.done() else None
 
 
-async def _end_with_parent(directory: Path) -> None:
-    class ParentWatch(asyncio.Protocol):
-        def connection_lost(self, exc: Exception | None) -> None:
-            # The launcher can't clean up any more, so every orphan does; there is nobody left to reply to.
-            shutil.rmtree(directory, ignore_errors=True)
-            os._exit(1)
-
-    await asyncio.get_running_loop().connect_read_pipe(ParentWatch, sys.stdin)
+def _end_with_parent(directory: Path) -> NoReturn:
+    """Runs in a thread of its own: a loop that is busy importing would notice seconds later."""
+    os.read(
+        sys.stdin.fileno(), 1
+    )  # nothing is ever written after the init: this returns when the pipe is closed
+    # The launcher can't clean up any more, so every orphan does; there is nobody left to reply to.
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

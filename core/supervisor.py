@@ -117,11 +117,11 @@ class Supervisor(Actor):
 
     async def _start_process(self, actor_class: str, name: str, kwargs: Mapping[str, Any]) -> _Child:
         own = {"name": "supervisor", "address": self._host_system.address}
-        init = write_init(HostInit(name, actor_class, dict(kwargs), str(self._directory), own))
+        init = write_init(HostInit(actor_class, dict(kwargs), own))
         log_path = self._log_directory / f"{name}.log"
         with log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "flexmarl.core.host",
+                sys.executable, "-m", "flexmarl.core.host", str(self._directory), name,
                 stdin=asyncio.subprocess.PIPE, stdout=log_file, stderr=log_file,
                 env=self._env, start_new_session=True,
             )  # fmt: skip

@@ -127,6 +127,7 @@ def _resume(config: RunConfig, directory: RunDirectory) -> int:
         click.echo(f"{directory.path} is complete: all {state.step} steps are trained")
         return 0
     directory.forget_after(state.step if state else 0)
+    click.echo(f"going on after step {state.step}" if state else "no checkpoint yet: beginning again")
     return _run(config, directory, (folders[-1], state) if state else None)
 
 

@@ -24,6 +24,11 @@ class Console(Actor):
         self._events = JsonLines(run.events)
         self._failures = 0
 
+    def refresh(self, processes: dict[str, ProcessStatistics]) -> None:
+        """Takes the processes' figures; to be called now and then, for the display moves with it."""
+        self.processes = processes
+        self._progress.tick()
+
     async def on_stop(self) -> None:
         self._metrics.close()
         self._events.close()

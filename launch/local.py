@@ -97,7 +97,7 @@ async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
     """Keeps the console's figures fresh. An actor that does not answer is named; raises ActorDead in the end."""
     silent_rounds = dict.fromkeys(await supervisor.statistics(), 0)  # what these figures say is of the start
     while True:
-        console.processes = await supervisor.statistics()
+        console.refresh(await supervisor.statistics())
         for name, rounds in silent_rounds.items():
             rounds = silent_rounds[name] = 0 if name in console.processes else rounds + 1
             silent_s = rounds * STATISTICS_TIMEOUT_S
@@ -142,7 +142,9 @@ class _Signals:
         if self.stop_gracefully is not None and not self._asked:
             self._asked = True
             name = signal.Signals(number).name
-            self._progress.warn(f"{name}: stopping after the steps under way; once more stops at once")
+            self._progress.warn(
+                f"{name}: stopping after the steps under way; once more stops at once", at_once=True
+            )
             self.stop_gracefully()
         elif not self.interrupted.done():
             self.interrupted.set_result(signal.Signals(number).name)

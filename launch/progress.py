@@ -100,9 +100,15 @@ class Progress:
         self._hold(_one_line(text))
         self._update()
 
-    def warn(self, text: str) -> None:
-        """Like `note`, for what a person should look into."""
+    def warn(self, text: str, *, at_once: bool = False) -> None:
+        """Like `note`, for what a person should look into. ``at_once``: whatever the rate, as for the answer to
+        something that the person did."""
         self._hold(f"{_WARNING}{_one_line(text)}")
+        self._print_held(all_of_them=at_once)
+        self._update()
+
+    def tick(self) -> None:
+        """Time has passed: shows what the rate has held back. To be called now and then while nothing happens."""
         self._update()
 
     def _update(self, phase_changed: bool = False) -> None:

@@ -175,7 +175,7 @@ class TestResumingWhatIsDamaged:
 
 
 def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
-    stopped_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    stopped_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, flexmarl: Flexmarl
 ) -> None:
     started: list[object] = []
 
@@ -186,7 +186,8 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
     monkeypatch.setattr(local, "run", run)
     partial = checkpoint.partial_folder(stopped_run.checkpoints, 6)
     shutil.copytree(stopped_run.checkpoints / "step_000004", partial)
-    assert main(["train", "--resume", str(stopped_run.path)]) == 130
+    result = flexmarl("train", "--resume", str(stopped_run.path))
+    assert result.status == 130 and result.out.startswith("going on after step 4\n")
     folder = stopped_run.checkpoints / "step_000004"
     assert started == [(folder, RunState(4, 8, {"solver": 4, "checker": 4}, {}))]
     assert not partial.exists()
@@ -196,6 +197,7 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
 
     shutil.rmtree(stopped_run.checkpoints / "step_000002")
     folder.rename(partial)
-    assert main(["train", "--resume", str(stopped_run.path)]) == 130
+    result = flexmarl("train", "--resume", str(stopped_run.path))
+    assert result.status == 130 and result.out.startswith("no checkpoint yet: beginning again\n")
     assert started[1] is None, "without any checkpoint it begins again"
     assert stopped_run.metrics.read_text() == ""

@@ -107,6 +107,26 @@ def test_messages_held_back_are_shown_in_the_end_and_counted() -> None:
     assert "warning: disk is slow (496 times)" in stage.lines
 
 
+def test_messages_held_back_are_shown_when_time_has_passed() -> None:
+    stage = Stage(terminal=False)
+    with stage.progress:
+        for index in range(7):
+            stage.progress.note(f"note {index}")
+        assert stage.lines[-1] == "note 3"
+        stage.now_s += 2
+        stage.progress.tick()
+        assert stage.lines[-2:] == ["note 4", "note 5"]
+
+
+def test_an_answer_waits_for_no_rate() -> None:
+    stage = Stage(terminal=False)
+    with stage.progress:
+        for index in range(20):
+            stage.progress.note(f"note {index}")
+        stage.progress.warn("stopping", at_once=True)
+        assert stage.lines[-2:] == ["note 19", "warning: stopping"]
+
+
 def test_events_have_lines_of_their_own() -> None:
     stage = Stage(terminal=False)
     with stage.progress:

@@ -133,6 +133,7 @@ def pieces(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Inte
     hold.write_text("3")  # the queries' positions count from 0: the first of step 4
     killed = launcher.train("pieces", *REPRODUCIBLE, f"data.hold={hold}", f"data.trace={trace}")
     killed.wait_for_step(3)
+    wait_until((killed.directory / "checkpoints" / "step_000002").exists, "the checkpoint of step 2")
     killed.signal(signal.SIGKILL)
     killed.wait()
     killed.assert_nothing_is_left()
@@ -275,6 +276,16 @@ class TestSignals:
         run.signal(number)
         assert run.wait() == 130
         assert f"The run was stopped by {number.name}" in run.text
+        run.assert_nothing_is_left()
+
+    def test_where_the_launcher_is_killed_actors_end_though_they_are_busy_starting(
+        self, launcher: Launcher
+    ) -> None:
+        run = launcher.train("orphans", *ONE_AGENT)
+        run.wait_for_output("starting actors")
+        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        run.signal(signal.SIGKILL)
+        run.wait()
         run.assert_nothing_is_left()
 
     def test_one_during_warm_up_stops_before_the_first_step(self, launcher: Launcher) -> None:
