@@ -2,12 +2,23 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def no_bool(value: object) -> object:
+    """For fields of type float, where pydantic would take ``true`` for 1.0."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not a truth value")
+    return value
+
 
 # Strict: `true`, `"8"` or `8.0` is no count, and a config that says so means something else.
 Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0)]
+NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0)]
+Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
+Seconds = Positive
 
 
 class Config(BaseModel):

@@ -1,9 +1,11 @@
 """Spawns actors into processes of their own, sees them die, and leaves nothing of them behind.
 
-async with Supervisor(system, directory, log_directory, env) as supervisor:
-    await supervisor.spawn("pkg.module:Store", "store", {"budget": 10})
-    store = supervisor.reference("store", StoreApi)
-    await supervisor.wait_for_death()      # raises ActorDead or ActorFailed
+    async with Supervisor(system, directory, log_directory, env) as supervisor:
+        await supervisor.spawn("pkg.module:Store", "store", {"budget": 10})
+        store = supervisor.reference("store", StoreApi)
+        await supervisor.wait_for_death()      # raises ActorDead or ActorFailed
+
+A spawned actor is one process; its name is its log file's.
 """
 
 import asyncio

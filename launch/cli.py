@@ -1,6 +1,7 @@
 """The command line: ``flexmarl train`` and ``flexmarl report``."""
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from .config import RunConfig, check, read_yaml, resolve, to_yaml
 from .progress import Progress
 from .report import write_report
 from .run_directory import JsonLines, RunDirectory
-from .words import duration
+from .words import change_verb, duration
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_name(name: str | None, config: RunConfig) -> str:
     """Raises ConfigError where ``name`` is not the name of one folder."""
     if name is None:
-        return f"{Path(config.recipe).name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return f"{Path(config.recipe).name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if name in ("", ".", "..") or "/" in name or not name.isprintable():
         raise ConfigError(
             f"--name {name!r}: a run's name is the name of one folder; --runs says where it goes"
@@ -156,6 +157,7 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
         mode=config.mode,
         total_steps=config.training.steps,
         agents=list(config.agents),
+        first_step=first,
     )
     started = time.monotonic()
     with (directory.logs / "launcher.log").open("a") as log:
@@ -197,24 +199,28 @@ def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLine
 
 def _closing_words(result: RunEnded, directory: RunDirectory, report: Path, seconds: float) -> str:
     """What was learned, in plain words, and where everything is."""
-    lines = []
-    before = result.evaluations.get(0, {})
-    after = result.evaluations.get(result.last_step, {}) if not result.stopped else {}
-    for name, value in after.items():
-        start = f"{before[name]:.1%} -> " if name in before else ""
-        lines.append(
-            f"{name}: {start}{value:.1%}" if not name.startswith("reward/") else f"{name}: {value:.3f}"
-        )
-    learned = "; ".join(lines)
-    path = directory.path
     if result.stopped:
-        head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {path}"
+        head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {directory.path}"
     else:
-        head = f"Trained {result.last_step} steps in {duration(seconds)}."
-        head += f" On problems training never used: {learned}." if learned else ""
+        head = f"Trained {result.last_step} steps in {duration(seconds)}. {_learned(result)}"
     return (
         f"{head}\n"
         f"  report       {report}\n"
         f"  metrics      {directory.metrics}\n"
         f"  checkpoints  {result.checkpoint or 'none yet'}"
     )
+
+
+def _learned(result: RunEnded) -> str:
+    """The evaluations before and after training, as a sentence; rewards only where there is nothing else."""
+    before, after = result.evaluations.get(0, {}), result.evaluations.get(result.last_step, {})
+    names = [name for name in after if not name.startswith("reward/")] or list(after)
+    changes = []
+    for name in names:
+        form = ".1%" if "accuracy" in name else ".3f"
+        change = f"{name} is {after[name]:{form}}"
+        if name in before:
+            verb = change_verb(before[name], after[name])
+            change = f"{name} {verb} from {before[name]:{form}} to {after[name]:{form}}"
+        changes.append(change)
+    return f"On problems that training never used, {', '.join(changes)}." if changes else ""

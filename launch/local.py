@@ -1,10 +1,12 @@
 """One run on this machine: the actor processes, from their start to the last of them gone.
 
-launcher ── Supervisor ──┬─ store
-         └─ Console      ├─ trainer
-                         ├─ <agent>-0, <agent>-1, ...   (instances)
-                         ├─ rollout
-                         └─ orchestrator
+    launcher ── Supervisor ──┬─ store
+             └─ Console      ├─ trainer
+                             ├─ <agent>-0, <agent>-1, ...   (instances)
+                             ├─ rollout
+                             └─ orchestrator
+
+The first of them to die ends the run, and with it all others.
 """
 
 import asyncio

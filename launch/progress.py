@@ -43,7 +43,7 @@ class Progress:
     """Shows one run's progress on ``console``; the form depends on whether that is a terminal.
 
     ``total_steps`` counts from the run's beginning, also after a resume, and so does ``metrics["step"]``, the
-    number of finished steps. ``line_interval_s``: how often a plain step line appears. ``clock``: seconds,
+    number of finished steps; ``first_step`` were finished before. ``line_interval_s``: how often a plain step line appears. ``clock``: seconds,
     monotonic. Leaving the context, by an exception too, gives the terminal back as it was found.
     """
 
@@ -55,10 +55,12 @@ class Progress:
         mode: str,
         total_steps: int,
         agents: Sequence[str],
+        first_step: int = 0,
         line_interval_s: float = 10.0,
         clock: Clock = time.monotonic,
     ) -> None:
         self._state = _State(_one_line(run_name), _one_line(mode), total_steps, agents, clock)
+        self._state.step = first_step
         self._lines = _Bucket(_LINES_PER_S, _BURST, clock)
         self._view: _View
         if console.is_terminal and not console.is_dumb_terminal:

@@ -1,13 +1,15 @@
 """The files of one run.
 
-runs/<name>/
-    config.yaml      the resolved configuration
-    metrics.jsonl    one object per step
-    events.jsonl     what happened, one object per event
-    checkpoints/     joint checkpoints, newest last
-    logs/            one file per actor process
-    report.html      written at the end
-    lock             held while a process works on the run
+    runs/<name>/
+        config.yaml      the resolved configuration
+        metrics.jsonl    one object per step
+        events.jsonl     what happened, one object per event
+        checkpoints/     joint checkpoints, newest last
+        logs/            one file per actor process
+        report.html      written at the end
+        lock             held while a process works on the run
+
+A new run never touches a folder that exists; a resumed one first drops what lies after its checkpoint.
 """
 
 import contextlib

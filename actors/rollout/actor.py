@@ -145,16 +145,19 @@ class Rollout(Actor):
     async def _run_trajectory(self, trajectory: _Trajectory) -> "_Trajectory | TrajectoryFailed":
         """The trajectory with its rewards, or how it failed. Raises RecipeError: such a run can't succeed."""
         handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._agents})
+        limit_s = self._config.trajectory_timeout_s
         try:
-            async with asyncio.timeout(self._config.trajectory_timeout_s):
+            async with asyncio.timeout(limit_s) as deadline:
                 rewards = await self._recipe.workflow(trajectory.query, handles)
             trajectory.rewards = self._checked(rewards, trajectory)
         except RecipeError:
             raise
         except Exception as error:  # noqa: BLE001  # user code: a trajectory may fail in any way, the others go on
             name = f"{trajectory.query.id}_{trajectory.number}"
-            text = "".join(traceback.format_exception(error))
-            return TrajectoryFailed(name, f"{type(error).__name__}: {error}", text)
+            what = f"{type(error).__name__}: {error}"
+            if deadline.expired():
+                what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
+            return TrajectoryFailed(name, what, "".join(traceback.format_exception(error)))
         return trajectory
 
     def _checked(self, rewards: Rewards, trajectory: _Trajectory) -> Rewards:

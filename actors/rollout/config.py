@@ -1,16 +1,12 @@
 """What a run configures about generating: sampling and the embedded engine."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from ...core.config import Config, Count, Seconds
+from ...core.config import Config, Count, Positive, Seconds, Share
 
 
 class SamplingConfig(Config):
     """How an agent's training samples are drawn; evaluations decode greedily."""
 
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Positive = 1.0
     max_new_tokens: Count = 64
 
 
@@ -33,6 +29,6 @@ class RolloutConfig(Config):
     that takes longer than its timeout counts as failed.
     """
 
-    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    max_failed_share: Share = 0.25
     trajectory_timeout_s: Seconds = 1800.0
     turn_timeout_s: Seconds = 600.0

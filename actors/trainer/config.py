@@ -4,10 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...core.config import Config, Count, Natural
+from ...core.config import Config, Count, Natural, NonNegative, Positive, Share
 
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[NonNegative, Field(lt=1)]
 
 
 class OptimizerConfig(Config):
@@ -18,9 +17,9 @@ class OptimizerConfig(Config):
     """
 
     lr: Positive = 1e-6
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     schedule: Literal["constant", "linear"] = "constant"
     warmup_steps: Natural = 0
@@ -35,8 +34,8 @@ class AlgorithmConfig(Config):
     """
 
     name: Literal["grpo"] = "grpo"
-    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    clip_low: Share = 0.2
+    clip_high: NonNegative = 0.28
     scale_rewards: bool = True
 
 
