@@ -43,8 +43,8 @@ class Progress:
     """Shows one run's progress on ``console``; the form depends on whether that is a terminal.
 
     ``total_steps`` counts from the run's beginning, also after a resume, and so does ``metrics["step"]``, the
-    number of finished steps; ``first_step`` were finished before. ``line_interval_s``: how often a plain step line appears. ``clock``: seconds,
-    monotonic. Leaving the context, by an exception too, gives the terminal back as it was found.
+    number of finished steps; ``first_step`` were finished before. ``line_interval_s``: how often a plain step
+    line appears. ``clock``: seconds, monotonic. Leaving the context, by an exception too, gives the terminal back as it was found.
     """
 
     def __init__(
