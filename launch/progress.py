@@ -44,7 +44,8 @@ class Progress:
 
     ``total_steps`` counts from the run's beginning, also after a resume, and so does ``metrics["step"]``, the
     number of finished steps; ``first_step`` were finished before. ``line_interval_s``: how often a plain step
-    line appears. ``clock``: seconds, monotonic. Leaving the context, by an exception too, gives the terminal back as it was found.
+    line appears. ``clock``: seconds, monotonic. Leaving the context, by an exception too, gives the terminal
+    back as it was found.
     """
 
     def __init__(
