@@ -73,7 +73,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One task instance: a stable id, its text, and whatever else the workflow needs (plain data)."""
+    """One task instance: its id (no two of one step are equal), its text, and whatever else the workflow needs
+    (plain data)."""
 
     id: str
     text: str
@@ -87,8 +88,9 @@ class Query:
 class Sample:
     """One turn with its reward: a row of its agent's table.
 
-    ``sample_id`` is ``{query}_{turn}_{trajectory}``. ``group_rewards`` are the agent's rewards over the
-    surviving trajectories of the group, this sample's included; the advantage is a function of it alone.
+    ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also where
+    a query comes again. ``group_rewards`` are the agent's rewards over the surviving trajectories of the group,
+    this sample's included; the advantage is a function of it alone.
     """
 
     sample_id: str
@@ -123,7 +125,8 @@ class TableStatistics:
 
 class StoreApi(Protocol):
     async def put(self, samples: list[Sample]) -> None:
-        """Adds the samples of a closed group, all or none. A ``sample_id`` that is known already is refused."""
+        """Adds the samples of a closed group, all or none. A ``sample_id`` that is there already is refused, and so
+        is a version whose step was committed."""
 
     async def lease(self, agent: str, policy_version: int, count: int) -> MicroBatch:
         """The oldest ``count`` READY rows of that version. Refused where there are fewer."""
@@ -202,7 +205,7 @@ class InstanceApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryFailed:
-    """A trajectory that was dropped. ``trajectory`` is ``{query}_{trajectory}``."""
+    """A trajectory that was dropped. ``trajectory`` is ``{step}:{query}_{trajectory}``."""
 
     trajectory: str
     error: str

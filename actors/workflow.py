@@ -28,8 +28,9 @@ __all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewa
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an agent generated, as text and as the very tokens. ``prompt_tokens`` is all that came before."""
+    """What ``agent`` generated, as text and as the very tokens. ``prompt_tokens`` is all that came before."""
 
+    agent: str
     text: str
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -41,7 +42,8 @@ Prompt = str | Turn | Sequence[str | Turn]
 class Agent(Protocol):
     async def generate(self, prompt: Prompt) -> Turn:
         """One turn of this agent. In a prompt of several parts a ``Turn`` stands for its prompt and its answer,
-        token by token: a conversation goes on as ``[turn, "next question"]`` and is never tokenised again.
+        token by token: a conversation goes on as ``[turn, "next question"]`` and is never tokenised again. A turn
+        of an agent with another tokenizer is refused (RecipeError): pass its ``text``.
 
         Raises RemoteError where the engine refused (a prompt that does not fit the context, say)."""
 

@@ -92,6 +92,10 @@ class TooManyFailures(FlexmarlError):
     """More trajectories of a step failed than the config allows."""
 
 
+class ProtocolViolation(FlexmarlError):
+    """An event that can't happen in the state the pipeline is in: a defect, never a user's mistake."""
+
+
 class Interrupted(FlexmarlError):
     """A signal ended the run before its actors could."""
 

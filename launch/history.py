@@ -150,7 +150,7 @@ def load_history(run_dir: Path) -> History:
         raise NotADirectoryError(f"{run_dir} is not a run folder")
     lines, bad_lines = _read_lines(run_dir / "metrics.jsonl")
     events, bad_events = _read_lines(run_dir / "events.jsonl")
-    lines = [*_evaluation_before_training(events), *lines]
+    lines = [*_evaluations(events), *lines]
     steps = [line for line in lines if type(line.get("step")) is int and 0 <= line["step"] < _STEP_LIMIT]
     records, resumes, wall_s = _joined(steps)
     config_text = _read_text(run_dir / "config.yaml")
@@ -193,13 +193,13 @@ def _joined(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]]
     return [by_step[step] for step in sorted(by_step)], resumes, wall_s
 
 
-def _evaluation_before_training(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """It belongs to no step and so to no line of the metrics: an event tells it."""
+def _evaluations(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """From their events: the one before training, and one that a resumed run made up for, are on no step's line."""
     return [
-        {"step": 0, **{f"eval/{name}": value for name, value in event.items()}}
+        {"step": event["step"], **{f"eval/{name}": value for name, value in event.items()}}
         for event in events
-        if event.get("event") == "evaluated" and event.get("step") == 0
-    ][:1]
+        if event.get("event") == "evaluated" and "step" in event
+    ]
 
 
 def _is_training(record: Mapping[str, Any]) -> bool:

@@ -182,7 +182,10 @@ async def _start_actors(
         },
         "rollout": {
             "recipe": recipe,
-            "agents": {name: {"sampling": agent.sampling} for name, agent in config.agents.items()},
+            "sampling": {name: agent.sampling for name, agent in config.agents.items()},
+            "tokenizers": {
+                name: agent.model.tokenizer or agent.model.path for name, agent in config.agents.items()
+            },
             "instances": instances,
             "store": store,
             "orchestrator": orchestrator,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import FlexmarlError, RecipeError, TooManyFailures
+from ...core.errors import RecipeError, TooManyFailures, WrongVersion
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
 from ..messages import (
@@ -57,8 +57,8 @@ from .pipeline import (
 )
 from .recorder import StepRecord
 
-# Long work has long deadlines: they catch what hangs, not what is slow.
-_WORK_TIMEOUT_S = 3600.0
+# Long work has long deadlines, queueing for it included: they catch what hangs, not what is slow.
+_WORK_TIMEOUT_S = 24 * 3600.0
 _WARM_UP_CHUNK = 10
 
 
@@ -89,7 +89,7 @@ class Orchestrator(Actor):
         self._unreported: dict[int, dict[str, Any]] = {}
         self._published: dict[str, Published] = {}
         self._first_failure: TrajectoryFailed | None = None
-        self._finished = asyncio.Event()
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
@@ -106,11 +106,13 @@ class Orchestrator(Actor):
     @endpoint
     async def stop(self) -> None:
         self._stop_asked = True
-        if self._pipeline is not None and not self._finished.is_set():
+        if self._pipeline is not None and not self._finished.done():
             self._carry_out(self._pipeline.request_stop())
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:
+        if self._finished.done():
+            return  # the run has failed, and what still closes is of no use
         record = self._records[group.step]
         record.group_closed(group, self._course.training.trajectories_per_query, time.monotonic())
         for failure in group.failures:
@@ -118,7 +120,7 @@ class Orchestrator(Actor):
         allowed = self._course.max_failed_share * self._trajectories_per_step
         if record.failed > allowed:
             failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
-            self._fail(self._too_many_failures(f"step {group.step}: {failed}"))
+            self._finished.set_exception(self._too_many_failures(f"step {group.step}: {failed}"))
             return
         self._carry_out(self._running.group_closed(group.step, group.samples))
 
@@ -140,7 +142,7 @@ class Orchestrator(Actor):
             micro_batch=self._course.training.micro_batch,
             save_every=self._course.checkpoint.every,
             evaluate_every=self._course.evaluation.every,
-            evaluate_first=state is None,
+            evaluate_first=self._is_evaluation_due(first - 1),
         )
         self._pipeline = Pipeline(plan, versions)
         with first_error():
@@ -148,7 +150,7 @@ class Orchestrator(Actor):
                 if self._stop_asked:
                     self._carry_out(self._pipeline.request_stop())
                 self._carry_out(self._pipeline.start())
-                await self._finished.wait()
+                await self._finished
 
     async def _warm_up(self) -> None:
         """The recipe's supervised batches, in chunks, so that progress shows."""
@@ -212,13 +214,13 @@ class Orchestrator(Actor):
                 await self._console.within(_WORK_TIMEOUT_S).ended(
                     RunEnded(last_step, stopped, self._evaluations, self._last_checkpoint)
                 )
-                self._finished.set()
+                self._finished.set_result(None)
 
     async def _start_step(self, decision: StartStep) -> None:
         training = self._course.training
         self._records[decision.step] = StepRecord(decision.step, decision.versions, time.monotonic())
         first = self._position(decision.step)
-        queries = [self._recipe.train_query(first + n) for n in range(training.queries_per_step)]
+        queries = await asyncio.to_thread(self._train_queries, first)  # the user's code may read from a disk
         await self._rollout.api.start_step(
             decision.step, queries, training.trajectories_per_query, decision.versions
         )
@@ -256,7 +258,8 @@ class Orchestrator(Actor):
         self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
-        queries: list[Query] = self._recipe.eval_queries()
+        started = time.monotonic()
+        queries = await asyncio.to_thread(self._recipe.eval_queries)
         self._console.tell("phase", f"evaluating {len(queries)} queries", None, None)
         rollout = self._rollout.within(_WORK_TIMEOUT_S)
         result = await rollout.evaluate(queries, decision.versions)
@@ -266,9 +269,12 @@ class Orchestrator(Actor):
             failed = f"{len(result.failures)} of {result.queries} trajectories failed"
             raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
-        self._console.tell("event", "evaluated", {"step": decision.step, **result.metrics})
+        eval_s = time.monotonic() - started
+        self._last_end += eval_s  # no step is under way: its seconds are no step's
+        self._console.tell("event", "evaluated", {"step": decision.step, "eval_s": eval_s, **result.metrics})
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
-            self._console.tell("step", metrics | {f"eval/{name}": v for name, v in result.metrics.items()})
+            evaluated = {f"eval/{name}": value for name, value in result.metrics.items()}
+            self._console.tell("step", metrics | {"eval_s": eval_s} | evaluated)
         self._carry_out(self._running.evaluated(decision.step))
 
     def _step_complete(self, decision: StepComplete) -> None:
@@ -292,6 +298,14 @@ class Orchestrator(Actor):
     def _trajectories_per_step(self) -> int:
         return self._course.training.queries_per_step * self._course.training.trajectories_per_query
 
+    def _is_evaluation_due(self, step: int) -> bool:
+        """Of the state that the run begins with: it may have been stopped before its evaluation."""
+        every = self._course.evaluation.every
+        return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
+
+    def _train_queries(self, first: int) -> list[Query]:
+        return [self._recipe.train_query(first + n) for n in range(self._course.training.queries_per_step)]
+
     def _position(self, step: int) -> int:
         """Of the first query of ``step`` (1, 2, ...): every query is used once, in order."""
         return (step - 1) * self._course.training.queries_per_step
@@ -304,12 +318,6 @@ class Orchestrator(Actor):
             f"{first.trajectory}:\n{first.remote_traceback}"
         )
 
-    def _fail(self, error: FlexmarlError) -> None:
-        async def fail() -> None:
-            raise error
-
-        self._tasks.create_task(fail())
-
     def _tell_failure(self, failure: TrajectoryFailed, step: int) -> None:
         self._first_failure = self._first_failure or failure
         fields = {"step": step, "trajectory": failure.trajectory, "error": failure.error}
@@ -319,4 +327,4 @@ class Orchestrator(Actor):
 async def _applied(instance: ActorRef[InstanceApi], published: Published) -> None:
     version = await instance.within(_WORK_TIMEOUT_S).apply_weights(published)
     if version != published.version:
-        raise FlexmarlError(f"{instance.name} applied version {version} of {published.version}")
+        raise WrongVersion(published.agent, published.version, version)

@@ -53,8 +53,6 @@ def commit(root: Path, state: RunState, keep: int) -> Path:
     write_json(partial / "manifest.json", {"format": _FORMAT, "files": _digests(partial)})
     sync_folder(partial)
     folder = committed_folder(root, state.step)
-    if folder.exists():  # the same step, saved by the run that is being resumed
-        shutil.rmtree(folder)
     partial.rename(folder)
     sync(root)
     for old in complete(root)[:-keep]:

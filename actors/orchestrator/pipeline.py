@@ -19,12 +19,15 @@ Rules:
   each for its own agent's version. Step k+2 does not start before step k is complete for all agents.
 - Saving follows an agent's optimizer step before its next micro-batch, so that the saved state is exactly
   the state after that step, whatever the others do.
-- An evaluation sees one joint version: the next step waits for it.
+- An evaluation sees one joint version: the next step waits for it. A run that is asked to stop leaves it out; the
+  run that goes on from there begins with it.
 - A checkpoint is committed when its step is complete and evaluated, so that a run resumed from it lacks nothing.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from ...core.errors import ProtocolViolation
 
 Mode = Literal["strict", "sync"]
 
@@ -155,10 +158,6 @@ class _Step:
     def may_be_committed(self) -> bool:
         all_saved = len(self.saved) == len(self.agents)
         return all_saved and self.complete and not self.awaits_evaluation and not self.committing
-
-
-class ProtocolViolation(Exception):
-    """An event that can't happen in the state the pipeline is in: a defect, never a user's mistake."""
 
 
 class Pipeline:

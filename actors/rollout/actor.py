@@ -8,60 +8,35 @@ All trajectories of a step run at once; a turn waits only for its own agent's ve
 """
 
 import asyncio
-import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.config import Config
 from ...core.errors import RecipeError
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
 from ..messages import (
     Evaluation,
     GenerateRequest,
-    Generation,
     GroupClosed,
     InstanceApi,
     OrchestratorApi,
     Query,
-    Sample,
     StoreApi,
     TrajectoryFailed,
 )
 from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .config import RolloutConfig, SamplingConfig
 from .pool import AgentPool
+from .trajectory import Trajectory
 
-
-class AgentRollout(Config):
-    """How one agent generates: the actors that serve it are named apart, as references."""
-
-    sampling: SamplingConfig
-
-
-@dataclass(slots=True)
-class _Trajectory:
-    """One run of the workflow: what identifies it, the versions it may use, the turns it took."""
-
-    query: Query
-    number: int
-    versions: Mapping[str, int]
-    greedy: bool
-    turns: list[tuple[str, str, Generation]] = field(default_factory=list)
-    asked: int = 0
-    first_turn_at: float = math.inf
-    rewards: Rewards = field(default_factory=Rewards)
-
-    def next_sample_id(self) -> str:
-        self.asked += 1
-        return f"{self.query.id}_{self.asked - 1}_{self.number}"
+# The store and the orchestrator answer in milliseconds; this catches one that hangs.
+_ANSWER_TIMEOUT_S = 300.0
 
 
 class Rollout(Actor):
@@ -70,15 +45,18 @@ class Rollout(Actor):
     def __init__(
         self,
         recipe: RecipeConfig,
-        agents: dict[str, AgentRollout],
+        sampling: dict[str, SamplingConfig],
+        tokenizers: dict[str, str],
         instances: dict[str, list[ActorRef[InstanceApi]]],
         store: ActorRef[StoreApi],
         orchestrator: ActorRef[OrchestratorApi],
         config: RolloutConfig,
     ) -> None:
+        """``sampling``, ``tokenizers`` (a name or folder) and ``instances`` are by agent."""
         self._seed = recipe.seed
         self._recipe = Recipe(recipe)
-        self._agents = agents
+        self._sampling = sampling
+        self._tokenizers = tokenizers
         self._pools = {agent: AgentPool(agent, refs) for agent, refs in instances.items()}
         self._store = store
         self._orchestrator = orchestrator
@@ -92,128 +70,130 @@ class Rollout(Actor):
     async def start_step(
         self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]
     ) -> None:
+        _refuse_equal_ids(queries, f"step {step}")
         for query in queries:
-            self.background(self._run_group(step, query, trajectories, versions), f"group {query.id}")
+            group = [Trajectory(query, str(step), n, versions, greedy=False) for n in range(trajectories)]
+            self.background(self._run_group(step, group), f"group {query.id}")
 
     @endpoint
     async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:
-        ended = await self._run_all([_Trajectory(query, 0, versions, greedy=True) for query in queries])
-        survived = [t.rewards for t in ended if isinstance(t, _Trajectory)]
+        _refuse_equal_ids(queries, "the evaluation")
+        survived, failures = await self._run_all(
+            [Trajectory(query, "eval", 0, versions, greedy=True) for query in queries]
+        )
         values: dict[str, list[float]] = {}
-        for rewards in survived:
-            for name, value in rewards.metrics.items():
+        for trajectory in survived:
+            for name, value in trajectory.rewards.metrics.items():
                 values.setdefault(name, []).append(value)
-            for agent, value in rewards.by_agent.items():
+            for agent, value in trajectory.rewards.by_agent.items():
                 values.setdefault(f"reward/{agent}", []).append(value)
-        failures = [t for t in ended if isinstance(t, TrajectoryFailed)]
         return Evaluation(len(queries), {name: fmean(v) for name, v in values.items()}, failures)
 
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
-    async def _run_group(self, step: int, query: Query, trajectories: int, versions: dict[str, int]) -> None:
+    async def _run_group(self, step: int, group: Sequence[Trajectory]) -> None:
         started = time.monotonic()
-        group = [_Trajectory(query, number, versions, greedy=False) for number in range(trajectories)]
-        ended = await self._run_all(group)
-        survived = [t for t in ended if isinstance(t, _Trajectory)]
+        survived, failures = await self._run_all(group)
         rewards = {
             agent: [t.rewards.by_agent[agent] for t in survived if agent in t.rewards.by_agent]
-            for agent in self._agents
+            for agent in self._sampling
         }
-        samples = _samples(step, survived, rewards)
+        group_rewards = {agent: tuple(values) for agent, values in rewards.items()}
+        samples = [sample for trajectory in survived for sample in trajectory.samples(step, group_rewards)]
         if samples:
-            await self._store.api.put(samples)
+            await self._store.within(_ANSWER_TIMEOUT_S).put(samples)
         counts = Counter(sample.agent for sample in samples)
         first_turn_at = min(trajectory.first_turn_at for trajectory in group)
-        await self._orchestrator.api.group_closed(
+        await self._orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(
             GroupClosed(
                 step=step,
-                query=query.id,
-                samples={agent: counts[agent] for agent in self._agents},
+                query=group[0].query.id,
+                samples={agent: counts[agent] for agent in self._sampling},
                 generated_tokens=sum(len(sample.tokens) for sample in samples),
                 waited_s=max(0.0, min(first_turn_at, time.monotonic()) - started),
                 rewards=rewards,
-                failures=[t for t in ended if isinstance(t, TrajectoryFailed)],
+                failures=failures,
             )
         )
 
-    async def _run_all(self, trajectories: list[_Trajectory]) -> "list[_Trajectory | TrajectoryFailed]":
+    async def _run_all(
+        self, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[Trajectory], list[TrajectoryFailed]]:
+        """Those that succeeded, with their rewards, and how the others failed."""
         with first_error():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._run_trajectory(trajectory)) for trajectory in trajectories]
-        return [task.result() for task in tasks]
+        failures = [task.result() for task in tasks]
+        survived = [t for t, failure in zip(trajectories, failures, strict=True) if failure is None]
+        return survived, [failure for failure in failures if failure is not None]
 
-    async def _run_trajectory(self, trajectory: _Trajectory) -> "_Trajectory | TrajectoryFailed":
-        """The trajectory with its rewards, or how it failed. Raises RecipeError: such a run can't succeed."""
-        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._agents})
+    async def _run_trajectory(self, trajectory: Trajectory) -> TrajectoryFailed | None:
+        """Runs the workflow; how it failed, where it did. Raises RecipeError: such a run can't succeed."""
+        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._sampling})
         limit_s = self._config.trajectory_timeout_s
         try:
-            async with asyncio.timeout(limit_s) as deadline:
+            async with asyncio.timeout(limit_s) as trajectory.deadline:
                 rewards = await self._recipe.workflow(trajectory.query, handles)
             trajectory.rewards = self._checked(rewards, trajectory)
         except RecipeError:
             raise
         except Exception as error:  # noqa: BLE001  # user code: a trajectory may fail in any way, the others go on
-            name = f"{trajectory.query.id}_{trajectory.number}"
             what = f"{type(error).__name__}: {error}"
-            if deadline.expired():
+            if trajectory.deadline is not None and trajectory.deadline.expired():
                 what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
-            return TrajectoryFailed(name, what, "".join(traceback.format_exception(error)))
-        return trajectory
+            return TrajectoryFailed(trajectory.name, what, "".join(traceback.format_exception(error)))
+        finally:
+            trajectory.close()
+        return None
 
-    def _checked(self, rewards: Rewards, trajectory: _Trajectory) -> Rewards:
+    def _checked(self, rewards: Rewards, trajectory: Trajectory) -> Rewards:
         if not isinstance(rewards, Rewards):
             raise RecipeError(f"the workflow returned {type(rewards).__name__}, not Rewards")
         for agent in rewards.by_agent:
-            if agent not in self._agents:
-                raise _unknown_agent(agent, self._agents, "the workflow rewards")
-        for agent, _, _ in trajectory.turns:
+            if agent not in self._sampling:
+                raise _unknown_agent(agent, self._sampling, "the workflow rewards")
+        for agent in trajectory.agents_used():
             if agent not in rewards.by_agent:
                 raise RecipeError(f"the workflow used agent {agent!r} and returned no reward for it")
         return rewards.checked()
 
-    async def generate(self, agent: str, trajectory: _Trajectory, prompt: Prompt) -> Turn:
+    async def generate(self, agent: str, trajectory: Trajectory, prompt: Prompt) -> Turn:
         """One turn: waits for the agent's version of this step, then for its least busy instance."""
-        sampling = self._agents[agent].sampling
+        sampling, pool = self._sampling[agent], self._pools[agent]
         sample_id = trajectory.next_sample_id()
         version = trajectory.versions[agent]
         request = GenerateRequest(
             sample_id,
-            _segments(prompt),
+            self._segments(prompt, agent),
             version,
             xxhash.xxh3_64_intdigest(f"{self._seed} {sample_id}".encode()),
             0.0 if trajectory.greedy else sampling.temperature,
             sampling.max_new_tokens,
         )
-        async with self._pools[agent].instance(version) as instance:
-            trajectory.first_turn_at = min(trajectory.first_turn_at, time.monotonic())
+        if not pool.has_come_to(version):
+            with trajectory.waiting_for_a_version():
+                await pool.wait_for(version)
+        with pool.least_busy(version) as instance:
+            trajectory.turn_begins()
             generation = await instance.within(self._config.turn_timeout_s).generate(request)
-        trajectory.turns.append((agent, sample_id, generation))
-        return Turn(generation.text, generation.prompt_tokens, generation.tokens)
+        trajectory.took(agent, sample_id, generation)
+        return Turn(agent, generation.text, generation.prompt_tokens, generation.tokens)
+
+    def _segments(self, prompt: Prompt, agent: str) -> tuple[str | tuple[int, ...], ...]:
+        parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)
+        for part in parts:
+            if isinstance(part, Turn) and self._tokenizers[part.agent] != self._tokenizers[agent]:
+                raise RecipeError(
+                    f"the workflow puts a turn of {part.agent!r} into a prompt of {agent!r}, whose tokenizer is another: "
+                    "its tokens would mean something else; put the turn's .text there"
+                )
+        return tuple(part if isinstance(part, str) else part.prompt_tokens + part.tokens for part in parts)
 
 
-def _samples(step: int, survived: list[_Trajectory], rewards: dict[str, list[float]]) -> list[Sample]:
-    group = {agent: tuple(values) for agent, values in rewards.items()}
-    return [
-        Sample(
-            sample_id=sample_id,
-            agent=agent,
-            step=step,
-            policy_version=generation.policy_version,
-            group=trajectory.query.id,
-            reward=trajectory.rewards.by_agent[agent],
-            group_rewards=group[agent],
-            prompt_tokens=generation.prompt_tokens,
-            tokens=generation.tokens,
-            logprobs=generation.logprobs,
-        )
-        for trajectory in survived
-        for agent, sample_id, generation in trajectory.turns
-    ]
-
-
-def _segments(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
-    parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)
-    return tuple(part if isinstance(part, str) else part.prompt_tokens + part.tokens for part in parts)
+def _refuse_equal_ids(queries: Sequence[Query], where: str) -> None:
+    twice = [query_id for query_id, count in Counter(query.id for query in queries).items() if count > 1]
+    if twice:
+        raise RecipeError(f"{where} has two queries with the id {twice[0]!r}")
 
 
 def _unknown_agent(agent: str, known: Iterable[str], who: str) -> RecipeError:
@@ -223,7 +203,7 @@ def _unknown_agent(agent: str, known: Iterable[str], who: str) -> RecipeError:
 class _AgentHandle:
     """An agent within one trajectory."""
 
-    def __init__(self, rollout: Rollout, agent: str, trajectory: _Trajectory) -> None:
+    def __init__(self, rollout: Rollout, agent: str, trajectory: Trajectory) -> None:
         self._rollout = rollout
         self._agent = agent
         self._trajectory = trajectory

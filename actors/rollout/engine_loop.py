@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...core.errors import FlexmarlError, TurnAborted
+from ...core.errors import FlexmarlError, InvalidRequest, TurnAborted
 from .engines.base import Engine, EngineRequest, EngineResult
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ class EngineLoop:
 
     async def generate(self, request: EngineRequest) -> EngineResult:
         """Raises what ``Engine.add`` raises, or TurnAborted. Cancelling it aborts the turn."""
+        if request.request_id in self._turns:
+            raise InvalidRequest(request.request_id, "a turn of that id is under way")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
         self._turns[request.request_id] = future
         self._tell(lambda: self._add(request))

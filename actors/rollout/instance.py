@@ -5,8 +5,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...core.actor import Actor, endpoint
 from ...core.errors import WrongVersion
 from ...transport.state import StateTransport
@@ -29,11 +27,10 @@ class Instance(Actor):
         self._version: int | None = None
 
     async def on_start(self) -> None:
-        torch.set_num_threads(1)
         self._tokenizer = load_tokenizer(self._model)
         backend = self._tokenizer.backend_tokenizer
 
-        @lru_cache(maxsize=8192)  # the trajectories of a group share their first prompt
+        @lru_cache(maxsize=256)  # the trajectories of a group share their first prompt
         def encode(text: str, first: bool) -> tuple[int, ...]:
             return tuple(backend.encode(text, add_special_tokens=first).ids)
 

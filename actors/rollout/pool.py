@@ -1,13 +1,16 @@
 """The instances of one agent as the rollout actor sees them: which version they serve, how busy each is."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ...core.errors import WrongVersion
 from ...core.ref import ActorRef
 from ..messages import InstanceApi
 from .balance import least_outstanding
+
+# A step's training may be long; who hangs in it is found by other means, and ends the run.
+_VERSION_TIMEOUT_S = 24 * 3600.0
 
 
 class AgentPool:
@@ -24,15 +27,20 @@ class AgentPool:
         for waited_for in [v for v in self._served if v <= version]:
             self._served.pop(waited_for).set()
 
-    @asynccontextmanager
-    async def instance(self, version: int) -> AsyncIterator[ActorRef[InstanceApi]]:
-        """The instance with the least work, as soon as ``version`` is served.
+    def has_come_to(self, version: int) -> bool:
+        return version <= self._version
 
-        Waits without a deadline of its own: the trajectory's holds. Raises WrongVersion where a later version
-        is served.
-        """
-        if version > self._version:
+    async def wait_for(self, version: int) -> None:
+        """Until all instances have applied ``version`` or a later one. Raises TimeoutError after a day."""
+        async with asyncio.timeout(_VERSION_TIMEOUT_S):
             await self._served.setdefault(version, asyncio.Event()).wait()
+
+    @contextmanager
+    def least_busy(self, version: int) -> Iterator[ActorRef[InstanceApi]]:
+        """The instance with the fewest turns under way, this one counted while the context lasts.
+
+        Raises WrongVersion where another version than ``version`` is served.
+        """
         if version != self._version:
             raise WrongVersion(self._agent, version, self._version)
         chosen = least_outstanding(self._outstanding)

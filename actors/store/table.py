@@ -1,9 +1,10 @@
 """One agent's table of samples: a row's life as a state machine. Pure: no clock, no I/O.
 
-    READY --lease--> LEASED --commit--> consumed (the row is gone, its id is remembered)
+    READY --lease--> LEASED --commit--> consumed (the row is gone)
 
 Rules:
-- a sample id is accepted once in a run, also after its row was consumed;
+- a sample id is accepted once: while its row is there it is known, and once rows of a version were consumed by
+  its optimizer step, no row of that version or an earlier one is accepted any more;
 - a lease hands out rows of exactly one policy version, oldest first, under a new fencing token;
 - a commit names tokens of leases that are out; an unknown or used token is refused and changes nothing.
 """
@@ -22,6 +23,7 @@ class Table:
         self._ready: dict[int, deque[Sample]] = {}
         self._leases: dict[int, tuple[Sample, ...]] = {}
         self._last_token = 0
+        self._last_consumed_version = -1
         self._consumed = 0
 
     def check(self, samples: Iterable[Sample]) -> None:
@@ -30,6 +32,11 @@ class Table:
         for sample in samples:
             if sample.sample_id in self._known or sample.sample_id in seen:
                 raise StoreError(f"table {self._agent}: sample {sample.sample_id} was written before")
+            if sample.policy_version <= self._last_consumed_version:
+                raise StoreError(
+                    f"table {self._agent}: sample {sample.sample_id} is of version {sample.policy_version}, whose step "
+                    "was committed"
+                )
             if len(sample.tokens) != len(sample.logprobs) or not sample.tokens:
                 raise StoreError(
                     f"table {self._agent}: sample {sample.sample_id} has {len(sample.tokens)} tokens "
@@ -38,7 +45,7 @@ class Table:
             seen.add(sample.sample_id)
 
     def put(self, samples: Sequence[Sample]) -> None:
-        self.check(samples)
+        """Adds samples that ``check`` has passed."""
         for sample in samples:
             self._known.add(sample.sample_id)
             self._ready.setdefault(sample.policy_version, deque()).append(sample)
@@ -61,9 +68,12 @@ class Table:
         for token in tokens:
             if token not in self._leases:
                 raise StoreError(f"table {self._agent}: no lease with token {token} is out")
-        count = sum(len(self._leases.pop(token)) for token in dict.fromkeys(tokens))
-        self._consumed += count
-        return count
+        rows = [row for token in dict.fromkeys(tokens) for row in self._leases.pop(token)]
+        self._known.difference_update(row.sample_id for row in rows)
+        self._consumed += len(rows)
+        for row in rows:
+            self._last_consumed_version = max(self._last_consumed_version, row.policy_version)
+        return len(rows)
 
     def statistics(self) -> TableStatistics:
         return TableStatistics(

@@ -16,27 +16,16 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...core.actor import Actor, endpoint
-from ...core.config import Config
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
 from ...transport.state import StateTransport
-from ..messages import MicroBatchTrained, ModelConfig, PolicyStepped, Published, StoreApi
+from ..messages import MicroBatchTrained, PolicyStepped, Published, StoreApi
 from ..workflow import Recipe, RecipeConfig
 from .backends.base import PolicyBackend
 from .backends.torch import TorchPolicy
-from .config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from .config import PolicyConfig
 
 T = TypeVar("T")
-
-
-class PolicyConfig(Config):
-    """What a policy is and how it is trained. ``temperature``: the one its samples are drawn at."""
-
-    model: ModelConfig
-    optimizer: OptimizerConfig
-    algorithm: AlgorithmConfig
-    warm_up: WarmUpConfig
-    temperature: float
 
 
 class Trainer(Actor):

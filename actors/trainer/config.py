@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ...core.config import Config, Count, Natural, NonNegative, Positive, Share
+from ..messages import ModelConfig
 
 Decay = Annotated[NonNegative, Field(lt=1)]
 
@@ -45,3 +46,13 @@ class WarmUpConfig(Config):
     lr: Positive = 1e-3
     batches: Natural = 0
     batch_size: Count = 64
+
+
+class PolicyConfig(Config):
+    """What a policy is and how it is trained. ``temperature``: the one its samples are drawn at."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    algorithm: AlgorithmConfig
+    warm_up: WarmUpConfig
+    temperature: float

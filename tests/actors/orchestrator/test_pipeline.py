@@ -14,7 +14,6 @@ from flexmarl.actors.orchestrator.pipeline import (
     Finish,
     Pipeline,
     Plan,
-    ProtocolViolation,
     Publish,
     Save,
     StartStep,
@@ -22,6 +21,7 @@ from flexmarl.actors.orchestrator.pipeline import (
     StepOptimizer,
     Train,
 )
+from flexmarl.core.errors import ProtocolViolation
 
 PLAN = Plan(
     mode="strict", agents=("a", "b"), first_step=1, last_step=4, queries=3, micro_batch=4, save_every=2

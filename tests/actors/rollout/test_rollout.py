@@ -15,7 +15,7 @@ from flexmarl.actors.messages import (
     Query,
     TableStatistics,
 )
-from flexmarl.actors.rollout.actor import AgentRollout, Rollout
+from flexmarl.actors.rollout.actor import Rollout
 from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.workflow import RecipeConfig
@@ -88,6 +88,7 @@ class House:
         self.folder = folder
         self.events = Events()
         self.store = Store(["solver", "judge"])
+        self.tokenizers = {"solver": "one", "judge": "one"}
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -97,7 +98,8 @@ class House:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
         rollout = Rollout(
             RecipeConfig(folder=str(self.folder), data={}, seed=3),
-            {agent: AgentRollout(sampling=SamplingConfig()) for agent in self.instances},
+            {agent: SamplingConfig() for agent in self.instances},
+            self.tokenizers,
             {
                 agent: [await self.system.add(fake, f"{agent}-{n}") for n, fake in enumerate(fakes)]
                 for agent, fakes in self.instances.items()
@@ -138,7 +140,7 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
     )
     assert group.generated_tokens == sum(group.rewards["solver"]) + 6
     batch = await house.store.lease("solver", 4, 6)
-    assert [row.sample_id for row in batch.samples] == [f"q7_0_{trajectory}" for trajectory in range(6)]
+    assert [row.sample_id for row in batch.samples] == [f"5:q7_0_{trajectory}" for trajectory in range(6)]
     for row in batch.samples:
         assert row.group_rewards == tuple(group.rewards["solver"])
         assert row.reward == len(row.tokens)
@@ -189,7 +191,7 @@ async def test_draws_depend_on_the_sample_alone(house: House) -> None:
     asked = [request for fakes in house.instances.values() for fake in fakes for request in fake.asked]
     assert len({request.seed for request in asked}) == len(asked) == 16
     assert {request.sample_id for request in asked} == {
-        f"q{q}_{t}_{n}" for q in (7, 8) for t in (0, 1) for n in range(4)
+        f"1:q{q}_{t}_{n}" for q in (7, 8) for t in (0, 1) for n in range(4)
     }
 
 
@@ -232,7 +234,7 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
     group = await house.closed()
     assert group.samples == {"solver": 3, "judge": 0}
     (failed,) = group.failures
-    assert failed.error.startswith(error) and failed.trajectory.startswith("q7_")
+    assert failed.error.startswith(error) and failed.trajectory.startswith("1:q7_")
     assert "workflow.py" in failed.remote_traceback or "TimeoutError" in failed.remote_traceback
     assert len(group.rewards["solver"]) == 3
     assert await house.statistics("solver") == TableStatistics(ready=3, leased=0, consumed=0)
@@ -290,3 +292,70 @@ async def test_what_the_instance_refuses_reaches_the_workflow(house: House) -> N
     assert [f.error.split(":")[0] for f in group.failures] == [RemoteError.__name__] * 2
     assert "prompt of 99 tokens" in group.failures[0].remote_traceback
     assert group.samples == {"solver": 0, "judge": 0}
+
+
+async def test_waiting_for_a_version_does_not_count_against_the_trajectory(house: House) -> None:
+    rollout = await house.open(TWO_TURNS, trajectory_timeout_s=0.2)
+    await rollout.serve("solver", 0)
+    await rollout.start_step(1, [QUERY], 3, {"solver": 0, "judge": 0})
+    await asyncio.sleep(0.5)  # longer than a trajectory may take
+    await rollout.serve("judge", 0)
+    group = await house.closed()
+    assert group.failures == [] and group.samples == {"solver": 3, "judge": 3}
+
+
+async def test_the_time_after_the_wait_counts(house: House) -> None:
+    body = "await agents['judge'].generate('x'); await asyncio.Event().wait()"
+    rollout = await house.open(body, trajectory_timeout_s=0.2)
+    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    await rollout.serve("judge", 0)
+    group = await house.closed()
+    assert [f.error for f in group.failures] == ["not done within rollout.trajectory_timeout_s=0.2"] * 2
+
+
+LATE = """
+    late = asyncio.ensure_future(agents["judge"].generate("late"))
+    await agents["solver"].generate("x")
+    return Rewards(solver=1.0)
+"""
+
+
+async def test_a_turn_that_ends_after_its_workflow_is_no_part_of_it(house: House) -> None:
+    rollout = await house.open(LATE)
+    await rollout.serve("solver", 0)
+    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    assert (await house.closed()).samples == {"solver": 2, "judge": 0}
+    await rollout.serve("judge", 0)
+    async with asyncio.timeout(5):
+        while len(house.instances["judge"][0].asked) < 2:
+            await asyncio.sleep(0)
+    assert await house.statistics("judge") == TableStatistics(ready=0, leased=0, consumed=0)
+
+
+async def test_a_query_that_comes_again_makes_new_samples(house: House) -> None:
+    rollout = await house.open("await agents['solver'].generate('x'); return Rewards(solver=1.0)")
+    await rollout.serve("solver", 0)
+    for step in (1, 2):
+        await rollout.start_step(step, [QUERY], 2, {"solver": 0, "judge": 0})
+        await house.closed()
+    assert (await house.statistics("solver")).ready == 4
+    assert len({request.seed for fake in house.instances["solver"] for request in fake.asked}) == 4
+
+
+async def test_two_queries_of_one_step_with_one_id_are_refused(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    with pytest.raises(RecipeError, match="step 1 has two queries with the id 'q7'"):
+        await rollout.start_step(1, [QUERY, QUERY], 2, {"solver": 0, "judge": 0})
+    with pytest.raises(RecipeError, match="the evaluation has two queries"):
+        await rollout.evaluate([QUERY, QUERY], {"solver": 0, "judge": 0})
+
+
+async def test_a_turn_of_another_tokenizer_is_refused(house: House) -> None:
+    house.tokenizers["judge"] = "another"
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await rollout.serve(agent, 0)
+    with pytest.raises(
+        RecipeError, match="a turn of 'solver' into a prompt of 'judge', whose tokenizer is another"
+    ):
+        await rollout.evaluate([QUERY], {"solver": 0, "judge": 0})

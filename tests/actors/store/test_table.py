@@ -16,30 +16,43 @@ ROW = Sample("q0_0_0", "a", 1, 0, "q0", 1.0, (1.0, 0.0), (1, 2), (3, 4), (-0.1, 
 
 
 class Life(RuleBasedStateMachine):
-    """Every row is handed out once, by version, oldest first; nothing refused changes anything."""
+    """Every row is handed out once, by version, oldest first; nothing refused changes anything; a version whose
+    rows were consumed takes no more."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = Table("a")
-        self.ready: dict[int, list[str]] = {0: [], 1: []}
+        self.ready: dict[int, list[str]] = {version: [] for version in range(4)}
+        self.versions: dict[str, int] = {}
+        self.last_consumed = -1
         self.leased: dict[int, list[str]] = {}
         self.written = self.consumed = 0
 
-    @rule(version=st.integers(0, 1), count=st.integers(1, 4))
-    def put(self, version: int, count: int) -> None:
-        rows = [
-            replace(ROW, sample_id=f"row {self.written + n}", policy_version=version) for n in range(count)
-        ]
-        self.written += count
+    def add(self, rows: list[Sample]) -> None:
+        self.table.check(rows)
         self.table.put(rows)
-        self.ready[version] += [row.sample_id for row in rows]
+
+    @rule(version=st.integers(0, 3), count=st.integers(1, 4))
+    def put(self, version: int, count: int) -> None:
+        ids = [f"row {self.written + n}" for n in range(count)]
+        rows = [replace(ROW, sample_id=name, policy_version=version) for name in ids]
+        if version <= self.last_consumed:
+            with pytest.raises(StoreError, match=f"is of version {version}, whose step was committed"):
+                self.add(rows)
+            return
+        self.written += count
+        self.add(rows)
+        self.ready[version] += ids
+        self.versions |= dict.fromkeys(ids, version)
 
     @rule(data=st.data())
     def put_again(self, data: st.DataObject) -> None:
-        if self.written:
-            known = data.draw(st.integers(0, self.written - 1))
-            with pytest.raises(StoreError, match=f"sample row {known} was written before"):
-                self.table.put([replace(ROW, sample_id="new"), replace(ROW, sample_id=f"row {known}")])
+        there = [row for rows in (*self.ready.values(), *self.leased.values()) for row in rows]
+        if there:
+            known = data.draw(st.sampled_from(there))
+            fresh = replace(ROW, sample_id="new", policy_version=99)
+            with pytest.raises(StoreError, match=f"sample {known} was written before"):
+                self.add([fresh, replace(ROW, sample_id=known, policy_version=99)])
 
     @rule(version=st.integers(0, 2), count=st.integers(0, 6))
     def lease(self, version: int, count: int) -> None:
@@ -64,9 +77,10 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(StoreError, match="no lease with token 999999 is out"):
                 self.table.commit([*tokens, 999999])
             return
-        count = sum(len(self.leased.pop(token)) for token in tokens)
-        assert self.table.commit(tokens) == count
-        self.consumed += count
+        rows = [row for token in tokens for row in self.leased.pop(token)]
+        assert self.table.commit(tokens) == len(rows)
+        self.consumed += len(rows)
+        self.last_consumed = max([self.last_consumed, *(self.versions[row] for row in rows)])
         for token in tokens:
             with pytest.raises(StoreError, match=f"no lease with token {token}"):
                 self.table.commit([token])
@@ -85,7 +99,7 @@ TestLife = Life.TestCase
 @pytest.mark.parametrize("row", [replace(ROW, tokens=(), logprobs=()), replace(ROW, logprobs=(-0.1,))])
 def test_a_malformed_sample_is_named(row: Sample) -> None:
     with pytest.raises(StoreError, match="sample q0_0_0 has"):
-        Table("a").put([row])
+        Table("a").check([row])
 
 
 async def test_the_actor_takes_a_group_whole_or_not_at_all(system: ActorSystem) -> None:

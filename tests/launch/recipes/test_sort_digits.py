@@ -40,7 +40,7 @@ class ScriptedAgent:
 
     async def generate(self, prompt: Prompt) -> Turn:
         self.prompts.append(prompt)
-        return Turn(self.answer, (), ())
+        return Turn("an agent", self.answer, (), ())
 
 
 # --------------------------------------------------------------------------- problems
