@@ -163,7 +163,11 @@ class MicroBatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStepped:
-    """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping."""
+    """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
+
+    ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
+    about 1e-6 where they agree. ``busy_s``: computing the step and the weights to publish.
+    """
 
     published: Published
     samples: int
@@ -172,6 +176,7 @@ class PolicyStepped:
     grad_norm: float
     lr: float
     clip_fraction: float
+    ratio_deviation: float
     busy_s: float
     publish_s: float
 
@@ -181,7 +186,11 @@ class TrainerApi(Protocol):
         """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe; returns the last loss."""
 
     async def publish(self, agent: str) -> Published:
-        """Makes the current weights available to the instances."""
+        """Makes the current weights available to the instances.
+
+        It ends the warm-up too, which ``train`` wants done: reinforcement learning starts with fresh optimizer
+        moments, so a ``warm_up`` after it would start afresh as well.
+        """
 
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
         """Leases ``count`` rows and accumulates their gradient."""

@@ -10,6 +10,14 @@ class FlexmarlError(Exception):
     """Base of all errors below."""
 
 
+def text_of(error: BaseException) -> str:
+    """``str(error)``, also where the error is of a class whose ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  # the class is a user's, and the first error matters more
+        return f"(its text can't be had: {type(broken).__name__})"
+
+
 # --------------------------------------------------------------------------- the runtime
 
 

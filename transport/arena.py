@@ -27,7 +27,6 @@ _PAGE: Final = 4096
 _MAGIC: Final = int.from_bytes(b"flexarn1", "little")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arena")
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAP_FLAGS: Final = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
 
 def check_directory(directory: Path) -> None:
@@ -60,8 +59,8 @@ class Arena:
     def create(cls, directory: Path, name: str, slot_bytes: int) -> "Arena":
         """Makes, fills with zeros and maps a new file (mode 0600) with two slots of at least ``slot_bytes``.
 
-        All pages are there afterwards: writing a slot allocates nothing. Raises ArenaSpace when they don't
-        fit, and leaves no file behind when it raises.
+        The memory is reserved afterwards: writing a slot can't run short of it. Raises ArenaSpace when it
+        does not fit, and leaves no file behind when it raises.
         """
         stride = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
         size = _PAGE + 2 * stride
@@ -73,7 +72,9 @@ class Arena:
         try:
             # Without this a full file system would kill the writer by SIGBUS in the middle of a copy.
             os.posix_fallocate(descriptor, 0, size)
-            memory = mmap.mmap(descriptor, size, flags=_MAP_FLAGS)
+            # Not MAP_POPULATE: touching every page here would hold the GIL, for seconds where it is gigabytes.
+            # The first copy touches them, in its thread.
+            memory = mmap.mmap(descriptor, size)
         except OSError as error:
             path.unlink()
             if error.errno == errno.ENOSPC:
@@ -105,7 +106,7 @@ class Arena:
             if not stat.S_ISREG(status.st_mode) or status.st_size < _PAGE:
                 raise ForeignHandle(name, str(directory), "it is no arena file")
             # Writable, because torch knows no read-only tensors; no reader writes or hands the map out.
-            memory = mmap.mmap(descriptor, status.st_size, flags=_MAP_FLAGS)
+            memory = mmap.mmap(descriptor, status.st_size)
         finally:
             os.close(descriptor)
         arena = cls(directory, name, memory)

@@ -100,6 +100,7 @@ class StepRecord:
                     f"grad_norm/{agent}": stepped.grad_norm,
                     f"lr/{agent}": stepped.lr,
                     f"clip_fraction/{agent}": stepped.clip_fraction,
+                    f"ratio_deviation/{agent}": stepped.ratio_deviation,
                     f"optimizer_s/{agent}": stepped.busy_s,
                     f"publish_s/{agent}": self.publish_s[agent],
                 }

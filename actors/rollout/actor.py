@@ -184,8 +184,8 @@ class Rollout(Actor):
         for part in parts:
             if isinstance(part, Turn) and self._tokenizers[part.agent] != self._tokenizers[agent]:
                 raise RecipeError(
-                    f"the workflow puts a turn of {part.agent!r} into a prompt of {agent!r}, whose tokenizer is another: "
-                    "its tokens would mean something else; put the turn's .text there"
+                    f"the workflow puts a turn of {part.agent!r} into a prompt of {agent!r}, whose tokenizer is "
+                    "another: its tokens would mean something else; put the turn's .text there"
                 )
         return tuple(part if isinstance(part, str) else part.prompt_tokens + part.tokens for part in parts)
 

@@ -14,6 +14,9 @@ from .engine_loop import EngineLoop
 from .engines.base import Engine, EngineRequest
 from .engines.transformers import TransformersEngine, build_model, load_tokenizer
 
+# Long enough for the largest models over the slowest path: it catches what hangs.
+_TRANSFER_TIMEOUT_S = 3600.0
+
 
 class Instance(Actor):
     """Fulfils ``InstanceApi``."""
@@ -59,7 +62,7 @@ class Instance(Actor):
         self._version = None
         self._engine.abort_all()
         weights = await self._engine.run(lambda engine: engine.weights())
-        await self._transport.get(published.handle, into=weights)
+        await self._transport.get(published.handle, into=weights, timeout_s=_TRANSFER_TIMEOUT_S)
         await self._engine.run(lambda engine: engine.weights_loaded())
         self._version = published.version
         return published.version

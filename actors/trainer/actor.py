@@ -7,12 +7,12 @@ publishing are messages and shared memory, and happen around the computing.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...core.actor import Actor, endpoint
@@ -21,11 +21,22 @@ from ...core.tasks import first_error
 from ...transport.state import StateTransport
 from ..messages import MicroBatchTrained, PolicyStepped, Published, StoreApi
 from ..workflow import Recipe, RecipeConfig
-from .backends.base import PolicyBackend
+from .backends.base import PolicyBackend, StepStats
 from .backends.torch import TorchPolicy
 from .config import PolicyConfig
 
 T = TypeVar("T")
+
+# Only against hanging for good: a large model takes as long as it takes.
+_TRANSFER_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What to publish. ``tensors`` may alias the live weights: publish them before the next step."""
+
+    version: int
+    tensors: Mapping[str, Any]
 
 
 class Trainer(Actor):
@@ -53,7 +64,6 @@ class Trainer(Actor):
         self._leases: dict[str, list[int]] = {agent: [] for agent in policies}
 
     async def on_start(self) -> None:
-        torch.set_num_threads(1)
         self._recipe = Recipe(self._recipe_config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         await self._transport.__aenter__()
@@ -61,7 +71,9 @@ class Trainer(Actor):
             self._policies[agent] = await self._compute(lambda a=agent, c=config: self._build(a, c))  # type: ignore[misc]
 
     async def on_stop(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        # Not waiting: what computes now can't be interrupted, and the loop has other actors to serve. The
+        # process ends after it.
+        self._thread.shutdown(wait=False, cancel_futures=True)
         await self._transport.__aexit__(None, None, None)
 
     # ------------------------------------------------------------------ endpoints
@@ -72,9 +84,7 @@ class Trainer(Actor):
 
     @endpoint
     async def publish(self, agent: str) -> Published:
-        policy = self._policies[agent]
-        await self._compute(policy.warm_up_done)
-        return await self._publish(agent, policy)
+        return await self._publish(agent, await self._compute(lambda: self._end_warm_up(agent)))
 
     @endpoint
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
@@ -88,15 +98,14 @@ class Trainer(Actor):
 
     @endpoint
     async def optimizer_step(self, agent: str) -> PolicyStepped:
-        policy = self._policies[agent]
         started = time.perf_counter()
-        stats = await self._compute(policy.optimizer_step)
+        stats, weights = await self._compute(lambda: self._step(agent))
         stepped = time.perf_counter()
         tokens, self._leases[agent] = self._leases[agent], []
         with first_error():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._store.api.commit(agent, tokens))
-                publishing = group.create_task(self._publish(agent, policy))
+                publishing = group.create_task(self._publish(agent, weights))
         published = publishing.result()
         publish_s = time.perf_counter() - stepped
         return PolicyStepped(
@@ -107,6 +116,7 @@ class Trainer(Actor):
             grad_norm=stats.grad_norm,
             lr=stats.lr,
             clip_fraction=stats.clip_fraction,
+            ratio_deviation=stats.ratio_deviation,
             busy_s=stepped - started,
             publish_s=publish_s,
         )
@@ -150,11 +160,27 @@ class Trainer(Actor):
             )
         return loss
 
+    def _end_warm_up(self, agent: str) -> _Weights:
+        policy = self._policies[agent]
+        policy.warm_up_done()
+        return _weights(policy)
+
+    def _step(self, agent: str) -> tuple[StepStats, _Weights]:
+        policy = self._policies[agent]
+        return policy.optimizer_step(), _weights(policy)
+
     # ------------------------------------------------------------------ small things
 
-    async def _publish(self, agent: str, policy: PolicyBackend) -> Published:
-        handle = await self._transport.set(agent, policy.weights(), version=policy.version)
-        return Published(agent, policy.version, handle)
+    async def _publish(self, agent: str, weights: _Weights) -> Published:
+        handle = await self._transport.set(
+            agent, weights.tensors, version=weights.version, timeout_s=_TRANSFER_TIMEOUT_S
+        )
+        return Published(agent, weights.version, handle)
 
     async def _compute(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+def _weights(policy: PolicyBackend) -> _Weights:
+    # Casting a whole model takes long enough that it must not happen on the event loop.
+    return _Weights(policy.version, policy.weights())

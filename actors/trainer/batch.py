@@ -16,6 +16,10 @@ WORTH_SPLITTING_TOKENS = 512
 """A further forward/backward has a fixed cost, worth about 200 tokens of a tiny model on a CPU and 1000 of
 a large one on a GPU: a batch is split where that saves at least this much padding."""
 
+MOST_TOKENS_PER_FORWARD = 16384
+"""Padded positions of one forward/backward, to bound its memory: with a vocabulary of 150 000 the logits of one
+completion token and their gradient alone are about 1.5 MB (bfloat16 and float32)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
@@ -63,12 +67,15 @@ def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
 
 
 def split_by_length(
-    lengths: NDArray[np.int64], worth_tokens: int = WORTH_SPLITTING_TOKENS
+    lengths: NDArray[np.int64],
+    worth_tokens: int = WORTH_SPLITTING_TOKENS,
+    most_tokens: int = MOST_TOKENS_PER_FORWARD,
 ) -> list[NDArray[np.int64]]:
     """Groups rows of similar length, so that one long row does not pad all others to its length.
 
-    ``lengths``: ``[rows]`` tokens. Returns arrays of row indices, every row in exactly one, longest rows
-    first. A group is cut where that saves the most padding, as long as it saves ``worth_tokens`` or more.
+    ``lengths``: ``[rows]`` tokens, each at least 1. Returns arrays of row indices, every row in exactly one,
+    longest rows first. A group is cut where that saves the most padding, as long as it saves
+    ``worth_tokens`` or more. It has at most ``most_tokens`` tokens, padding included, unless it is one row.
     """
     order = np.argsort(-lengths, kind="stable")
     pending, groups = [order] if lengths.size else [], []
@@ -79,6 +86,8 @@ def split_by_length(
         saved = (longest_first[0] - longest_first) * np.arange(group.size, 0, -1)
         cut = int(saved.argmax())
         if saved[cut] < worth_tokens:
+            cut = max(1, int(most_tokens // longest_first[0]))
+        if cut >= group.size:
             groups.append(group)
         else:
             pending += [group[cut:], group[:cut]]

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,16 @@ def test_a_slot_is_a_sequence_lock(tmp_path: Path) -> None:
     assert (reader.generation(1), reader.version(1)) == (1, 8)
     assert writer.commit(1) == reader.generation(1) == 2
     assert reader.generation(0) == 0
+
+
+def test_mapping_a_large_arena_touches_next_to_none_of_it(tmp_path: Path) -> None:
+    """Touching all of it, in one system call of mmap, would hold the GIL for seconds."""
+    owner = Arena.create(tmp_path, "a.arena", 32 << 20)
+    reader = Arena.open(tmp_path, "a.arena")
+    assert len(owner.memory) == len(reader.memory) > 64 << 20
+    smaps = Path("/proc/self/smaps").read_text()
+    resident = re.findall(rf"{tmp_path}/a\.arena\n(?:\w+: .*\n)*?Rss: +(\d+) kB", smaps)
+    assert len(resident) == 2 and max(map(int, resident)) < 8 << 10
 
 
 def test_memory_short_is_said_with_numbers(tmp_path: Path) -> None:

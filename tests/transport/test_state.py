@@ -335,6 +335,23 @@ async def test_memory_of_outgrown_arenas_is_given_back(tmp_path: Path) -> None:
         assert mappings(tmp_path) == 2
 
 
+async def test_arenas_may_come_and_go_while_another_is_mapped(
+    tmp_path: Path, transport: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies run in several threads: here another one adds an arena at the worst moment."""
+    known = [await transport.set(key, {"w": torch.ones(2)}, version=0) for key in "abc"]
+    for handle in known[:2]:
+        await reader.get(handle)
+    mapped, exists = reader._shm._mapped, Path.exists
+
+    def meanwhile(path: Path) -> bool:
+        mapped[f"{len(mapped)}.arena"] = mapped[known[0].location]
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", meanwhile)
+    assert (await reader.get(known[2]))["w"].tolist() == [1, 1]
+
+
 async def test_later_sets_allocate_no_memory(tmp_path: Path, transport: StateTransport) -> None:
     state = {"w": torch.ones(1000), "b": torch.ones(3)}
     first = await transport.set("key", state, version=0)

@@ -174,8 +174,9 @@ class ShmPath:
         except FileNotFoundError as error:
             raise StaleHandle(handle.key, handle.version, None) from error
         # A new arena often replaces one that its owner has removed: that memory is freed when all let go.
-        for name in [name for name in self._mapped if not (self._directory / name).exists()]:
-            self._mapped.pop(name, None)
+        for name in list(self._mapped):  # a list: other copy threads add to it and take away
+            if not (self._directory / name).exists():
+                self._mapped.pop(name, None)
         self._mapped[handle.location] = mapped
         return mapped
 

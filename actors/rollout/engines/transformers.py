@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from ....core.errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
+from ....transport.state_dict import without_ties
 from ...messages import ModelConfig
 from .base import Engine, EngineRequest, EngineResult, EngineStatistics
 from .draws import Temperatures, draw, stream_keys, uniforms
@@ -141,10 +142,8 @@ class TransformersEngine(Engine):
         return len(self._ids) + len(self._finished)
 
     def weights(self) -> dict[str, Tensor]:
-        named: dict[int, tuple[str, Tensor]] = {}  # tied weights once, under their first name
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            named.setdefault(id(tensor), (name, tensor.detach()))
-        return dict(named.values())
+        named = without_ties(self._model.state_dict(keep_vars=True))
+        return {name: tensor.detach() for name, tensor in named.items()}
 
     @torch.inference_mode()
     def weights_loaded(self) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
-from ....core.files import read_json, sync_folder, write_json
+from ....core.files import read_json, write_json
+from ....transport.state_dict import without_ties
 from ...messages import ModelConfig, Sample
 from ..advantage import group_advantage
 from ..batch import PaddedRows, TokenRow, pad_rows, split_by_length
@@ -78,12 +79,10 @@ class _StepTotals:
 
     samples: int = 0
     tokens: int = 0
-    trained_samples: int = 0
     trained_tokens: int = 0
     loss: float = 0.0
     clipped: float = 0.0
     deviation: float = 0.0
-    seconds: float = 0.0
 
     def add(self, other: "_StepTotals") -> None:
         for name in self.__slots__:
@@ -188,42 +187,31 @@ class TorchPolicy:
                 )
                 torch.autograd.backward(loss)
                 sums += diagnostics
-                totals.trained_samples += len(rows.input_ids)
                 totals.trained_tokens += len(advantages)
         totals.loss, totals.clipped, totals.deviation = sums.tolist()
-        totals.seconds = perf_counter() - started
         self._totals.add(totals)
         return MicroBatchStats(
             samples=totals.samples,
             tokens=totals.tokens,
-            trained_samples=totals.trained_samples,
-            trained_tokens=totals.trained_tokens,
-            loss_sum=totals.loss,
-            clip_fraction=totals.clip_fraction,
-            ratio_deviation=totals.ratio_deviation,
-            seconds=totals.seconds,
+            trained_samples=sum(len(rows.input_ids) for rows, _, _ in chunks),
+            seconds=perf_counter() - started,
         )
 
     def optimizer_step(self) -> StepStats:
         """See `PolicyBackend.optimizer_step`: divide by the step's tokens, clip, AdamW, schedule."""
-        started = perf_counter()
         totals, tokens = self._totals, max(1, self._totals.tokens)
         lr = learning_rate(self._optimizer_config, self._version, self._total_steps)
         grad_norm = self._apply_gradient(tokens, lr)
         self._version += 1
         self._totals = _StepTotals()
         return StepStats(
-            version=self._version,
             samples=totals.samples,
             tokens=totals.tokens,
-            trained_samples=totals.trained_samples,
-            trained_tokens=totals.trained_tokens,
             loss=totals.loss / tokens,
             grad_norm=grad_norm,
             clip_fraction=totals.clip_fraction,
             ratio_deviation=totals.ratio_deviation,
             lr=lr,
-            seconds=totals.seconds + perf_counter() - started,
         )
 
     def _prepare(self, batch: Sequence[Sample]) -> list[tuple[PaddedRows, Tensor, Tensor]]:
@@ -345,7 +333,6 @@ class TorchPolicy:
         write_tensors(folder / WEIGHTS_FILE, self._master_weights())
         write_tensors(folder / STATE_FILE, self._training_state())
         write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
-        sync_folder(folder)
 
     def load(self, folder: Path) -> None:
         """See `PolicyBackend.load`. A warm-up under way ends."""
@@ -371,10 +358,8 @@ class TorchPolicy:
 
     def _master_weights(self) -> dict[str, Tensor]:
         """The live state-dict tensors by name, those shared by several names (tied weights) once."""
-        named: dict[int, tuple[str, Tensor]] = {}
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            named.setdefault(id(tensor), (name, tensor.detach()))
-        return dict(named.values())
+        named = without_ties(self.model.state_dict(keep_vars=True))
+        return {name: tensor.detach() for name, tensor in named.items()}
 
     def _training_state(self) -> dict[str, Tensor]:
         """The live tensors that a bit-equal continuation needs besides the weights."""

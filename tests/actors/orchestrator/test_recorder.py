@@ -18,7 +18,7 @@ def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
 def stepped(version: int) -> PolicyStepped:
     handle = StateHandle("a", version, "shm", "host", "process", "a", 0, 1, 0, 0, ())
     return PolicyStepped(
-        Published("a", version, handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, busy_s=0.25, publish_s=0.125
+        Published("a", version, handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, 2e-6, busy_s=0.25, publish_s=0.125
     )
 
 
@@ -51,6 +51,7 @@ def test_the_line() -> None:
     assert line["tokens"] == 20 and line["tokens_per_s"] == 2.0
     assert line["reward/a"] == 0.75 and line["samples/a"] == 4 and line["signal_share/a"] == 1.5
     assert line["backward_s/a"] == 8.0 and line["publish_s/a"] == 0.625
+    assert line["clip_fraction/a"] == 0.1 and line["ratio_deviation/a"] == 2e-6
     assert line["stale_samples"] == 3, "samples of another version are counted from the rows themselves"
 
 

@@ -1,6 +1,11 @@
 """The trainer actor with a real store and a real policy: leases, commits, publishing, saving."""
 
+import asyncio
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,14 +13,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.store.actor import Store
-from flexmarl.actors.trainer.actor import PolicyConfig, Trainer
-from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.actor import Trainer
+from flexmarl.actors.trainer.backends.torch import TorchPolicy
+from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
+from flexmarl.launch import env
 from flexmarl.launch.config import RECIPES
 from flexmarl.transport.state import StateTransport
 
+torch.set_num_threads(1)
 ARCHITECTURE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 14,
@@ -76,7 +84,7 @@ async def test_rows_are_leased_trained_and_committed_with_the_step(
     await trainer.api.train("sorter", 0, 1)
     stepped = await trainer.api.optimizer_step("sorter")
     assert (stepped.published.version, stepped.samples, stepped.tokens) == (1, 4, 12)
-    assert stepped.grad_norm > 0
+    assert stepped.grad_norm > 0 and stepped.ratio_deviation > 0
     statistics = (await store.api.table_statistics())["sorter"]
     assert (statistics.ready, statistics.leased, statistics.consumed) == (0, 0, 4)
     async with StateTransport(private) as transport:
@@ -117,16 +125,107 @@ async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
     assert AutoTokenizer.from_pretrained(tmp_path / "step" / "sorter")("12=").input_ids == [1, 2, 10]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "step" / "sorter").config.model_type == "qwen3"
 
-    resumed = await system.add(made(store, private, str(tmp_path / "step")), "resumed")
+    other_store = await system.add(Store(["sorter"]), "other_store")
+    resumed = await system.add(made(other_store, private, str(tmp_path / "step")), "resumed")
     handles = []
-    for one, prefix in ((trainer, "a"), (resumed, "b")):
+    for one, rows_of in ((trainer, store), (resumed, other_store)):
         rows = [
-            Sample(f"{prefix}{n}", "sorter", 2, 1, "q", r, (0.0, 2.0), (1, 10), (3, 12), (-2.0, -2.5))
+            Sample(f"{n}", "sorter", 2, 1, "q", r, (0.0, 2.0), (1, 10), (3, 12), (-2.0, -2.5))
             for n, r in enumerate((0.0, 2.0))
         ]
-        await store.api.put(rows)
+        await rows_of.api.put(rows)
         await one.api.train("sorter", 1, 2)
         handles.append((await one.api.optimizer_step("sorter")).published.handle)
     async with StateTransport(private) as transport:
         here, there = [await transport.get(handle) for handle in handles]
     assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+async def test_everything_heavy_runs_on_the_worker_thread(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+    for name in ("weights", "warm_up_done", "accumulate", "optimizer_step"):
+        method = getattr(TorchPolicy, name)
+
+        def noted(*args: Any, name: str = name, method: Any = method) -> Any:
+            seen.append((name, threading.current_thread().name))
+            return method(*args)
+
+        monkeypatch.setattr(TorchPolicy, name, noted)
+    await trainer.api.publish("sorter")
+    await store.api.put(samples(0, (1.0, 0.0)))
+    await trainer.api.train("sorter", 0, 2)
+    await trainer.api.optimizer_step("sorter")
+    assert [name for name, _ in seen] == [
+        "warm_up_done",
+        "weights",
+        "accumulate",
+        "optimizer_step",
+        "weights",
+    ]
+    assert {thread for _, thread in seen} == {"trainer_0"}
+
+
+async def test_large_weights_have_time_to_be_published(
+    trainer: ActorRef[Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float] = []
+    publish = StateTransport.set
+
+    async def noted(self: StateTransport, *args: Any, timeout_s: float = 60.0, **kwargs: Any) -> Any:
+        timeouts.append(timeout_s)
+        return await publish(self, *args, timeout_s=timeout_s, **kwargs)
+
+    monkeypatch.setattr(StateTransport, "set", noted)
+    await trainer.api.publish("sorter")
+    await trainer.api.optimizer_step("sorter")
+    assert len(timeouts) == 2 and min(timeouts) >= 1800
+
+
+async def test_stopping_does_not_wait_for_what_computes(
+    system: ActorSystem,
+    store: ActorRef[Store],
+    private: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def long(*_: Any) -> None:
+        begun.set()
+        release.wait(5)
+        ended.set()
+
+    monkeypatch.setattr(TorchPolicy, "save", long)
+    actor = made(store, private, None)
+    trainer = await system.add(actor, "trainer")
+    saving = asyncio.create_task(trainer.api.save("sorter", str(tmp_path)))
+    await asyncio.to_thread(begun.wait)
+    await actor.on_stop()
+    assert not ended.is_set()
+    release.set()
+    await saving
+
+
+async def test_the_users_number_of_threads_is_left_alone(
+    system: ActorSystem, store: ActorRef[Store], private: Path
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        await system.add(made(store, private, None), "trainer")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_actor_processes_compute_with_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    program = (
+        "import threading, torch; threading.Thread(target=lambda: print(torch.get_num_threads())).start()"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=env.actor_environment(), check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "1"

@@ -1,6 +1,7 @@
 """One policy on one rank: what `TorchPolicy.save` writes, and going on from it bit for bit."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,15 @@ def test_saving_changes_nothing(tmp_path: Path, tokenizer: PreTrainedTokenizerFa
         step(plain)
         saving.save(tmp_path / str(index), tokenizer)
     assert_equal_state(saving, plain)
+
+
+def test_forcing_it_to_the_disk_is_left_to_who_commits_the_whole_checkpoint(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+    monkeypatch.setattr(os, "fsync", forced.append)
+    make_policy().save(tmp_path, tokenizer)
+    assert forced == []
 
 
 def test_a_fresh_policy_can_be_saved_and_loaded(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

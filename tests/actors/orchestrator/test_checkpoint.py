@@ -1,0 +1,85 @@
+"""Joint checkpoints on disk: whole or not there, checked when they are taken again."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.orchestrator import checkpoint
+from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.core.errors import CheckpointIncomplete
+
+
+def gathered(root: Path, step: int) -> RunState:
+    """What two agents' saves leave for ``commit``."""
+    for agent in ("sorter", "checker"):
+        folder = checkpoint.partial_folder(root, step) / agent
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(os.urandom(200))
+    return RunState(step, step * 16, {"sorter": step, "checker": step}, {0: {"accuracy": 0.25}})
+
+
+def test_what_is_committed_comes_back(tmp_path: Path) -> None:
+    state = gathered(tmp_path, 7)
+    folder = checkpoint.commit(tmp_path, state, keep=2)
+    assert checkpoint.complete(tmp_path) == [folder]
+    assert checkpoint.load(folder) == state
+
+
+def test_only_the_newest_stay(tmp_path: Path) -> None:
+    for step in (9, 10, 100, 1_000_000):
+        checkpoint.commit(tmp_path, gathered(tmp_path, step), keep=2)
+    assert [checkpoint.load(folder).step for folder in checkpoint.complete(tmp_path)] == [100, 1_000_000]
+
+
+def test_everything_is_on_the_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = gathered(tmp_path, 3)
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def record_fsync(descriptor: int) -> None:
+        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def record_rename(path: Path, target: Path) -> Path:
+        done.append("RENAME")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    checkpoint.commit(tmp_path, state, keep=1)
+    before = done[: done.index("RENAME")]
+    assert before.count("model.safetensors") == 2
+    assert {"run.json", "manifest.json", "sorter", "checker"} <= set(before)
+    assert done[-1] == tmp_path.name, "the new name itself"
+
+
+def test_a_checkpoint_that_was_not_committed_is_none(tmp_path: Path) -> None:
+    gathered(tmp_path, 5)
+    assert checkpoint.complete(tmp_path) == []
+    checkpoint.remove_partial(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["sorter/model.safetensors", "run.json", "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    (folder / name).unlink()
+    with pytest.raises(CheckpointIncomplete, match=f"{name}: the file is missing"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("position", "problem"), [(0, "is damaged"), (None, "has 199 bytes, 200 were written")]
+)
+def test_a_changed_file_is_named(tmp_path: Path, position: int | None, problem: str) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    path = folder / "checker" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    if position is None:
+        content.pop()
+    else:
+        content[position] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointIncomplete, match=f"checker/model.safetensors: {problem}"):
+        checkpoint.load(folder)
