@@ -13,8 +13,11 @@ A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py
 import importlib.util
 import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -62,12 +65,16 @@ class Rewards:
         self.metrics = dict(metrics or {})
 
     def checked(self) -> "Rewards":
-        """Itself. Raises InvalidReward naming the value that is not a finite number."""
-        for kind, values in (("reward of", self.by_agent), ("metric", self.metrics)):
-            for name, value in values.items():
-                if not isinstance(value, int | float) or not math.isfinite(value):
-                    raise InvalidReward(f"{kind} {name!r} is {value!r}: it must be a finite number")
-        return self
+        """The same as plain floats. Raises InvalidReward naming the value that is not a finite number."""
+        metrics = {name: _finite(f"metric {name!r}", value) for name, value in self.metrics.items()}
+        by_agent = {name: _finite(f"reward of {name!r}", value) for name, value in self.by_agent.items()}
+        return Rewards(metrics=metrics, **by_agent)
+
+
+def _finite(what: str, value: object) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise InvalidReward(f"{what} is {value!r}: it must be a finite number")
+    return float(value)
 
 
 Workflow = Callable[[Query, Agents], Awaitable[Rewards]]
@@ -87,7 +94,8 @@ class Recipe:
     def __init__(self, config: RecipeConfig) -> None:
         """Runs the recipe's ``workflow.py``. Raises RecipeError where it is missing or lacks a function."""
         self._config = config
-        self._file = Path(config.folder) / "workflow.py"
+        self._folder = Path(config.folder).resolve()
+        self._file = self._folder / "workflow.py"
         self._module = self._load()
         self.workflow = cast(Workflow, self._function("workflow"))
         self._train_query = self._function("train_query")
@@ -99,14 +107,24 @@ class Recipe:
 
     def train_query(self, position: int) -> Query:
         """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone."""
-        return cast(Query, self._train_query(position, self._config.seed, **self._config.data))
+        with self._users_code("train_query"):
+            return cast(Query, self._train_query(position, self._config.seed, **self._config.data))
 
     def eval_queries(self) -> list[Query]:
-        return list(self._eval_queries(self._config.seed, **self._config.data))
+        with self._users_code("eval_queries"):
+            return list(self._eval_queries(self._config.seed, **self._config.data))
 
     def warm_up(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
         """Prompt and completion of each example of one supervised batch."""
-        return list(self._function("warm_up")(agent, batch, size, self._config.seed, **self._config.data))
+        with self._users_code("warm_up"):
+            return list(self._function("warm_up")(agent, batch, size, self._config.seed, **self._config.data))
+
+    def frames(self, error: BaseException) -> str:
+        """The error and where it was raised, from the first frame in the recipe's own folder on, if there is one."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self._folder)]
+        shown = frames[own[0] :] if own else frames
+        return "".join([*traceback.format_list(shown), *traceback.format_exception_only(error)])
 
     def _load(self) -> ModuleType:
         if not self._file.is_file():
@@ -118,8 +136,22 @@ class Recipe:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses in a recipe look their module up
-        spec.loader.exec_module(module)
+        if str(self._folder) not in sys.path:
+            sys.path.append(str(self._folder))  # workflow.py may import modules that lie beside it
+        with self._users_code("loading"):
+            spec.loader.exec_module(module)
         return module
+
+    @contextmanager
+    def _users_code(self, what: str) -> Iterator[None]:
+        """What the recipe's own functions raise becomes a RecipeError that shows where."""
+        try:
+            yield
+        except RecipeError:
+            raise
+        except Exception as error:  # any error is the recipe's: none of its functions may fail
+            told = f"{type(error).__name__}: {error}"
+            raise RecipeError(f"{self._file}: {what} failed: {told}\n{self.frames(error)}") from error
 
     def _function(self, name: str) -> Callable[..., Any]:
         function = getattr(self._module, name, None)

@@ -49,6 +49,10 @@ _install_locked() {
     printf '%s\n' "$wanted" >"$stamp"
 }
 
+# Without these, ctrl-C would end one pip alone, and the next source would be tried.
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 _pip() { "$venv_python" -m pip "$1" --quiet --constraint "$constraints" "${@:2}" >&2; }
 
 _venv_works() { "$venv_python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }

@@ -314,8 +314,8 @@ class Orchestrator(Actor):
         first = self._first_failure
         assert first is not None
         return TooManyFailures(
-            f"{where} (rollout.max_failed_share allows {self._course.max_failed_share:.0%}). The first of the run, "
-            f"{first.trajectory}:\n{first.remote_traceback}"
+            f"{where} (rollout.max_failed_share allows {self._course.max_failed_share:.0%}); the first of the run, "
+            f"{first.trajectory}: {first.error}\n{first.remote_traceback}"
         )
 
     def _tell_failure(self, failure: TrajectoryFailed, step: int) -> None:

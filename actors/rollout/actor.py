@@ -9,7 +9,6 @@ All trajectories of a step run at once; a turn waits only for its own agent's ve
 
 import asyncio
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -141,7 +140,7 @@ class Rollout(Actor):
             what = f"{type(error).__name__}: {error}"
             if trajectory.deadline is not None and trajectory.deadline.expired():
                 what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
-            return TrajectoryFailed(trajectory.name, what, "".join(traceback.format_exception(error)))
+            return TrajectoryFailed(trajectory.name, what, self._recipe.frames(error))
         finally:
             trajectory.close()
         return None

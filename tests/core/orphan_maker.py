@@ -18,7 +18,7 @@ async def main(logs: Path) -> None:
             await supervisor.spawn("echo:Echo", "echo", {})
             pid = (await supervisor.statistics())["echo"].pid
             print(pid, private, file=sys.stderr, flush=True)  # noqa: T201
-            await supervisor.wait_for_death()
+            await asyncio.wait_for(supervisor.wait_for_death(), 60)  # nobody killed us: don't stay for ever
 
 
 asyncio.run(main(Path(sys.argv[1])))

@@ -235,7 +235,7 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
     assert group.samples == {"solver": 3, "judge": 0}
     (failed,) = group.failures
     assert failed.error.startswith(error) and failed.trajectory.startswith("1:q7_")
-    assert "workflow.py" in failed.remote_traceback or "TimeoutError" in failed.remote_traceback
+    assert failed.remote_traceback.startswith("  File ") and ".py" in failed.remote_traceback
     assert len(group.rewards["solver"]) == 3
     assert await house.statistics("solver") == TableStatistics(ready=3, leased=0, consumed=0)
 

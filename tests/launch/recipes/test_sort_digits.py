@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.workflow import Prompt, Query, Recipe, RecipeConfig, Turn
+from flexmarl.core.errors import RecipeError
 from flexmarl.launch.config import recipe_folder, resolve
 
 FOLDER = recipe_folder("sort-digits")
@@ -79,7 +80,7 @@ def test_positions_and_seeds_give_different_queries() -> None:
 
 
 def test_too_few_problems_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.digits=2 makes 90 problems.*data\.eval_problems=500"):
+    with pytest.raises(RecipeError, match=r"data\.digits=2 makes 90 problems.*data\.eval_problems=500"):
         load(digits=2).train_query(0)
 
 
