@@ -39,9 +39,13 @@ def _to_plain(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Raises LocalProtocolError where ``value`` holds something that is no plain data."""
+    """Raises LocalProtocolError where ``value`` holds something that is no plain data.
+
+    A lone surrogate, which JSON can spell and UTF-8 can't carry, arrives as its escape: ``\\ud83d``.
+    """
     try:
-        return msgpack.packb(value, default=_to_plain)  # type: ignore[no-any-return]  # C extension, untyped
+        packed: bytes = msgpack.packb(value, default=_to_plain, unicode_errors="backslashreplace")
+        return packed
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(str(error)) from error
 

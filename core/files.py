@@ -1,4 +1,8 @@
-"""Files that must be whole after a crash: JSON objects, and folders forced to the disk."""
+"""JSON objects in files, and forcing files and folders to the disk.
+
+What must be whole after a crash is written to a folder of its own, synced with ``sync_folder`` and then renamed:
+``write_json`` alone promises nothing.
+"""
 
 import json
 import os
@@ -10,7 +14,7 @@ from .errors import CheckpointIncomplete
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes ``content`` as readable JSON."""
+    """Writes ``content`` as readable JSON, in place and without syncing."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

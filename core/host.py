@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 
 from . import codec
 from .actor import Actor
+from .errors import text_of
 from .ref import ActorRef
 from .system import ActorSystem
 from .telemetry import configure_logging
@@ -86,7 +87,7 @@ async def _host(name: str, init: HostInit, directory: Path) -> int:
             return 0
         text = "".join(traceback.format_exception(error))
         log.error("actor failed", error=text)
-        await supervisor.ask("failed", name, f"{type(error).__name__}: {error}", text)
+        await supervisor.ask("failed", name, f"{type(error).__name__}: {text_of(error)}", text)
         return 1
 
 

@@ -33,11 +33,13 @@ log = structlog.get_logger()
 
 Api = TypeVar("Api")
 
-START_TIMEOUT_S = 300.0
+# A policy may be downloaded and loaded first. A process that lives is not late: one that does not is noticed at once.
+START_TIMEOUT_S = 3600.0
 _STOP_GRACE_S = 5.0
 _TERM_GRACE_S = 2.0
 STATISTICS_TIMEOUT_S = 10.0
 _LOG_TAIL_LINES = 15
+_LOG_TAIL_BYTES = 2**16
 
 
 @asynccontextmanager
@@ -58,7 +60,7 @@ class _Child:
     log_path: Path
     started: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    failure: ActorFailed | None = None
+    death: FlexmarlError | None = None  # ActorFailed as soon as the actor says so, else set when it has ended
     watch: asyncio.Task[None] | None = None
 
 
@@ -92,7 +94,9 @@ class Supervisor(Actor):
 
     @endpoint
     async def failed(self, name: str, error: str, remote_traceback: str) -> None:
-        self._children[name].failure = ActorFailed(name, error, remote_traceback)
+        death = self._children[name].death = ActorFailed(name, error, remote_traceback)
+        # Now, not when its process has ended: others that fail in consequence may be gone before it.
+        self._died(death)
 
     def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
         """To the actor spawned, or to be spawned, under ``name``."""
@@ -113,7 +117,8 @@ class Supervisor(Actor):
             started.cancel()
             ended.cancel()
         if child.ended.is_set():
-            raise self._death_of(child)
+            assert child.death is not None
+            raise child.death
         if not child.started.is_set():
             raise ActorDead(name, f"not ready within {START_TIMEOUT_S:g} s; its log: {child.log_path}")
 
@@ -135,33 +140,37 @@ class Supervisor(Actor):
         return child
 
     async def _watch(self, child: _Child) -> None:
-        await child.process.wait()
+        code = await child.process.wait()
+        if child.death is None:
+            how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+            last = "" if self._stopping else _last_lines(child.log_path)
+            child.death = ActorDead(child.name, f"process {child.process.pid} {how}{last}")
         child.ended.set()
-        error = self._death_of(child)
-        self._host_system.mark_dead(child.address, error)
-        if not self._stopping and not self._death.done():
-            self._death.set_result(error)
+        self._host_system.mark_dead(child.address, child.death)
+        self._died(child.death)
 
-    def _death_of(self, child: _Child) -> FlexmarlError:
-        if child.failure is not None:
-            return child.failure
-        code = child.process.returncode
-        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        tail = child.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        last = f"\nThe last lines of {child.log_path}:\n" + "\n".join(tail) if tail else ""
-        return ActorDead(child.name, f"process {child.process.pid} {how}{last}")
+    def _died(self, death: FlexmarlError) -> None:
+        if not self._stopping and not self._death.done():
+            self._death.set_result(death)
 
     async def wait_for_death(self) -> None:
         """Raises ActorDead or ActorFailed when the first of the spawned actors is gone."""
         raise await asyncio.shield(self._death)
 
+    @property
+    def running(self) -> list[str]:
+        """The names of the actors that have started and have not ended."""
+        return [
+            name
+            for name, child in self._children.items()
+            if child.started.is_set() and not child.ended.is_set()
+        ]
+
     async def statistics(self) -> dict[str, ProcessStatistics]:
         """The own figures of this process, and of every running one that answers within 10 s, by actor name."""
-        running = [
-            child for child in self._children.values() if child.started.is_set() and not child.ended.is_set()
-        ]
-        refs = {child.name: self._host_system.ref("system", child.address, SystemActor) for child in running}
-        refs[self._host_system.name] = self._host_system.ref("system", self._host_system.address, SystemActor)
+        addresses = {name: self._children[name].address for name in self.running}
+        addresses[self._host_system.name] = self._host_system.address
+        refs = {name: self._host_system.ref("system", at, SystemActor) for name, at in addresses.items()}
         figures = await asyncio.gather(*(_statistics_of(ref) for ref in refs.values()))
         return {name: figure for name, figure in zip(refs, figures, strict=True) if figure is not None}
 
@@ -183,7 +192,8 @@ class Supervisor(Actor):
         if child.started.is_set() and not child.ended.is_set():
             ref = self._host_system.ref("system", child.address, SystemActor)
             try:
-                await ref.within(_STOP_GRACE_S).stop()
+                if child.death is None:  # else it is ending already
+                    await ref.within(_STOP_GRACE_S).stop()
                 await asyncio.wait_for(child.ended.wait(), _STOP_GRACE_S)
             except (FlexmarlError, TimeoutError) as error:
                 log.warning("actor did not stop when asked", name=child.name, error=str(error))
@@ -196,6 +206,17 @@ class Supervisor(Actor):
                     log.warning("actor ignored SIGTERM", name=child.name)
         if child.process.stdin is not None:
             child.process.stdin.close()
+
+
+def _last_lines(log_path: Path) -> str:
+    """The end of an actor's log, as a paragraph that begins a new line; empty where there is nothing to show."""
+    try:
+        with log_path.open("rb") as log_file:
+            log_file.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
+            lines = log_file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    except OSError as error:
+        return f"\nIts log can't be read: {error}"
+    return f"\nThe last lines of {log_path}:\n" + "\n".join(lines) if lines else ""
 
 
 def _send_signal(child: _Child, number: signal.Signals) -> None:

@@ -18,7 +18,15 @@ import structlog
 
 from . import codec
 from .actor import Actor, endpoint
-from .errors import ActorDead, CallTimeout, FlexmarlError, RemoteError, RemoteProtocolError, SystemClosed
+from .errors import (
+    ActorDead,
+    CallTimeout,
+    FlexmarlError,
+    RemoteError,
+    RemoteProtocolError,
+    SystemClosed,
+    text_of,
+)
 from .messages import Envelope, Kind
 from .ref import ActorRef
 from .session import Session
@@ -30,6 +38,10 @@ log = structlog.get_logger()
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
+
+# Closing waits so long for cancelled calls, and for each actor's on_stop. Shorter than the supervisor's patience
+# with a process that was asked to stop: the log says what hung before the process is killed.
+_CLOSE_GRACE_S = 3.0
 
 
 def ipc_address(directory: Path, name: str) -> str:
@@ -78,20 +90,45 @@ class ActorSystem:
         await self.add(self.process, "system")
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Closes everything, whatever goes wrong on the way; raises the first error, if it is not leaving with one."""
         self._closed = True
-        tasks = [*self._serving.values(), *self._background]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for actor in reversed(list(self._actors.values())):
-            await actor.on_stop()
-        if self._expiry is not None:
-            self._expiry.cancel()
-        for call in self._session.fail():
-            _reject(call.token, SystemClosed(f"{self.name} closed during {call.actor}.{call.endpoint}"))
-        self.failure.cancel()
-        self._wire.close()
+        try:
+            tasks = [*self._serving.values(), *self._background]
+            for task in tasks:
+                task.cancel()
+            await self._settled(tasks)
+            first = await self._stop_actors()
+        finally:
+            if self._expiry is not None:
+                self._expiry.cancel()
+            for call in self._session.fail():
+                _reject(call.token, SystemClosed(f"{self.name} closed during {call.actor}.{call.endpoint}"))
+            self.failure.cancel()
+            self._wire.close()
+        if first is not None and error is None:
+            raise first
+
+    async def _stop_actors(self) -> BaseException | None:
+        """Runs every ``on_stop``, the newest actor's first; the first error that one raised."""
+        first = None
+        for name, actor in reversed(self._actors.items()):
+            stopping = self._loop.create_task(actor.on_stop(), name=f"{name}.on_stop")
+            await self._settled([stopping])
+            if not stopping.done():
+                stopping.cancel()
+            elif not stopping.cancelled() and (raised := stopping.exception()) is not None:
+                log.error("on_stop failed", system=self.name, actor=name, error=_traceback_of(raised))
+                first = first or raised
+        return first
+
+    async def _settled(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Waits for ``tasks`` to end, and names in the log those that do not."""
+        late = (await asyncio.wait(tasks, timeout=_CLOSE_GRACE_S))[1] if tasks else ()
+        for task in late:
+            log.warning(
+                "did not end in time", system=self.name, task=task.get_name(), waited_s=_CLOSE_GRACE_S
+            )
 
     @property
     def address(self) -> str:
@@ -117,14 +154,19 @@ class ActorSystem:
             _reject(call.token, error)
 
     def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None:
-        """``failure`` is set to what ``work`` raises: whoever runs the system waits for it."""
+        """``failure`` is set to what the first such ``work`` raises: whoever runs the system waits for it.
+        What fails later is logged."""
         task = self._loop.create_task(work, name=f"{type(actor).__name__}.{name}")
         self._background.add(task)
         task.add_done_callback(self._background_ended)
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._closed or self.failure.done():
+            log.error("background work failed", task=task.get_name(), error=_traceback_of(error))
+        else:
             self.failure.set_result(error)
 
     # ------------------------------------------------------------------ calling
@@ -205,7 +247,7 @@ class ActorSystem:
             if (task := self._serving.get((id(link), call_id))) is not None:
                 task.cancel()
         elif not self._closed:
-            task = self._loop.create_task(self._serve(link, envelope))
+            task = self._loop.create_task(self._serve(link, envelope), name=f"{envelope[2]}.{envelope[3]}")
             key = (id(link), call_id if kind == Kind.CALL else -id(task))
             self._serving[key] = task
             task.add_done_callback(lambda _: self._serving.pop(key, None))
@@ -216,8 +258,8 @@ class ActorSystem:
             value = await self._run(name, endpoint_name, timeout_s or None, args, kwargs)
             reply = codec.pack([Kind.REPLY, call_id, value])
         except Exception as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
-            text = "".join(traceback.format_exception(error))
-            reply = codec.pack([Kind.ERROR, call_id, type(error).__name__, str(error), text])
+            text = _traceback_of(error)
+            reply = codec.pack([Kind.ERROR, call_id, type(error).__name__, text_of(error), text])
             if kind == Kind.TELL:
                 log.error("one-way message failed", actor=name, endpoint=endpoint_name, error=text)
         if kind == Kind.CALL:
@@ -250,6 +292,10 @@ class _Loopback:
     def send(self, envelope: bytes) -> None:
         (item,) = codec.unpack_message(self._header, codec.join([envelope]))
         asyncio.get_running_loop().call_soon(self._system.dispatch, self, item)
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _reject(future: asyncio.Future[Any], error: FlexmarlError) -> None:

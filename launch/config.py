@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 from ..actors.messages import ModelConfig
 from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, EvaluationConfig, TrainingConfig
 from ..actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
-from ..actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from ..actors.trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
 from ..actors.workflow import RecipeConfig
 from ..core.config import Config, Count, Natural
 from ..core.errors import ConfigError
@@ -37,13 +37,14 @@ class AgentConfig(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
 
-    @model_validator(mode="after")
-    def _samples_are_drawn(self) -> "AgentConfig":
-        if self.sampling.temperature == 0:
-            raise ValueError(
-                "sampling.temperature=0: must be above 0, greedy decoding gives nothing to train on"
-            )
-        return self
+    def policy(self) -> PolicyConfig:
+        return PolicyConfig(
+            model=self.model,
+            optimizer=self.optimizer,
+            algorithm=self.algorithm,
+            warm_up=self.warm_up,
+            temperature=self.sampling.temperature,
+        )
 
 
 class RunConfig(Config):

@@ -1,6 +1,7 @@
 """The launcher's own actor: receives what the run tells, shows it and writes it down."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 from ..actors.messages import RunEnded
@@ -13,7 +14,7 @@ _SHOWN_FAILURES = 3
 
 
 class Console(Actor):
-    """Fulfils ``ConsoleApi``. ``ended`` is set to the run's result."""
+    """Fulfils ``ConsoleApi``. ``ended_with`` is set to the run's result."""
 
     def __init__(self, run: RunDirectory, progress: Progress) -> None:
         self.ended_with: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
@@ -30,9 +31,9 @@ class Console(Actor):
         self._progress.tick()
 
     async def on_stop(self) -> None:
-        self._metrics.close()
-        self._events.close()
         self.ended_with.cancel()
+        with contextlib.closing(self._events), contextlib.closing(self._metrics):
+            pass  # both are closed, also where one can't be written any more
 
     @endpoint
     async def step(self, metrics: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ The first of them to die ends the run, and with it all others.
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded
 from ..actors.orchestrator.checkpoint import RunState
 from ..core.errors import ActorDead, Interrupted
 from ..core.ref import ActorRef
-from ..core.supervisor import STATISTICS_TIMEOUT_S, Supervisor, private_directory
+from ..core.supervisor import Supervisor, private_directory
 from ..core.system import ActorSystem
 from ..core.tasks import first_error
 from . import env
@@ -30,6 +31,7 @@ from .run_directory import RunDirectory
 
 _STATISTICS_INTERVAL_S = 1.0
 _SILENCE_S = 300.0
+_SLOW_START_S = 60.0
 _CLASSES = {
     "store": "flexmarl.actors.store.actor:Store",
     "trainer": "flexmarl.actors.trainer.actor:Trainer",
@@ -97,15 +99,20 @@ async def _train(
 
 async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
     """Keeps the console's figures fresh. An actor that does not answer is named; raises ActorDead in the end."""
-    silent_rounds = dict.fromkeys(await supervisor.statistics(), 0)  # what these figures say is of the start
+    last_answer = dict.fromkeys(supervisor.running, time.monotonic())
+    silent: set[str] = set()
+    await supervisor.statistics()  # what these figures say is of the start
     while True:
         console.refresh(await supervisor.statistics())
-        for name, rounds in silent_rounds.items():
-            rounds = silent_rounds[name] = 0 if name in console.processes else rounds + 1
-            silent_s = rounds * STATISTICS_TIMEOUT_S
-            if rounds == 1:
+        for name, answered_at in last_answer.items():
+            silent_s = round(time.monotonic() - answered_at, 1)
+            if name in console.processes:
+                last_answer[name] = time.monotonic()
+                silent.discard(name)
+            elif name not in silent:  # also where this process was stopped for long: the next round will tell
+                silent.add(name)
                 await console.event("actor_silent", {"actor": name, "seconds": silent_s})
-            if silent_s > _SILENCE_S:
+            elif silent_s > _SILENCE_S:
                 raise ActorDead(name, f"its process runs, but has not answered for {silent_s:g} s")
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
@@ -165,15 +172,38 @@ async def _start_actors(
         agent: [supervisor.reference(f"{agent}-{n}", InstanceApi) for n in range(settings.instances)]
         for agent, settings in config.agents.items()
     }
+    arguments = _arguments(config, directory, private, supervisor, console, resume, instances)
+    spawned = {name: supervisor.spawn(_CLASSES[name], name, kwargs) for name, kwargs in arguments.items()}
+    for agent, refs in instances.items():
+        settings = config.agents[agent]
+        kwargs = {
+            "agent": agent,
+            "model": settings.model,
+            "engine": settings.engine,
+            "directory": str(private),
+        }
+        spawned |= {ref.name: supervisor.spawn(_CLASSES["instance"], ref.name, kwargs) for ref in refs}
+    await _all_started(spawned, console)
+    return supervisor.reference("orchestrator", OrchestratorApi)
+
+
+def _arguments(
+    config: RunConfig,
+    directory: RunDirectory,
+    private: Path,
+    supervisor: Supervisor,
+    console: Console,
+    resume: tuple[Path, RunState] | None,
+    instances: dict[str, list[ActorRef[InstanceApi]]],
+) -> dict[str, dict[str, Any]]:
+    """The constructor's arguments of every actor there is one of, by the actor's name."""
     store = supervisor.reference("store", StoreApi)
-    trainer = supervisor.reference("trainer", TrainerApi)
     rollout = supervisor.reference("rollout", RolloutApi)
-    orchestrator = supervisor.reference("orchestrator", OrchestratorApi)
     recipe = config.recipe_config()
-    arguments: dict[str, dict[str, Any]] = {
+    return {
         "store": {"agents": list(config.agents)},
         "trainer": {
-            "policies": {name: _policy(config, name) for name in config.agents},
+            "policies": {name: agent.policy() for name, agent in config.agents.items()},
             "recipe": recipe,
             "total_steps": config.training.steps,
             "store": store,
@@ -188,13 +218,13 @@ async def _start_actors(
             },
             "instances": instances,
             "store": store,
-            "orchestrator": orchestrator,
+            "orchestrator": supervisor.reference("orchestrator", OrchestratorApi),
             "config": config.rollout,
         },
         "orchestrator": {
             "course": config.course(),
             "recipe": recipe,
-            "trainer": trainer,
+            "trainer": supervisor.reference("trainer", TrainerApi),
             "rollout": rollout,
             "instances": instances,
             "console": console.ref,
@@ -202,29 +232,18 @@ async def _start_actors(
             "resume_from": resume[1] if resume else None,
         },
     }
-    spawned = [supervisor.spawn(_CLASSES[name], name, kwargs) for name, kwargs in arguments.items()]
-    for agent, agent_refs in instances.items():
-        settings = config.agents[agent]
-        kwargs = {
-            "agent": agent,
-            "model": settings.model,
-            "engine": settings.engine,
-            "directory": str(private),
-        }
-        spawned += [supervisor.spawn(_CLASSES["instance"], ref.name, kwargs) for ref in agent_refs]
+
+
+async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, None]], console: Console) -> None:
+    """Waits for all of them, and shows how far that is; loading a large model lasts. Raises what the first raises."""
+    slow_from = time.monotonic() + _SLOW_START_S
     with first_error():
         async with asyncio.TaskGroup() as group:
-            for spawning in spawned:
-                group.create_task(spawning)
-    return orchestrator
-
-
-def _policy(config: RunConfig, name: str) -> Mapping[str, Any]:
-    agent = config.agents[name]
-    return {
-        "model": agent.model,
-        "optimizer": agent.optimizer,
-        "algorithm": agent.algorithm,
-        "warm_up": agent.warm_up,
-        "temperature": agent.sampling.temperature,
-    }
+            tasks = [group.create_task(spawning, name=name) for name, spawning in spawned.items()]
+            while starting := [task for task in tasks if not task.done()]:
+                names = ", ".join(task.get_name() for task in starting)
+                which = f" (not yet: {names})" if time.monotonic() > slow_from else ""
+                await console.phase(f"starting actors{which}", len(tasks) - len(starting), len(tasks))
+                await asyncio.wait(
+                    starting, timeout=_STATISTICS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
+                )

@@ -94,9 +94,10 @@ class JsonLines:
         self.write({"time": round(time.time(), 3), "event": event, **fields})
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Raises OSError where what was written does not reach the disk; the file is closed all the same."""
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
 
 def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:

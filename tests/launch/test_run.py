@@ -376,7 +376,7 @@ class TestFaults:
         assert "reward of 'solver' is nan" in not_a_number
         assert "100 prompt tokens + 3 new ones exceed" in too_long and "64" in too_long
         assert timed_out == "not done within rollout.trajectory_timeout_s=1"
-        assert "warning: trajectory q000_" in run.text
+        assert "warning: trajectory 1:q000_" in run.text
         run.assert_nothing_is_left()
         run.assert_logs_are_clean()
 

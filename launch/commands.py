@@ -1,0 +1,235 @@
+"""The commands ``flexmarl train`` and ``flexmarl report``."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO, cast
+
+import click
+import uvloop
+from rich.console import Console as Terminal
+
+from ..actors.messages import RunEnded
+from ..actors.orchestrator import checkpoint
+from ..actors.orchestrator.checkpoint import RunState
+from ..core.errors import ActorFailed, CheckpointIncomplete, ConfigError, FlexmarlError, Interrupted
+from ..core.telemetry import configure_logging
+from . import env, local
+from .config import RunConfig, check, read_yaml, resolve, to_yaml
+from .output import LossyOutput
+from .progress import Progress
+from .report import write_report
+from .run_directory import JsonLines, RunDirectory
+from .words import change_verb, duration
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_STOPPED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="flexmarl")
+def cli() -> None:
+    """Trains several LLM agents together with reinforcement learning."""
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
+@click.option("--name", help="The run's name. Default: recipe and time.")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go."
+)
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on with a run, as configured."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop."
+)
+def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, dry_run: bool) -> int:
+    """Train the agents of a recipe together; everything about the run goes to runs/NAME/.
+
+    RECIPE is a built-in recipe (default: sort-digits) or a folder with workflow.py and config.yaml.
+
+    \b
+    Examples:
+      flexmarl train
+      flexmarl train sort-digits training.steps=50 seed=1
+      flexmarl train path/to/recipe --name first-try
+      flexmarl train agents.sorter.instances=2 --dry-run
+      flexmarl train --resume runs/first-try
+
+    Ctrl-C stops after the steps under way and saves a checkpoint; a second one stops at once.
+    """
+    if resume is not None:
+        if words or name or dry_run:
+            raise ConfigError(
+                "--resume takes no recipe, settings, --name or --dry-run: a run's config is fixed"
+            )
+        directory = RunDirectory.existing(resume)
+        config = check(read_yaml(directory.config), str(directory.config))
+        with directory.locked():
+            return _resume(config, directory)
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise ConfigError(
+            f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
+        )
+    recipe = recipes[0] if recipes else "sort-digits"
+    config = resolve(recipe, [word for word in words if "=" in word])
+    directory = RunDirectory.create(runs / _run_name(name, config), to_yaml(config))
+    if dry_run:
+        click.echo(f"{to_yaml(config)}# written to {directory.config}; nothing was started")
+        return 0
+    with directory.locked():
+        return _run(config, directory, None)
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def report(run_dir: Path) -> int:
+    """Write a run's report.html again, also while it runs."""
+    click.echo(write_report(RunDirectory.existing(run_dir).path))
+    return 0
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the process's exit status: 0 done, 1 failed, 2 refused, 130 stopped."""
+    try:
+        status = cli.main(arguments, prog_name="flexmarl", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("flexmarl: stopped", err=True)
+        return EXIT_STOPPED
+    except FlexmarlError as error:
+        click.echo(f"flexmarl: {error}", err=True)
+        return EXIT_USAGE
+    except OSError as error:
+        click.echo(f"flexmarl: {error}", err=True)
+        return EXIT_FAILED
+    return int(status or 0)
+
+
+def _run_name(name: str | None, config: RunConfig) -> str:
+    """Raises ConfigError where ``name`` is not the name of one folder."""
+    if name is None:
+        return f"{Path(config.recipe).name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise ConfigError(
+            f"--name {name!r}: a run's name is the name of one folder; --runs says where it goes"
+        )
+    return name
+
+
+def _resume(config: RunConfig, directory: RunDirectory) -> int:
+    """Goes on from the newest checkpoint; from the beginning where the run was stopped before its first."""
+    checkpoint.remove_partial(directory.checkpoints)
+    folders = checkpoint.complete(directory.checkpoints)
+    state = _state_of_newest(folders)
+    if state is not None and state.step >= config.training.steps:
+        click.echo(f"{directory.path} is complete: all {state.step} steps are trained")
+        return 0
+    directory.forget_after(state.step if state else 0)
+    click.echo(f"going on after step {state.step}" if state else "no checkpoint yet: beginning again")
+    return _run(config, directory, (folders[-1], state) if state else None)
+
+
+def _state_of_newest(folders: Sequence[Path]) -> RunState | None:
+    """Raises CheckpointIncomplete naming the file that is damaged: which older state will do is for a person to say."""
+    if not folders:
+        return None
+    try:
+        return checkpoint.load(folders[-1])
+    except CheckpointIncomplete as error:
+        if len(folders) > 1:
+            raise CheckpointIncomplete(
+                error.path, f"{error.problem}; remove {folders[-1]} to go on from {folders[-2].name}"
+            ) from None
+        raise
+
+
+def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:
+    terminal = Terminal(file=cast(TextIO, LossyOutput(sys.stdout)), soft_wrap=True)
+    events = JsonLines(directory.events)
+    first = resume[1].step if resume else 0
+    events.event("run_resumed" if resume else "run_started", step=first, **env.describe_machine())
+    progress = Progress(
+        terminal,
+        run_name=directory.path.name,
+        mode=config.mode,
+        total_steps=config.training.steps,
+        agents=list(config.agents),
+        first_step=first,
+    )
+    started = time.monotonic()
+    try:
+        with (directory.logs / "launcher.log").open("a") as log, progress:
+            configure_logging("launcher", log)
+            progress.phase("starting actors")
+            result = uvloop.run(local.run(config, directory, progress, resume))
+        events.event("run_ended", step=result.last_step, stopped=result.stopped)
+        events.close()
+    except KeyboardInterrupt:  # while no signal handler of the run's own is set
+        return _ended_badly(Interrupted("stopped by SIGINT"), directory, events, terminal)
+    except (FlexmarlError, OSError, asyncio.CancelledError) as error:
+        return _ended_badly(error, directory, events, terminal)
+    report = write_report(directory.path)
+    terminal.print(
+        _closing_words(result, directory, report, time.monotonic() - started), markup=False, highlight=False
+    )
+    return EXIT_STOPPED if result.stopped else 0
+
+
+def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
+    stopped = isinstance(error, Interrupted)
+    fields = {"traceback": error.remote_traceback} if isinstance(error, ActorFailed) else {}
+    with contextlib.suppress(OSError):  # a full disk, say: then the words below are all there is
+        events.event("run_ended", stopped=stopped, error=str(error), **fields)
+        events.close()
+        if directory.metrics.exists():
+            write_report(directory.path)
+    text = str(error).rstrip()
+    head, *more = text.splitlines() or [type(error).__name__]
+    details = f"{text}\n\n" if more else ""
+    terminal.print(
+        f"{details}The run {'was' if stopped else 'failed:'} {head}\n"
+        f"  events and logs  {directory.path}\n"
+        f"  go on with       flexmarl train --resume {directory.path}",
+        markup=False,
+        highlight=False,
+    )
+    return EXIT_STOPPED if stopped else EXIT_FAILED
+
+
+def _closing_words(result: RunEnded, directory: RunDirectory, report: Path, seconds: float) -> str:
+    """What was learned, in plain words, and where everything is."""
+    if result.stopped:
+        head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {directory.path}"
+    else:
+        head = f"Trained {result.last_step} steps in {duration(seconds)}. {_learned(result)}"
+    return (
+        f"{head}\n"
+        f"  report       {report}\n"
+        f"  metrics      {directory.metrics}\n"
+        f"  checkpoints  {result.checkpoint or 'none yet'}"
+    )
+
+
+def _learned(result: RunEnded) -> str:
+    """The evaluations before and after training, as a sentence; rewards only where there is nothing else."""
+    before, after = result.evaluations.get(0, {}), result.evaluations.get(result.last_step, {})
+    names = [name for name in after if not name.startswith("reward/")] or list(after)
+    changes = []
+    for name in names:
+        form = ".1%" if "accuracy" in name else ".3f"
+        change = f"{name} is {after[name]:{form}}"
+        if name in before:
+            verb = change_verb(before[name], after[name])
+            change = f"{name} {verb} from {before[name]:{form}} to {after[name]:{form}}"
+        changes.append(change)
+    return f"On problems that training never used, {', '.join(changes)}." if changes else ""
