@@ -24,6 +24,7 @@ class Console(Actor):
         self._metrics = JsonLines(run.metrics)
         self._events = JsonLines(run.events)
         self._failures = 0
+        self._warned_of_silence = False
 
     def refresh(self, processes: dict[str, ProcessStatistics]) -> None:
         """Takes the processes' figures; to be called now and then, for the display moves with it."""
@@ -44,6 +45,11 @@ class Console(Actor):
         self._metrics.write(metrics)
         self.last_step = metrics["step"]
         self._progress.step(metrics)
+        if metrics["tokens"] == 0 and not self._warned_of_silence:
+            self._warned_of_silence = True
+            self._progress.warn(
+                f"no agent generated anything in step {self.last_step}: nothing can be learned from it"
+            )
 
     @endpoint
     async def phase(self, text: str, done: int | None, total: int | None) -> None:
@@ -58,9 +64,11 @@ class Console(Actor):
                 if self._failures <= _SHOWN_FAILURES:
                     self._progress.warn(f"trajectory {fields['trajectory']} was dropped: {fields['error']}")
             case "actor_silent":
-                self._progress.warn(f"{fields['actor']} has not answered for {fields['seconds']:g} s")
+                hint = "; does the workflow block its event loop?" if fields["actor"] == "rollout" else ""
+                self._progress.warn(f"{fields['actor']} has not answered for {fields['seconds']:g} s{hint}")
             case "evaluated" if fields["step"] == 0:  # later ones come with their step's metrics
-                figures = ", ".join(f"{name} {value:.3f}" for name, value in fields.items() if name != "step")
+                metrics = {name: value for name, value in fields.items() if name not in ("step", "eval_s")}
+                figures = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
                 self._progress.note(f"before training: {figures}")
             case "checkpoint_saved":
                 self._progress.note(f"checkpoint saved: {fields['folder']}")

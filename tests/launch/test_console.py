@@ -1,0 +1,63 @@
+"""What the console writes down and says aloud."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console as Terminal
+
+from flexmarl.core.system import ActorSystem
+from flexmarl.launch.console import Console
+from flexmarl.launch.progress import Progress
+from flexmarl.launch.run_directory import RunDirectory
+
+
+class Watched:
+    """A console whose screen is a string."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDirectory.create(folder / "run", "seed: 0\n")
+        self.screen = StringIO()
+        progress = Progress(
+            Terminal(file=self.screen), run_name="run", mode="strict", total_steps=9, agents=["a"]
+        )
+        self.progress = progress.__enter__()
+        self.console = Console(self.run, self.progress)
+
+    def text(self) -> str:
+        self.progress.__exit__(None, None, None)
+        return " ".join(self.screen.getvalue().split())
+
+    def lines(self, path: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+async def watched(system: ActorSystem, tmp_path: Path) -> Watched:
+    watched = Watched(tmp_path)
+    await system.add(watched.console, "console")
+    return watched
+
+
+async def test_a_step_that_generates_nothing_is_said_once(watched: Watched) -> None:
+    for step in (1, 2, 3):
+        await watched.console.step({"step": step, "tokens": 0})
+    assert watched.text().count("no agent generated anything") == 1
+    assert [line["step"] for line in watched.lines(watched.run.metrics)] == [1, 2, 3]
+
+
+async def test_the_evaluation_before_training_shows_its_metrics(watched: Watched) -> None:
+    await watched.console.event("evaluated", {"step": 0, "eval_s": 3.0, "accuracy": 0.25})
+    assert "before training: accuracy 0.250" in watched.text()
+    (event,) = watched.lines(watched.run.events)
+    assert (event["event"], event["step"], event["accuracy"]) == ("evaluated", 0, 0.25)
+
+
+@pytest.mark.parametrize(("actor", "hint"), [("rollout", True), ("trainer", False)])
+async def test_a_silent_actor_is_named(watched: Watched, actor: str, hint: bool) -> None:
+    await watched.console.event("actor_silent", {"actor": actor, "seconds": 12.0})
+    text = watched.text()
+    assert f"{actor} has not answered for 12 s" in text
+    assert ("does the workflow block its event loop?" in text) == hint
