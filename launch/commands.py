@@ -154,7 +154,8 @@ def _state_of_newest(folders: Sequence[Path]) -> RunState | None:
 
 
 def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:
-    terminal = Terminal(file=cast(TextIO, LossyOutput(sys.stdout)), soft_wrap=True)
+    output = cast(TextIO, LossyOutput(sys.stdout)) if sys.stdout else None  # None: `flexmarl train >&-`
+    terminal = Terminal(file=output, soft_wrap=True)
     events = JsonLines(directory.events)
     first = resume[1].step if resume else 0
     events.event("run_resumed" if resume else "run_started", step=first, **env.describe_machine())
@@ -188,9 +189,10 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
 def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
     stopped = isinstance(error, Interrupted)
     fields = {"traceback": error.remote_traceback} if isinstance(error, ActorFailed) else {}
-    with contextlib.suppress(OSError):  # a full disk, say: then the words below are all there is
+    # Where the disk is full, say, the words below are all there is.
+    with contextlib.suppress(OSError), contextlib.closing(events):
         events.event("run_ended", stopped=stopped, error=str(error), **fields)
-        events.close()
+    with contextlib.suppress(OSError):
         if directory.metrics.exists():
             write_report(directory.path)
     text = str(error).rstrip()

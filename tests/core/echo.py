@@ -37,6 +37,18 @@ class Echo(Actor):
         raise KeyError(message)
 
     @endpoint
+    async def half_a_character(self) -> str:
+        return "\ud83d"
+
+    @endpoint
+    async def fail_with_half_a_character(self) -> None:
+        raise ValueError("\ud83d")
+
+    @endpoint
+    async def fail_without_words(self) -> None:
+        raise Wordless
+
+    @endpoint
     async def hang(self) -> None:
         self.hanging += 1
         try:
@@ -72,6 +84,16 @@ class Echo(Actor):
         self.background(crash(), "crash")
 
     async def not_an_endpoint(self) -> None: ...
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class RefusesWithoutWords(Actor):
+    async def on_start(self) -> None:
+        raise Wordless
 
 
 class RefusesToStart(Actor):

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flexmarl.core import codec
@@ -70,6 +70,14 @@ def test_dataclasses_come_back_through_their_annotation(x: int, labels: list[str
     assert signature is not None
     sent = msgpack.unpackb(codec.pack([Point(x, tuple(labels))]))
     assert signature.arguments(sent, {}, None) == {"point": Point(x, tuple(labels))}
+
+
+@given(st.text(st.characters(exclude_categories=())))
+@example("\ud83d")
+def test_any_text_can_be_sent_and_half_characters_arrive_as_their_escapes(text: str) -> None:
+    arrived = msgpack.unpackb(codec.pack({text: [text]}))
+    escaped = text.encode(errors="backslashreplace").decode()
+    assert arrived == {escaped: [escaped]}
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, lambda: None, 2**70])

@@ -10,8 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 import zmq
 
+from flexmarl.core.actor import endpoint
 from flexmarl.core.errors import (
     ActorDead,
     ActorFailed,
@@ -68,6 +70,13 @@ class TestCalls:
             await echo.api.fail("nothing here")
         assert (caught.value.kind, caught.value.endpoint) == ("KeyError", "fail")
         assert "in fail" in caught.value.remote_traceback
+
+    async def test_a_reply_comes_whatever_the_endpoint_returns_or_raises(self, echo: ActorRef[Echo]) -> None:
+        assert await echo.api.half_a_character() == r"\ud83d"
+        with pytest.raises(RemoteError, match=r"raised ValueError: \\ud83d"):
+            await echo.api.fail_with_half_a_character()
+        with pytest.raises(RemoteError, match=r"raised Wordless: \(its text can't be had: RuntimeError\)"):
+            await echo.api.fail_without_words()
 
     @pytest.mark.parametrize("name", ["not_an_endpoint", "on_start", "__init__", "nowhere"])
     async def test_only_endpoints_can_be_called(self, echo: ActorRef[Echo], name: str) -> None:
@@ -165,6 +174,7 @@ class TestDeath:
         ("actor_class", "kwargs", "message"),
         [
             ("echo:RefusesToStart", {}, "ValueError: nothing to serve"),
+            ("echo:RefusesWithoutWords", {}, "Wordless: .*its text can't be had"),
             (ECHO, {"greeting": ["no", "text"]}, "greeting: .*valid string"),
             (ECHO, {"volume": 3}, "volume: Extra inputs"),
             ("echo:Point", {}, "no Actor"),
@@ -176,6 +186,36 @@ class TestDeath:
     ) -> None:
         with pytest.raises(ActorFailed, match=message):
             await supervisor.spawn(actor_class, "echo", kwargs)
+
+    async def test_the_first_failure_told_counts_though_another_process_ends_before(
+        self, supervisor: Supervisor
+    ) -> None:
+        await asyncio.gather(supervisor.spawn(ECHO, "cause", {}), supervisor.spawn(ECHO, "consequence", {}))
+        await supervisor.ref.ask("failed", "cause", "ValueError: it began here", "a traceback")
+        with pytest.raises(ActorDead, match="exit status 1"):
+            await supervisor.reference("consequence", Echo).api.exit(1)
+        with pytest.raises(ActorFailed, match="actor cause failed: ValueError: it began here"):
+            await supervisor.wait_for_death()
+
+    async def test_a_death_shows_the_end_of_its_log_but_not_all_of_a_huge_one(
+        self, supervisor: Supervisor, tmp_path: Path
+    ) -> None:
+        await supervisor.spawn(ECHO, "echo", {})
+        with (tmp_path / "echo.log").open("a") as log:
+            log.write("x" * 10**6 + "\nlast words\n")
+        with pytest.raises(ActorDead, match=r"echo\.log:\nx+\nlast words$") as caught:
+            await supervisor.reference("echo", Echo).api.exit(3)
+        assert len(str(caught.value)) < 2**16 + 1000
+
+    async def test_a_death_is_noticed_though_its_log_is_gone(
+        self, supervisor: Supervisor, tmp_path: Path
+    ) -> None:
+        await supervisor.spawn(ECHO, "echo", {})
+        (tmp_path / "echo.log").unlink()
+        with pytest.raises(ActorDead, match="exit status 3\nIts log can't be read: .*echo.log"):
+            await supervisor.reference("echo", Echo).api.exit(3)
+        with pytest.raises(ActorDead):
+            await asyncio.wait_for(supervisor.wait_for_death(), 5)
 
     async def test_stopping_leaves_no_process_and_no_socket(
         self, system: ActorSystem, private: Path, tmp_path: Path
@@ -228,6 +268,81 @@ class TestSystem:
             await call
         with pytest.raises(SystemClosed):
             await ref.ask("greet", "x")
+
+    async def test_closing_goes_on_after_an_on_stop_that_raises(self, private: Path) -> None:
+        stopped: list[str] = []
+
+        class Stops(Echo):
+            async def on_stop(self) -> None:
+                stopped.append(self.ref.name)
+                if self.ref.name != "good":
+                    raise OSError(f"{self.ref.name} failed")
+
+        async def close(error: Exception | None) -> None:
+            async with ActorSystem("closing", private) as closing:
+                for name in ("bad", "good", "worse"):
+                    ref = await closing.add(Stops(), name)
+                call = asyncio.ensure_future(ref.ask("hang"))
+                await asyncio.sleep(0)
+                if error is not None:
+                    call.cancel()
+                    raise error
+            with pytest.raises(SystemClosed):
+                await call
+
+        with structlog.testing.capture_logs() as logs, pytest.raises(OSError, match="worse failed"):
+            await close(None)
+        assert stopped == ["worse", "good", "bad"], "the newest first"
+        assert [line["actor"] for line in logs if line["event"] == "on_stop failed"] == ["worse", "bad"]
+        assert list(private.iterdir()) == [], "the socket is gone"
+        with pytest.raises(ValueError, match="the body's own"):
+            await close(ValueError("the body's own"))
+
+    async def test_closing_does_not_wait_for_ever_and_says_for_what_it_did(
+        self, private: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("flexmarl.core.system._CLOSE_GRACE_S", 0.05)
+        release = asyncio.Event()
+
+        class Clings(Echo):
+            @endpoint
+            async def cling(self) -> None:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    await release.wait()
+
+            async def on_stop(self) -> None:
+                await asyncio.Event().wait()
+
+        with structlog.testing.capture_logs() as logs:
+            async with asyncio.timeout(5), ActorSystem("closing", private) as closing:
+                ref = await closing.add(Clings(), "clings")
+                ref.tell("cling")
+                await wait_until(lambda: ref.ask("calls_hanging"), 0)
+        late = [line["task"] for line in logs if line["event"] == "did not end in time"]
+        assert late == ["clings.cling", "clings.on_stop"]
+        release.set()
+        async with asyncio.timeout(5):
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0)
+
+    async def test_the_first_background_failure_is_told_and_the_others_are_logged(
+        self, private: Path
+    ) -> None:
+        async def fail(words: str) -> None:
+            raise RuntimeError(words)
+
+        with structlog.testing.capture_logs() as logs:
+            async with ActorSystem("failing", private) as failing:
+                actor = Echo()
+                await failing.add(actor, "echo")
+                for words in ("one", "two"):
+                    actor.background(fail(words), words)
+                assert str(await failing.failure) == "one"
+                await asyncio.sleep(0)
+        (line,) = (line for line in logs if line["event"] == "background work failed")
+        assert line["task"] == "Echo.two" and "RuntimeError: two" in line["error"]
 
     async def test_rubbish_on_the_socket_harms_nobody(self, system: ActorSystem) -> None:
         ref = await system.add(Echo(), "echo")

@@ -1,21 +1,29 @@
 """The command line, as far as it gets without starting a process."""
 
+import errno
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from flexmarl.actors.messages import RunEnded
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.core.errors import Interrupted
-from flexmarl.launch import local
+from flexmarl.launch import commands, local
 from flexmarl.launch.cli import main
 from flexmarl.launch.config import check, resolve, to_yaml
-from flexmarl.launch.run_directory import RunDirectory
+from flexmarl.launch.progress import Progress
+from flexmarl.launch.run_directory import JsonLines, RunDirectory
 
-from .conftest import TINY
+from .conftest import SOURCES, TINY
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +119,115 @@ class TestRefusals:
         result = flexmarl("report", str(tmp_path))
         assert result.status == 2 and "is no run directory" in result.err
         assert list(tmp_path.iterdir()) == []
+
+
+class TestEndings:
+    """What is left of a run, whatever ends it."""
+
+    @staticmethod
+    def ends_with(monkeypatch: pytest.MonkeyPatch, ending: BaseException | RunEnded) -> None:
+        async def run(_config: object, _directory: object, progress: Progress, _resume: object) -> RunEnded:
+            for n in range(20):
+                progress.warn(f"warning {n}", at_once=True)
+            if isinstance(ending, BaseException):
+                raise ending
+            return ending
+
+        monkeypatch.setattr(local, "run", run)
+
+    @staticmethod
+    def last_event() -> dict[str, Any]:
+        events = Path("runs/run/events.jsonl").read_text().splitlines()
+        last: dict[str, Any] = json.loads(events[-1])
+        return last
+
+    FULL = OSError(errno.ENOSPC, "No space left on device")
+
+    @pytest.mark.parametrize(
+        ("error", "status", "words"),
+        [
+            (FULL, 1, "The run failed: [Errno 28] No space left on device"),
+            (KeyboardInterrupt(), 130, "The run was stopped by SIGINT"),
+        ],
+    )
+    def test_are_told_and_written_down(
+        self,
+        flexmarl: Flexmarl,
+        monkeypatch: pytest.MonkeyPatch,
+        error: BaseException,
+        status: int,
+        words: str,
+    ) -> None:
+        self.ends_with(monkeypatch, error)
+        result = flexmarl("train", str(TINY), "--name", "run")
+        assert result.status == status and words in result.out and not result.err
+        last = self.last_event()
+        assert (last["event"], last["stopped"]) == ("run_ended", status == 130)
+        assert last["error"] in words
+
+    def test_are_told_though_they_can_not_be_written_down(
+        self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ends_with(monkeypatch, self.FULL)
+        real_write = JsonLines.write
+
+        def write(lines: JsonLines, record: dict[str, Any]) -> None:
+            if record["event"] == "run_ended":
+                raise self.FULL
+            real_write(lines, record)
+
+        monkeypatch.setattr(JsonLines, "write", write)
+        result = flexmarl("train", str(TINY), "--name", "run")
+        assert result.status == 1 and "The run failed: [Errno 28]" in result.out and not result.err
+
+    def test_come_as_they_would_where_nobody_reads_the_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``flexmarl train | head -1``, and ``flexmarl train >&-``"""
+        self.ends_with(monkeypatch, RunEnded(6, False, {}, ""))
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as output:
+            monkeypatch.setattr(sys, "stdout", output)
+            assert main(["train", str(TINY), "--name", "run"]) == 0
+        assert self.last_event()["event"] == "run_ended" and Path("runs/run/report.html").exists()
+        monkeypatch.setattr(sys, "stdout", None)
+        assert main(["train", str(TINY), "--name", "silent"]) == 0
+
+    def test_a_report_that_can_not_be_written_is_no_traceback(
+        self, flexmarl: Flexmarl, stopped_run: RunDirectory
+    ) -> None:
+        (stopped_run.path / "report.html").mkdir()
+        result = flexmarl("report", str(stopped_run.path))
+        assert result.status == 1 and "report.html" in result.err and result.err.startswith("flexmarl: ")
+
+
+class TestCtrlC:
+    def test_before_anything_was_started(self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(_: object) -> int:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(commands, "run", interrupted)
+        result = flexmarl("train")
+        assert (result.status, result.out, result.err) == (130, "", "flexmarl: stopped\n")
+
+    def test_while_modules_are_imported(self) -> None:
+        """The first that is imported, other than Python's own small ones, is interrupted."""
+        program = (
+            "import sys\n"
+            "class Interrupts:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name.split('.')[0] in ('asyncio', 'click') or name == 'flexmarl.launch.commands':\n"
+            "            raise KeyboardInterrupt\n"
+            "sys.meta_path.insert(0, Interrupts())\n"
+            "from flexmarl.launch.cli import main\n"
+            "sys.exit(main(['train']))\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(SOURCES)},
+            capture_output=True,
+            text=True,
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "flexmarl: stopped\n")
 
 
 @pytest.fixture

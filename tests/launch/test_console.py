@@ -55,6 +55,20 @@ async def test_the_evaluation_before_training_shows_its_metrics(watched: Watched
     assert (event["event"], event["step"], event["accuracy"]) == ("evaluated", 0, 0.25)
 
 
+async def test_both_files_are_closed_though_one_can_not_be_written(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "seed: 0\n")
+    run.metrics.symlink_to("/dev/full")
+    progress = Progress(Terminal(file=StringIO()), run_name="run", mode="strict", total_steps=9, agents=["a"])
+    console = Console(run, progress)
+    with pytest.raises(OSError, match="No space left"):
+        await console.step({"step": 1})
+    with pytest.raises(OSError, match="No space left"):
+        await console.on_stop()
+    assert console.ended_with.cancelled()
+    with pytest.raises(ValueError, match="closed file"):
+        await console.event("too_late", {})
+
+
 @pytest.mark.parametrize(("actor", "hint"), [("rollout", True), ("trainer", False)])
 async def test_a_silent_actor_is_named(watched: Watched, actor: str, hint: bool) -> None:
     await watched.console.event("actor_silent", {"actor": actor, "seconds": 12.0})
