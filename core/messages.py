@@ -1,17 +1,32 @@
 """What travels between two actor systems.
 
-One ZeroMQ message is two frames: a header ``[MAGIC, VERSION, sender]`` and a body, a MessagePack array of
-envelopes. All envelopes that were queued for a peer within one tick of the loop share a message. An envelope
-is one of
+One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch`` grows from one incarnation of a node
+to the next), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the envelopes
+refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An envelope is
+one of
 
-    [CALL,   call_id, actor, endpoint, timeout_s, args, kwargs]
-    [TELL,   0,       actor, endpoint, 0.0,       args, kwargs]
-    [REPLY,  call_id, value]
-    [ERROR,  call_id, kind, message, traceback]
-    [CANCEL, call_id]
+    [CALL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                answered once
+    [ONCE,   id, actor, endpoint, timeout_s, args, kwargs, trace_id, floor, link]   the same, may be repeated
+    [TELL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                not answered
+    [STREAM, id, actor, endpoint, timeout_s, args, kwargs, trace_id, window]        answered by up to ``window``
+                                                                    items more than were granted, then a REPLY
+    [REPLY,  id, value]
+    [ERROR,  id, kind, message, traceback]
+    [ITEM,   id, number, value]                 items of a stream are counted from 0; its REPLY's value is their number
+    [CANCEL, id]                           nobody waits for this request any more; it is answered all the same
+    [GRANT,  id, count]                    the stream ``id`` may send so many more items
+    [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been worked off
+    [PING,   last]                         ``last``: the id of the newest request sent on this link
+    [PONG,   last, [id, ...]]              answers PING: of the requests up to ``last``, these are still being served
+    [REFUSE, 0, reason]                    the peer can't be understood; it is the same in every protocol version
+    [BYE,    0]                            the sender leaves
+
+Ids are counted per link and direction: every request (CALL, ONCE, TELL, STREAM) has one, ascending without a gap, so
+that a duplicate and a lost message can be told from each other. ``floor``: the sender will never again ask for ONCE
+requests below it. ``link``: its number at the sender, which may reach a peer by several.
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 MAGIC = "flexmarl"
@@ -20,13 +35,50 @@ VERSION = 1
 
 class Kind(IntEnum):
     CALL = 1
-    TELL = 2
-    REPLY = 3
-    ERROR = 4
-    CANCEL = 5
+    ONCE = 2
+    TELL = 3
+    STREAM = 4
+    REPLY = 5
+    ERROR = 6
+    ITEM = 7
+    CANCEL = 8
+    GRANT = 9
+    DONE = 10
+    PING = 11
+    PONG = 12
+    REFUSE = 13
+    BYE = 14
 
 
-# The number of fields of each kind of envelope: checked before anything is read from one.
-FIELDS = {Kind.CALL: 7, Kind.TELL: 7, Kind.REPLY: 3, Kind.ERROR: 5, Kind.CANCEL: 2}
+class Fault(StrEnum):
+    """The kinds of ERROR that the runtime itself answers; every other kind is the name of an exception's class."""
+
+    DEAD = "!dead"
+    PROTOCOL = "!protocol"
+    CANCELLED = "!cancelled"
+    OVERTAKEN = "!overtaken"
+
+
+_REQUEST = (int, int, str, str, float, list, dict, int)
+
+# The types of the fields of each kind of envelope: checked before anything is read from one.
+FIELDS: dict[int, tuple[type, ...]] = {
+    Kind.CALL: _REQUEST,
+    Kind.ONCE: (*_REQUEST, int, int),
+    Kind.TELL: _REQUEST,
+    Kind.STREAM: (*_REQUEST, int),
+    Kind.REPLY: (int, int, object),
+    Kind.ERROR: (int, int, str, str, str),
+    Kind.ITEM: (int, int, int, object),
+    Kind.CANCEL: (int, int),
+    Kind.GRANT: (int, int, int),
+    Kind.DONE: (int, int, list),
+    Kind.PING: (int, int),
+    Kind.PONG: (int, int, list),
+    Kind.REFUSE: (int, int, str),
+    Kind.BYE: (int, int),
+}
+
+REQUESTS = frozenset({Kind.CALL, Kind.ONCE, Kind.TELL, Kind.STREAM})
 
 Envelope = list[Any]
