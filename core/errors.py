@@ -3,6 +3,7 @@
 A message says what happened, where, and what to do next; the numbers in it are attributes too.
 """
 
+import traceback
 from pathlib import Path
 
 
@@ -16,6 +17,16 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as broken:  # noqa: BLE001  # the class is a user's, and the first error matters more
         return f"(its text can't be had: {type(broken).__name__})"
+
+
+def listing(lines: list[str], at_most: int = 20) -> str:
+    """``lines`` to end a message with, one under the other; those past ``at_most`` are only counted."""
+    more = [f"and {len(lines) - at_most} more"] if len(lines) > at_most else []
+    return "".join(f"\n  {line}" for line in lines[:at_most] + more)
+
+
+def traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 # --------------------------------------------------------------------------- the runtime
@@ -37,10 +48,44 @@ class CallTimeout(FlexmarlError):
 class ActorDead(FlexmarlError):
     """The process of an actor ended while it was needed."""
 
-    def __init__(self, actor: str, reason: str) -> None:
+    def __init__(self, actor: str, reason: str, *, stopped: bool = False) -> None:
+        """``stopped``: in good order."""
         super().__init__(f"actor {actor} died: {reason}")
         self.actor = actor
         self.reason = reason
+        self.stopped = stopped
+
+
+class Unreachable(ActorDead):
+    """No connection to the actor's process came about: nobody listens there, or it does not let this side in."""
+
+    def __init__(self, actor: str, reason: str) -> None:
+        super().__init__(actor, reason)
+        self.args = (f"actor {actor} can't be reached: {reason}",)
+
+
+class TooManyRestarts(ActorDead):
+    """An actor died once more after all the restarts that its supervisor allows; ``__cause__`` is its last death."""
+
+    def __init__(self, actor: str, restarts: int, period_s: float, cause: BaseException) -> None:
+        super().__init__(
+            actor,
+            f"its supervisor has restarted {restarts} times within {period_s:g} s, and then: {text_of(cause)}",
+        )
+        self.restarts = restarts
+        self.period_s = period_s
+        self.__cause__ = cause
+
+
+class ActorNotFound(FlexmarlError):
+    """No actor of that name is known."""
+
+    def __init__(self, actor: str, system: str) -> None:
+        super().__init__(
+            f"{system} knows no actor {actor!r}: neither its own, nor of its processes, nor of a system that it is "
+            "connected to"
+        )
+        self.actor = actor
 
 
 class ActorFailed(FlexmarlError):
@@ -73,8 +118,96 @@ class LocalProtocolError(FlexmarlError):
     """This side tried to send something that can't be a message."""
 
 
+class NoCredit(FlexmarlError):
+    """A message could not be sent without waiting: its actor has a whole window of requests to work off first."""
+
+    def __init__(self, actor: str, endpoint: str, requests: int, size_bytes: int) -> None:
+        super().__init__(f"{actor}.{endpoint}: {requests} requests of {size_bytes} bytes are under way to it")
+        self.actor = actor
+        self.endpoint = endpoint
+        self.requests = requests
+        self.size_bytes = size_bytes
+
+
 class SystemClosed(FlexmarlError):
     """The actor system was closed while the call was under way."""
+
+
+class InvalidKeys(FlexmarlError):
+    """CURVE keys that are malformed or don't fit their use. The message never holds a key."""
+
+
+class UnsafeKeys(FlexmarlError):
+    """A file of keys can't be trusted: others may know or have written it, or it is no such file."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"the keys in {path} are refused: {problem}; {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
+class PlainTcpRefused(FlexmarlError):
+    """TCP without keys would leave this machine."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"plain TCP is refused with host {host!r}, which is not loopback: whoever reaches it could command every "
+            "actor, and read every message; give the system keys (Keys.make()), use 127.0.0.1, or, on a network "
+            "closed to all others, say plain_beyond_loopback=True"
+        )
+        self.host = host
+
+
+class Deadlock(FlexmarlError):
+    """In virtual time: nothing is ready and no timer is set, so the program can never go on.
+
+    ``waiting`` has one text per task: its name and where it waits.
+    """
+
+    def __init__(self, time_s: float, waiting: list[str]) -> None:
+        super().__init__(
+            f"deadlock at {time_s:g} s of virtual time: nothing is ready and no timer is set; "
+            f"tasks that wait: {len(waiting)}{listing(waiting)}"
+        )
+        self.time_s = time_s
+        self.waiting = waiting
+
+
+class VirtualTimeExceeded(FlexmarlError):
+    """The next timer of a program in virtual time is due after its limit: a loop without an end, mostly.
+
+    ``waiting`` has one text per task: its name and where it waits.
+    """
+
+    def __init__(self, limit_s: float, next_s: float, waiting: list[str]) -> None:
+        super().__init__(
+            f"the next timer is due at {next_s:g} s of virtual time, after the limit of {limit_s:g} s; "
+            f"tasks that wait: {len(waiting)}{listing(waiting)}"
+        )
+        self.limit_s = limit_s
+        self.next_s = next_s
+        self.waiting = waiting
+
+
+class NotInVirtualTime(FlexmarlError):
+    """An operation that waits for the real world was asked of a loop in virtual time."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            f"{operation} waits for the real world, which virtual time can't do deterministically: "
+            "put something simulated in its place, or run under asyncio.run"
+        )
+        self.operation = operation
+
+
+class JournalError(FlexmarlError):
+    """A journal of answers can't be used."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"journal {path}: {problem}")
+        self.path = path
+        self.problem = problem
 
 
 # --------------------------------------------------------------------------- the user's recipe and config
@@ -329,3 +462,7 @@ class TransferTimeout(TransportError):
         self.key = key
         self.version = version
         self.timeout_s = timeout_s
+
+
+class BenchmarkFailed(FlexmarlError):
+    """A measurement went wrong, so that there is no figure to show."""

@@ -1,14 +1,16 @@
 """A reference to an actor: a value that can be kept, compared and sent in a message."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from .errors import LocalProtocolError
+from .signature import Signature, signature_of
 
 if TYPE_CHECKING:
+    from .peer import Peer
     from .system import ActorSystem
 
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
@@ -21,10 +23,11 @@ class ActorRef(Generic[Api]):
     """Where an actor is and, through the system that holds the reference, a way to call it.
 
     ``Api`` is the class whose endpoints may be called: the actor's own or a protocol it fulfils. A parameter
-    annotated ``ActorRef[StoreApi]`` receives a reference that is ready to use.
+    annotated ``ActorRef[StoreApi]`` receives a reference that is ready to use. It goes on working when the actor is
+    restarted.
     """
 
-    __slots__ = ("_api", "_system", "address", "name")
+    __slots__ = ("_api", "_known_peer", "_proxy", "_system", "address", "name")
 
     def __init__(
         self, name: str, address: str, system: "ActorSystem | None" = None, api: type | None = None
@@ -33,34 +36,68 @@ class ActorRef(Generic[Api]):
         self.address = address
         self._system = system
         self._api = api
+        self._known_peer: Peer | None = None
+        self._proxy: _Proxy | None = None
 
     @property
     def api(self) -> Api:
         """The actor's endpoints, as methods to await; each call has the default deadline."""
-        return self.within(DEFAULT_TIMEOUT_S)
+        if self._proxy is None:
+            self._proxy = _Proxy(self, DEFAULT_TIMEOUT_S)
+        return cast(Api, self._proxy)
 
     def within(self, timeout_s: float) -> Api:
-        """The actor's endpoints, each call with a deadline of ``timeout_s`` seconds.
+        """The actor's endpoints, each call with a deadline of ``timeout_s`` seconds; for a stream, each of its items.
 
         A call raises CallTimeout, ActorDead, RemoteError (the endpoint raised), RemoteProtocolError
-        (arguments or result of the wrong type), LocalProtocolError or SystemClosed.
+        (arguments or result of the wrong type), LocalProtocolError or SystemClosed. ValueError: ``timeout_s`` is none.
         """
-        return cast(Api, _Proxy(self, timeout_s))
+        return cast(Api, _Proxy(self, _checked(timeout_s)))
 
     async def ask(
         self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
     ) -> Any:
         """Calls an endpoint by name; raises what ``within`` lists."""
-        return await self._bound().call(self, self._api, endpoint, args, kwargs, timeout_s)
+        return await self._peer().call(
+            self.name, endpoint, args, kwargs, _checked(timeout_s), self._signature(endpoint)
+        )
 
-    def tell(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
-        """Sends without waiting for anything: delivered at most once, in order with this system's other messages."""
-        self._bound().tell(self, endpoint, args, kwargs)
+    def tell(
+        self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    ) -> Awaitable[None]:
+        """Sends without waiting for an answer: delivered at most once, in order with this system's other requests.
 
-    def _bound(self) -> "ActorSystem":
-        if self._system is None:
-            raise LocalProtocolError(f"the reference to {self.name} belongs to no actor system")
-        return self._system
+        To be awaited; waits only where the actor is behind by a whole window of messages: CallTimeout if that lasts
+        ``timeout_s``.
+        """
+        return self._peer().tell(self.name, endpoint, args, kwargs, _checked(timeout_s))
+
+    def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
+        """``tell`` for code that can't wait: raises NoCredit where the actor is behind by a whole window."""
+        self._peer().tell_nowait(self.name, endpoint, args, kwargs)
+
+    def stream(
+        self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """The items of a streaming endpoint, each within ``timeout_s``; raises what ``within`` lists.
+
+        Leaving the iteration early ends the stream where ``contextlib.aclosing`` is around it; else the garbage
+        collector does.
+        """
+        signature = self._signature(endpoint)
+        return self._peer().stream(self.name, endpoint, args, kwargs, _checked(timeout_s), signature)
+
+    def _signature(self, endpoint: str) -> Signature | None:
+        return None if self._api is None else signature_of(self._api, endpoint)
+
+    def _peer(self) -> "Peer":
+        """For asking something of the actor. Raises LocalProtocolError, SystemClosed, or why its process is dead."""
+        peer = self._known_peer
+        if peer is None or peer.dead is not None:  # by now another actor may have that address
+            if self._system is None:
+                raise LocalProtocolError(f"the reference to {self.name} belongs to no actor system")
+            peer = self._known_peer = self._system.peer(self.address)
+        return peer
 
     def __wire__(self) -> dict[str, str]:
         return {"name": self.name, "address": self.address}
@@ -94,15 +131,29 @@ class ActorRef(Generic[Api]):
         return core_schema.union_schema([core_schema.is_instance_schema(cls), from_wire])
 
 
+def _checked(timeout_s: float) -> float:
+    if not timeout_s >= 0.0:  # NaN neither: it would upset the order of all deadlines
+        raise ValueError(f"timeout_s must not be negative, got {timeout_s!r}")
+    return timeout_s
+
+
 class _Proxy:
     """Turns ``proxy.endpoint(...)`` into a call; seen by type checkers as the actor's API itself."""
-
-    __slots__ = ("_ref", "_timeout_s")
 
     def __init__(self, ref: ActorRef[Any], timeout_s: float) -> None:
         self._ref = ref
         self._timeout_s = timeout_s
 
-    def __getattr__(self, endpoint: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, endpoint: str) -> Callable[..., Any]:
         ref, timeout_s = self._ref, self._timeout_s
-        return lambda *args, **kwargs: ref.ask(endpoint, *args, timeout_s=timeout_s, **kwargs)
+        signature = ref._signature(endpoint)
+
+        def stream(*args: Any, **kwargs: Any) -> Any:
+            return ref.stream(endpoint, *args, timeout_s=timeout_s, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return ref._peer().call(ref.name, endpoint, args, kwargs, timeout_s, signature)
+
+        found = stream if signature is not None and signature.streams else call
+        setattr(self, endpoint, found)  # the next time it is there
+        return found

@@ -1,126 +1,237 @@
 """An actor system: the actors of one process, and its calls to the actors of others.
 
-    async with ActorSystem("host", directory) as system:
-        ref = await system.add(MyActor(), "mine")
-        await ref.api.greet("world")
+    async with ActorSystem("service") as system:
+        greeter = await system.spawn(Greeter, "greeter")                  # in this process
+        worker = await system.spawn(Worker, "worker", process=True)       # in one of its own
+        await greeter.api.greet("world")
 
 It lives on the loop that is running and touches nothing global: no signal handler, no logging root, no
 event-loop policy, no os.environ.
 """
 
 import asyncio
-import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+import re
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import structlog
-
-from . import codec
-from .actor import Actor, endpoint
+from .actor import Actor
 from .errors import (
     ActorDead,
+    ActorFailed,
+    ActorNotFound,
     CallTimeout,
     FlexmarlError,
-    RemoteError,
-    RemoteProtocolError,
+    LocalProtocolError,
     SystemClosed,
+    Unreachable,
     text_of,
+    traceback_of,
 )
-from .messages import Envelope, Kind
-from .ref import ActorRef
-from .session import Session
-from .telemetry import LoopLag, ProcessStatistics, process_statistics
-from .wire import Link, Wire
-from .wire_zmq import ZmqWire
+from .fates import Fates
+from .mailbox import Mailbox, MailboxStatistics, current_delivery
+from .network import Network
+from .peer import Peer, PeerStatistics
+from .ref import DEFAULT_TIMEOUT_S, ActorRef
+from .replies import RepliesStatistics
+from .restarts import Intensity, Strategy
+from .security import GateStatistics, Keys
+from .session import DEFAULT_SETTINGS, Settings
+from .system_actor import SystemActor
+from .telemetry import get_logger
+from .wire import Wire
+from .wire_zmq import Tcp, ZmqWire, ipc_address
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+log = get_logger(__name__)
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
+
+# Enough for what goes away by itself, not for what comes back each time: that is told within seconds.
+THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
 
 # Closing waits so long for cancelled calls, and for each actor's on_stop. Shorter than the supervisor's patience
 # with a process that was asked to stop: the log says what hung before the process is killed.
 _CLOSE_GRACE_S = 3.0
 
 
-def ipc_address(directory: Path, name: str) -> str:
-    return f"ipc://{directory / name}.sock"
+@dataclass(frozen=True, slots=True)
+class SystemStatistics:
+    """``refused_messages``: arrived and could not be understood. ``answers``: what is remembered of idempotent calls,
+    None where none was served. ``clients``: who was let in over TCP, and who was not; None where nobody is asked."""
+
+    mailboxes: dict[str, MailboxStatistics]
+    peers: list[PeerStatistics]
+    refused_messages: int
+    answers: RepliesStatistics | None
+    clients: GateStatistics | None
 
 
-class SystemActor(Actor):
-    """Named ``system`` in every system: what may be asked of the process itself."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-    def __init__(self) -> None:
-        self.stop_asked = asyncio.Event()
-        self._lag = LoopLag()
 
-    @endpoint
-    async def stop(self) -> None:
-        """Asks the process to end in good order; it replies before it does."""
-        self.stop_asked.set()
-
-    @endpoint
-    async def statistics(self) -> ProcessStatistics:
-        return process_statistics(self._lag)
-
-    async def on_stop(self) -> None:
-        self._lag.close()
+def checked_name(name: str) -> str:
+    """A system's or an actor's name. Raises ValueError: it is part of file names and of log lines."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no name: 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    return name
 
 
 class ActorSystem:
-    def __init__(self, name: str, directory: Path) -> None:
-        """``directory``: where the system's socket is made; private (0700) to the run's user."""
-        self.name = name
-        self._wire: Wire = ZmqWire(ipc_address(directory, name), name)
-        self._session: Session[asyncio.Future[Any]] = Session()
+    def __init__(
+        self,
+        name: str,
+        directory: Path | None = None,
+        *,
+        tcp: Tcp | None = None,
+        keys: Keys | None = None,
+        wire: Wire | None = None,
+        settings: Settings = DEFAULT_SETTINGS,
+        intensity: Intensity = THREE_A_MINUTE,
+        log_directory: Path | None = None,
+    ) -> None:
+        """``directory``: private (0700) to the run's user, for the system's socket, keys and journal; None: one is
+        made, and removed at the end. The system listens on an ipc socket there, or where ``tcp`` says. ``keys``: for
+        connecting to systems that listen on TCP. ``wire``: another way to reach peers (``wire_memory``).
+        Raises ValueError where ``name`` can't be part of a file's name; nor can an actor have such a one.
+
+        Of actors that ``spawn`` starts: ``intensity``: how often they are restarted before ``failure`` is set;
+        ``log_directory``: for the output of those in processes, None: ``directory``.
+        """
+        self.name = checked_name(name)
+        self.settings = settings
+        self.tcp = tcp
+        self.keys = keys if tcp is None or tcp.keys is None else tcp.keys
+        self._given_directory = directory
+        self._given_wire = wire
+        self._intensity = intensity
+        self._log_directory = log_directory
+        self._mailboxes: dict[str, Mailbox] = {}
         self._actors: dict[str, Actor] = {}
-        self._serving: dict[tuple[int, int], asyncio.Task[None]] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._dead: dict[str, FlexmarlError] = {}
-        self._expiry: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._starting: dict[str, BaseException | None] = {}
+        """Actors whose ``on_start`` runs, and what their background work has raised already."""
+        self._background: dict[asyncio.Task[None], Actor] = {}
+        self.fates = Fates(self)
+        self.supervisors: list[Supervisor] = []
+        """Of this system's actors and processes; each is asked what becomes of an actor that has failed."""
+        self._own_supervisor: Supervisor | None = None
+        self._upstream: list[ActorRef[SystemActor]] = []
+        self._entered = self._closed = False
+
+    # ------------------------------------------------------------------ from start to end
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise SystemClosed(f"{self.name} has been used: make another ActorSystem")
+        self._entered = True
         self._loop = asyncio.get_running_loop()
-        self._loopback = _Loopback(self)
         self.failure: asyncio.Future[BaseException] = self._loop.create_future()
-        self._wire.start(self._receive)
-        self.process = SystemActor()
-        await self.add(self.process, "system")
+        self.directory = self._given_directory or Path(tempfile.mkdtemp(prefix="flexmarl-"))
+        try:
+            self._start_network()
+            self.process = SystemActor()
+            await self.add(self.process, "system")
+        except BaseException:
+            self._remove_directory()
+            raise
         return self
+
+    def _start_network(self) -> None:
+        wire = self._given_wire
+        journal = self.directory / f"{self.name}.answers"
+        if wire is None:
+            if self.tcp is not None and self.keys is None and not self.tcp.plain:
+                self.keys = Keys.make()
+                self.keys.save(self.keys_file)
+            listen = self.tcp or ipc_address(self.directory, self.name)
+            wire = ZmqWire(listen, self.keys)
+        self._wire = wire
+        self._network = Network(self.name, wire, self.settings, self._mailboxes)
+        self._network.on_crash = self._crashed
+        # A directory of this system's own ends with it: nothing in it is for a later incarnation.
+        self._network.start(None if self._given_directory is None else journal)
+
+    def _crashed(self) -> None:
+        """As if this process had been killed: whatever runs here ends, and nothing is stopped in good order."""
+        self._closed = True
+        killed = SystemClosed(f"{self.name} was killed")
+        for mailbox in self._mailboxes.values():
+            mailbox.fail(killed)
+        for task in self._background:
+            task.cancel()
+        for supervisor in self.supervisors:
+            supervisor.crashed()
+        self._actors = {"system": self.process}  # its on_stop alone is of the runtime
+        if not self.failure.done():
+            self.failure.set_result(killed)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Closes everything, whatever goes wrong on the way; raises the first error, if it is not leaving with one."""
-        self._closed = True
+        first: BaseException | None = None
         try:
-            tasks = [*self._serving.values(), *self._background]
+            await self._network.until_told(_CLOSE_GRACE_S)
+            if self._own_supervisor is not None:
+                try:
+                    await self._own_supervisor.__aexit__(kind, error, trace)
+                except Exception as raised:  # noqa: BLE001  # raised below: everything else is closed first
+                    first = raised
+            await self._tell_watchers()
+            self._closed = True
+            closed = SystemClosed(f"{self.name} is closed")
+            tasks = [task for mailbox in self._mailboxes.values() for task in mailbox.fail(closed)]
+            tasks += self._background
             for task in tasks:
                 task.cancel()
             await self._settled(tasks)
-            first = await self._stop_actors()
+            raised_here = await self._stop_actors()
+            first = first or raised_here
         finally:
-            if self._expiry is not None:
-                self._expiry.cancel()
-            for call in self._session.fail():
-                _reject(call.token, SystemClosed(f"{self.name} closed during {call.actor}.{call.endpoint}"))
+            self._closed = True
             self.failure.cancel()
-            self._wire.close()
+            self._network.close()
+            self._remove_directory()
         if first is not None and error is None:
             raise first
 
     async def _stop_actors(self) -> BaseException | None:
         """Runs every ``on_stop``, the newest actor's first; the first error that one raised."""
         first = None
-        for name, actor in reversed(self._actors.items()):
-            stopping = self._loop.create_task(actor.on_stop(), name=f"{name}.on_stop")
-            await self._settled([stopping])
-            if not stopping.done():
-                stopping.cancel()
-            elif not stopping.cancelled() and (raised := stopping.exception()) is not None:
-                log.error("on_stop failed", system=self.name, actor=name, error=_traceback_of(raised))
-                first = first or raised
+        for name in reversed(self._mailboxes):
+            raised = await self._stop_actor(name)
+            first = first or raised
         return first
+
+    async def _stop_actor(self, name: str) -> BaseException | None:
+        """Runs ``on_stop`` of what serves under ``name``; what it raised."""
+        actor = self._actors.pop(name, None)
+        if actor is None:
+            return None
+        stopping = self._loop.create_task(actor.on_stop(), name=f"{name}.on_stop")
+        await self._settled([stopping])
+        if not stopping.done():
+            stopping.cancel()
+        elif not stopping.cancelled() and (raised := stopping.exception()) is not None:
+            log.error("on_stop failed", system=self.name, actor=name, error=traceback_of(raised))
+            return raised
+        return None
+
+    async def _tell_watchers(self) -> None:
+        """All actors here stop in good order: whoever watches one from another system is told."""
+        for task in self._background:  # those that watch from here stop too
+            task.cancel()
+        waiting = self.fates.pending()
+        for name in list(self._actors):
+            self.fates.announce(name, f"{self.name} was closed", stopped=True)
+        if waiting:
+            await asyncio.wait(waiting, timeout=_CLOSE_GRACE_S)
 
     async def _settled(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Waits for ``tasks`` to end, and names in the log those that do not."""
@@ -130,174 +241,279 @@ class ActorSystem:
                 "did not end in time", system=self.name, task=task.get_name(), waited_s=_CLOSE_GRACE_S
             )
 
+    def _remove_directory(self) -> None:
+        if self._given_directory is None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
     @property
     def address(self) -> str:
-        return self._wire.address
+        return self._network.address
+
+    @property
+    def keys_file(self) -> Path:
+        """Where the keys of a system that listens on TCP are, for its processes and for clients from outside."""
+        return self.directory / "keys.json"
+
+    async def allow(self, public_key: str) -> None:
+        """Lets in one more client over TCP, by its ``Keys.client_public``: here, and in the processes that this system
+        has started or will start. Raises InvalidKeys, and what a call to one of these processes raises."""
+        if self.keys is None or not isinstance(self._wire, ZmqWire):
+            return
+        self.keys = self.keys.allowing(public_key)
+        self._wire.allow(public_key)
+        if self.keys_file.exists():
+            self.keys.save(self.keys_file)
+        for supervisor in self.supervisors:
+            await supervisor.allow(public_key)
+
+    # ------------------------------------------------------------------ actors of this process
 
     async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]:
-        """Starts ``actor`` in this process under ``name``."""
-        if name in self._actors:
+        """Starts ``actor`` in this process under ``name``. Raises ValueError where the name is none or is taken,
+        SystemClosed."""
+        self._check_running()
+        if self.has_actor(checked_name(name)) or name in self._starting:
             raise ValueError(f"{self.name} already has an actor named {name!r}")
+        await self._start_actor(actor, name)
+        mailbox = self._mailboxes[name] = Mailbox(name, self)
+        mailbox.open(actor)
+        return self.ref(name, self.address, type(actor))
+
+    def _check_running(self) -> None:
+        if not self._entered:
+            raise SystemClosed(f"{self.name} has not been entered: async with ActorSystem(...) as system")
+        if self._closed:
+            raise SystemClosed(f"{self.name} is closed")
+
+    def has_actor(self, name: str) -> bool:
+        """Whether there is one, or its supervisor is going to restart it."""
+        return name in self._mailboxes
+
+    async def _start_actor(self, actor: Actor, name: str) -> None:
         actor.system = self
-        actor.ref = ref = self.ref(name, self.address, type(actor))
-        await actor.on_start()
+        actor.ref = self.ref(name, self.address, type(actor))
+        self._starting[name] = None
+        try:
+            await actor.on_start()
+            if (raised := self._starting[name]) is not None:
+                raise raised
+            self._check_running()  # it may have been closed meanwhile
+        except BaseException:
+            self._cancel_background(actor)
+            raise
+        finally:
+            del self._starting[name]
         self._actors[name] = actor
-        return ref
+
+    async def remove(self, name: str) -> None:
+        """Stops an actor for good, in good order: its calls are cancelled, ``on_stop`` runs; raises what that raised.
+        Actors that ``spawn`` has started in processes too. Raises KeyError where there is none of that name,
+        LocalProtocolError where the actor itself asks for it: its end would be the end of whoever waits for it."""
+        if self._runs_within(name):
+            raise LocalProtocolError(f"actor {name} can't remove itself: let another one do it")
+        for supervisor in self.supervisors:
+            if supervisor.owns(name):
+                await supervisor.stop(name)
+                return
+        if name not in self._mailboxes:
+            raise KeyError(name)
+        raised = await self.halt(name)
+        self.bury(name, ActorDead(name, f"{self.name} stopped it"))
+        if raised is not None:
+            raise raised
+
+    def _runs_within(self, name: str) -> bool:
+        """Whether the running task is one of the actor's own."""
+        delivery, task = current_delivery.get(), asyncio.current_task()
+        if delivery is not None and delivery.task is task and delivery.mailbox is self._mailboxes.get(name):
+            return True
+        actor = None if task is None else self._background.get(task)
+        return actor is not None and actor is self._actors.get(name)
+
+    async def halt(self, name: str) -> BaseException | None:
+        """Stops an actor in good order, if it runs; what its ``on_stop`` raised. What is asked of it from now on waits
+        for ``restart`` or ``bury``."""
+        actor = self._actors.get(name)
+        if actor is None:
+            return None
+        reason = f"{self.name} stopped it"
+        self.fates.ends(name, reason, stopped=True)
+        await self._settled(
+            self._mailboxes[name].fail(ActorDead(name, reason)) + self._cancel_background(actor)
+        )
+        raised = await self._stop_actor(name)
+        self.fates.announce(name, reason, stopped=True)
+        return raised
+
+    def bury(self, name: str, error: FlexmarlError) -> None:
+        """Nothing will serve under ``name`` any more: whatever waits for that raises ActorDead."""
+        mailbox = self._mailboxes.pop(name, None)
+        if mailbox is not None:
+            mailbox.fail(error)
+
+    async def restart(self, name: str, actor: Actor) -> None:
+        """Puts ``actor`` in the place of one that has failed: references to it go on working, and what arrived
+        meanwhile is served."""
+        await self._start_actor(actor, name)
+        self._mailboxes[name].open(actor)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """An actor has failed: the calls that are with it raise ActorDead now, whoever watches it is told, and its
+        supervisor decides what becomes of it. Without one, ``failure`` is set: whoever runs the system waits for it."""
+        actor = self._actors.pop(name)
+        words = f"{type(error).__name__}: {text_of(error)}"
+        failed = ActorFailed(name, words, traceback_of(error))
+        self._mailboxes[name].fail(failed)
+        self._cancel_background(actor)
+        self.fates.announce(name, words, stopped=False)
+        if any(supervisor.actor_failed(name, error) for supervisor in self.supervisors):
+            return
+        self.bury(name, failed)
+        self._set_failure(error, name)
+
+    def _set_failure(self, error: BaseException, name: str) -> None:
+        if self.failure.done():
+            log.error("a second actor failed", system=self.name, actor=name, error=traceback_of(error))
+        else:
+            self.failure.set_result(error)
+
+    def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None:
+        """See ``Actor.background``."""
+        task = self._loop.create_task(work, name=f"{type(actor).__name__}.{name}")
+        self._background[task] = actor
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        actor = self._background.pop(task)
+        name = actor.ref.name
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._actors.get(name) is actor and not self._closed:
+            self.fail(name, error)
+        elif name in self._starting and self._starting[name] is None and not self._closed:
+            self._starting[name] = error  # its start fails with this
+        else:  # it is ending already
+            log.error("background work failed", task=task.get_name(), error=traceback_of(error))
+
+    def _cancel_background(self, actor: Actor) -> list[asyncio.Task[None]]:
+        tasks = [task for task, owner in self._background.items() if owner is actor]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    # ------------------------------------------------------------------ finding others
+
+    def peer(self, address: str) -> Peer:
+        """For asking something of the system at ``address``. Raises SystemClosed, or why it is dead."""
+        return self._network.peer(address)
+
+    def watch_process(self, address: str) -> None:
+        """Somebody here will say why the process at ``address`` ended, by ``process_ended``."""
+        self._network.watch_process(address)
+
+    def process_ended(self, address: str, error: FlexmarlError, *, for_good: bool) -> None:
+        """What was asked of the process at ``address`` raises ``error``; ``for_good``: and all that will be."""
+        self._network.process_ended(address, error, for_good=for_good)
+
+    def statistics(self) -> SystemStatistics:
+        return SystemStatistics(
+            {name: mailbox.statistics() for name, mailbox in self._mailboxes.items()},
+            [peer.statistics() for peer in self._network.peers],
+            self._network.refused_messages,
+            self._network.answers(),
+            self._wire.clients() if isinstance(self._wire, ZmqWire) else None,
+        )
 
     def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]:
         return ActorRef(name, address, self, api)
 
-    def mark_dead(self, address: str, error: FlexmarlError) -> None:
-        """Calls to ``address``, those in flight included, raise ``error`` from now on."""
-        self._dead[address] = error
-        for call in self._session.fail(address):
-            _reject(call.token, error)
-
-    def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None:
-        """``failure`` is set to what the first such ``work`` raises: whoever runs the system waits for it.
-        What fails later is logged."""
-        task = self._loop.create_task(work, name=f"{type(actor).__name__}.{name}")
-        self._background.add(task)
-        task.add_done_callback(self._background_ended)
-
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if self._closed or self.failure.done():
-            log.error("background work failed", task=task.get_name(), error=_traceback_of(error))
-        else:
-            self.failure.set_result(error)
-
-    # ------------------------------------------------------------------ calling
-
-    async def call(
+    async def spawn(
         self,
-        ref: ActorRef[Any],
-        api: type | None,
-        endpoint: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout_s: float,
-    ) -> Any:
-        """The endpoint's result; see ``ActorRef.within`` for what it raises."""
-        link = self._link_to(ref)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        call_id = self._session.open(self._loop.time(), ref.address, ref.name, endpoint, timeout_s, future)
+        actor_class: type[AnyActor] | str,
+        name: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        process: bool = False,
+    ) -> ActorRef[AnyActor]:
+        """Starts an actor that is restarted when it fails, under this system's own supervisor (one for one).
+
+        ``actor_class``: a class, or where to import it from (``package.module:Class``); ``kwargs``: its constructor's.
+        The reference of a class given by its path knows no types: ask ``lookup(name, Class)`` for one that does.
+        ``process``: in a new process, which inherits this one's environment. When it may not be restarted any more,
+        ``failure`` is set to TooManyRestarts. Raises what ``Supervisor.start`` raises.
+        """
+        self._check_running()
+        from .supervisor import Supervisor  # it knows systems; a system knows it from here on only
+
+        if self._own_supervisor is None:
+            self._own_supervisor = own = Supervisor(
+                self, self.directory, self._log_directory or self.directory, None,
+                strategy=Strategy.ONE_FOR_ONE, intensity=self._intensity, name="system-supervisor",
+                directory_is_private=self._given_directory is None,
+            )  # fmt: skip
+            await own.__aenter__()
+            own.death.add_done_callback(self._supervisor_gave_up)
+        return await self._own_supervisor.start(actor_class, name, kwargs or {}, process=process)
+
+    def _supervisor_gave_up(self, death: asyncio.Future[FlexmarlError]) -> None:
+        if not death.cancelled():
+            self._set_failure(death.result(), "system-supervisor")
+
+    async def connect(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> ActorRef[SystemActor]:
+        """Has ``lookup`` ask the running system at ``address`` too. Raises Unreachable where nobody is there."""
+        self._check_running()
+        remote = self.ref("system", address, SystemActor)
         try:
-            link.send(codec.pack([Kind.CALL, call_id, ref.name, endpoint, float(timeout_s), args, kwargs]))
-            self._watch_deadlines()
-            value = await future
-        except asyncio.CancelledError:
-            if self._session.cancel(call_id) is not None:
-                link.send(codec.pack([Kind.CANCEL, call_id]))
-            raise
-        except FlexmarlError:
-            self._session.cancel(call_id)
-            raise
-        signature = codec.signature_of(api, endpoint) if api is not None else None
-        return value if signature is None else signature.result(value, self)
+            await remote.within(timeout_s).statistics()
+        except CallTimeout as error:
+            raise Unreachable("system", f"no answer within {timeout_s:g} s ({error.phase})") from None
+        self.ask_too(address)
+        return remote
 
-    def tell(self, ref: ActorRef[Any], endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._link_to(ref).send(codec.pack([Kind.TELL, 0, ref.name, endpoint, 0.0, args, kwargs]))
+    def ask_too(self, address: str) -> None:
+        """Has ``lookup`` ask the system at ``address`` too; unlike ``connect``, without seeing whether it is there."""
+        ref = self.ref("system", address, SystemActor)
+        if ref not in self._upstream:
+            self._upstream.append(ref)
 
-    def _link_to(self, ref: ActorRef[Any]) -> Link:
-        if self._closed:
-            raise SystemClosed(f"{self.name} is closed")
-        if ref.address in self._dead:
-            raise self._dead[ref.address]
-        return self._loopback if ref.address == self.address else self._wire.connect(ref.address)
+    async def lookup(self, name: str, api: type[Api], timeout_s: float = DEFAULT_TIMEOUT_S) -> ActorRef[Api]:
+        """The actor of that name: of this system, of its processes, or of a system it has been connected to; in a
+        process that a supervisor has started, also of the supervisor's system.
 
-    def _watch_deadlines(self) -> None:
-        due = self._session.next_deadline()
-        if due is None or (self._expiry is not None and self._expiry.when() <= due):
-            return
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = self._loop.call_at(due, self._expire)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        for call in self._session.expire(self._loop.time()):
-            _reject(call.token, CallTimeout(call.actor, call.endpoint, call.timeout_s))
-        self._watch_deadlines()
-
-    # ------------------------------------------------------------------ being called
-
-    def _receive(self, link: Link, header: bytes, body: bytes) -> None:
+        Raises ActorNotFound; CallTimeout or ActorDead where a system that had to be asked did not answer.
+        """
+        self._check_running()
         try:
-            envelopes = codec.unpack_message(header, body)
-        except RemoteProtocolError as error:
-            log.warning("message refused", system=self.name, error=str(error))
-            return
-        for envelope in envelopes:
-            self.dispatch(link, envelope)
+            async with asyncio.timeout(timeout_s):
+                found = await self.find(name)
+        except TimeoutError:
+            raise CallTimeout("system", "lookup", timeout_s, f"asking others for {name}") from None
+        if found is None:
+            raise ActorNotFound(name, self.name)
+        return self.ref(found.name, found.address, api)
 
-    def dispatch(self, link: Link, envelope: Envelope) -> None:
-        kind, call_id = envelope[0], envelope[1]
-        if kind == Kind.REPLY or kind == Kind.ERROR:
-            call = self._session.close(call_id)
-            if call is None or call.token.done():
-                return
-            if kind == Kind.REPLY:
-                call.token.set_result(envelope[2])
-            else:
-                call.token.set_exception(RemoteError(call.actor, call.endpoint, *envelope[2:5]))
-        elif kind == Kind.CANCEL:
-            if (task := self._serving.get((id(link), call_id))) is not None:
-                task.cancel()
-        elif not self._closed:
-            task = self._loop.create_task(self._serve(link, envelope), name=f"{envelope[2]}.{envelope[3]}")
-            key = (id(link), call_id if kind == Kind.CALL else -id(task))
-            self._serving[key] = task
-            task.add_done_callback(lambda _: self._serving.pop(key, None))
+    async def find(self, name: str, asked: Iterable[str] = ()) -> ActorRef[Any] | None:
+        """``asked``: the addresses of the systems that ask each other already, so that none is asked twice."""
+        if self.address in asked:
+            return None
+        if name in self._mailboxes:
+            return self.ref(name, self.address)
+        for supervisor in self.supervisors:
+            if (child := supervisor.find(name)) is not None:
+                return child
+        for upstream in self._upstream:
+            if (found := await upstream.api.lookup(name, (*asked, self.address))) is not None:
+                return found
+        return None
 
-    async def _serve(self, link: Link, envelope: Envelope) -> None:
-        kind, call_id, name, endpoint_name, timeout_s, args, kwargs = envelope
-        try:
-            value = await self._run(name, endpoint_name, timeout_s or None, args, kwargs)
-            reply = codec.pack([Kind.REPLY, call_id, value])
-        except Exception as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
-            text = _traceback_of(error)
-            reply = codec.pack([Kind.ERROR, call_id, type(error).__name__, text_of(error), text])
-            if kind == Kind.TELL:
-                log.error("one-way message failed", actor=name, endpoint=endpoint_name, error=text)
-        if kind == Kind.CALL:
-            link.send(reply)
+    # ------------------------------------------------------------------ who dies
 
-    async def _run(
-        self, name: str, endpoint_name: str, timeout_s: float | None, args: list[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def serves(self, name: str) -> bool:
+        """Whether an actor runs here under that name now."""
+        return name in self._actors
+
+    def fail_with(self, name: str, ref: ActorRef[Any]) -> None:
+        """From now on ``name`` fails when the actor behind ``ref`` dies."""
         actor = self._actors.get(name)
-        if actor is None:
-            raise ActorDead(name, f"{self.name} has no actor of that name")
-        method = actor.bound_endpoint(endpoint_name)
-        owner: Any = type(actor)
-        signature = codec.signature_of(owner, endpoint_name)
-        assert signature is not None
-        arguments = signature.arguments(args, kwargs, self)
-        if timeout_s is None:
-            return await method(**arguments)
-        async with asyncio.timeout(timeout_s):  # past it nobody waits for the result any more
-            return await method(**arguments)
-
-
-class _Loopback:
-    """The link of a system to itself: the same encoding, no socket."""
-
-    def __init__(self, system: ActorSystem) -> None:
-        self._system = system
-        self._header = codec.pack_header(system.name)
-
-    def send(self, envelope: bytes) -> None:
-        (item,) = codec.unpack_message(self._header, codec.join([envelope]))
-        asyncio.get_running_loop().call_soon(self._system.dispatch, self, item)
-
-
-def _traceback_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
-
-
-def _reject(future: asyncio.Future[Any], error: FlexmarlError) -> None:
-    if not future.done():
-        future.set_exception(error)
+        if actor is not None:  # else whoever links learns of its death as such
+            self.fates.bind(actor, ref)

@@ -1,4 +1,4 @@
-"""The commands ``flexmarl train`` and ``flexmarl report``."""
+"""The commands ``flexmarl train``, ``flexmarl report`` and ``flexmarl bench``."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,7 @@ from ..actors.orchestrator.checkpoint import RunState
 from ..core.errors import ActorFailed, CheckpointIncomplete, ConfigError, FlexmarlError, Interrupted
 from ..core.telemetry import configure_logging
 from . import env, local
+from .bench.command import bench
 from .config import RunConfig, check, read_yaml, resolve, to_yaml
 from .output import LossyOutput
 from .progress import Progress
@@ -35,6 +36,9 @@ EXIT_STOPPED = 130
 @click.version_option(package_name="flexmarl")
 def cli() -> None:
     """Trains several LLM agents together with reinforcement learning."""
+
+
+cli.add_command(bench)
 
 
 @cli.command()

@@ -92,7 +92,7 @@ async def _train(
 ) -> RunEnded:
     orchestrator = await _start_actors(config, directory, private, supervisor, console, resume)
     await orchestrator.api.start()
-    signals.stop_gracefully = lambda: orchestrator.tell("stop")
+    signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
     console.background(_watch_processes(supervisor, console), "statistics")
     return await console.ended_with
 

@@ -26,6 +26,7 @@ class Rule:
     """Files under ``where`` (but not under ``except_in``) use no name that is, or is inside, one of ``banned``.
 
     Names are dotted and absolute, whatever a file calls them: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
+    ``.name`` is an attribute of anything, ``name=`` an argument of any call that is not literally None or False.
     """
 
     name: str
@@ -70,9 +71,9 @@ RULES = (
         banned=("numpy", "safetensors", "torch", "transformers", "vllm"),
     ),
     Rule(
-        "in transport only paths/ imports torch",
+        "in transport only paths/ and tensors.py import torch",
         where="transport/",
-        except_in="transport/paths/",
+        except_in=r"transport/(paths/|tensors\.py)",
         banned=("torch",),
         for_types_too=False,
     ),
@@ -86,15 +87,104 @@ RULES = (
         "nothing that arrives, from a peer or from a file, can name code to run",
         where="",
         banned=(
-            "pickle",
-            "marshal",
-            "shelve",
-            "dill",
+            "_pickle",
+            "cPickle",
             "cloudpickle",
+            "dill",
+            "joblib",
+            "jsonpickle",
+            "marshal",
+            "pickle",
+            "shelve",
             "torch.load",
+            "trust_remote_code=",
+            # sockets and pipes whose messages are pickles
+            ".recv_pyobj",
+            ".send_pyobj",
+            "multiprocessing.Manager",
+            "multiprocessing.Pipe",
+            "multiprocessing.Pool",
+            "multiprocessing.Process",
+            "multiprocessing.Queue",
+            "multiprocessing.connection",
+            "multiprocessing.managers",
+            "multiprocessing.pool",
+            "multiprocessing.queues",
+            "concurrent.futures.ProcessPoolExecutor",
+            "concurrent.futures.process",
+            "torch.distributed.all_gather_object",
+            "torch.distributed.broadcast_object_list",
+            "torch.distributed.gather_object",
+            "torch.distributed.recv_object_list",
+            "torch.distributed.rpc",
+            "torch.distributed.scatter_object_list",
+            "torch.distributed.send_object_list",
+            "torch.multiprocessing",
+            # text as code
+            "__import__",
+            "code",
+            "codeop",
+            "compile",
             "eval",
             "exec",
-            "__import__",
+            "pkgutil.resolve_name",
+            "pydantic.ImportString",
+            "pydantic.types.ImportString",
+            "pydoc.locate",
+            "runpy",
+        ),
+    ),
+    Rule(
+        "YAML is read by yaml.safe_load: the other loaders build objects",
+        where="",
+        banned=(
+            *(f"yaml.{name}" for name in ("load", "load_all", "full_load", "full_load_all")),
+            *(f"yaml.{name}" for name in ("unsafe_load", "unsafe_load_all", "Loader", "FullLoader")),
+            *(
+                f"yaml.{name}"
+                for name in ("UnsafeLoader", "CLoader", "CFullLoader", "CUnsafeLoader", "loader")
+            ),
+            *(f"yaml.{name}" for name in ("constructor", "add_constructor", "add_multi_constructor")),
+        ),
+    ),
+    Rule(
+        "NumPy reads no pickles from its files",
+        where="",
+        banned=("allow_pickle=", "numpy.lib.format.read_array"),
+    ),
+    Rule(
+        "no decoder builds objects; MessagePack's extension types are the codec's",
+        where="",
+        except_in=r"core/codec\.py",
+        banned=("ext_hook=",),
+    ),
+    Rule(
+        "a decoder gives plain data: what it becomes is decided by the receiver's annotations",
+        where="",
+        banned=("object_pairs_hook=",),
+    ),
+    Rule(
+        "only the codec looks at containers while they are decoded, to count them",
+        where="",
+        except_in=r"core/codec\.py",
+        banned=("list_hook=", "object_hook="),
+    ),
+    Rule(
+        "modules are imported by name only where the spawner names an actor's class, and where a recipe is read",
+        where="",
+        except_in=r"core/host\.py|actors/workflow\.py",
+        banned=(
+            ".exec_module",
+            ".load_module",
+            "importlib.__import__",
+            "importlib.import_module",
+            "importlib.machinery",
+            "importlib.reload",
+            "importlib.util.LazyLoader",
+            "importlib.util.module_from_spec",
+            "importlib.util.spec_from_file_location",
+            "importlib.util.spec_from_loader",
+            "zipimport",
         ),
     ),
 )
@@ -102,7 +192,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Use:
-    """A name that a file imports or refers to."""
+    """A name that a file imports or refers to, an attribute (``.name``) or an argument (``name=``)."""
 
     name: str
     line: int
@@ -145,6 +235,14 @@ def _uses(path: str, tree: ast.Module) -> Iterator[Use]:
             if first in meanings or hasattr(builtins, first):
                 meaning = f"{meanings.get(first, first)}{dot}{rest}".removeprefix("builtins.")
                 yield Use(meaning, node.lineno, id(node) in for_types)
+        if isinstance(node, ast.Attribute):
+            yield Use(f".{node.attr}", node.lineno, id(node) in for_types)
+        if isinstance(node, ast.keyword) and node.arg and not _is_off(node.value):
+            yield Use(f"{node.arg}=", node.lineno, id(node) in for_types)
+
+
+def _is_off(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in (None, False)
 
 
 def _is_type_checking(node: ast.AST) -> TypeGuard[ast.If]:
@@ -214,6 +312,7 @@ BAD = [
     ("core/x.py", "import numpy as np  #!\nx = 1"),
     ("core/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor  #!"),
     ("transport/x.py", "import torch  #!"),
+    ("transport/arrays.py", "from .tensors import MessageTensor\nfrom torch import Tensor  #!"),
     ("transport/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from torch import Tensor  #!"),
     ("launch/x.py", "import os\nhome = os.environ['HOME']  #!"),
     ("actors/x.py", "import os as system\nsystem.getenv('HOME')  #!"),
@@ -230,6 +329,44 @@ BAD = [
     ("actors/x.py", "exec('1')  #!\nmap(eval, [])  #!"),
     ("actors/x.py", "import builtins\nbuiltins.eval('1')  #!"),
     ("actors/x.py", "__import__('pickle')  #!"),
+    *(
+        ("core/x.py", f"import {module}  #!")
+        for module in (
+            "_pickle",
+            "cPickle",
+            "cloudpickle",
+            "dill",
+            "jsonpickle",
+            "joblib",
+            "shelve",
+            "runpy",
+            "code",
+        )
+    ),
+    ("core/x.py", "socket.recv_pyobj()  #!\nself.sockets[0].send_pyobj(x)  #!"),
+    ("core/x.py", "import multiprocessing as mp\na, b = mp.Pipe()  #!"),
+    ("launch/x.py", "from multiprocessing.connection import Listener  #!"),
+    ("transport/paths/x.py", "import torch.distributed as dist\ndist.broadcast_object_list(x)  #!"),
+    ("transport/paths/x.py", "from torch import multiprocessing  #!"),
+    ("actors/x.py", "f = compile(text, '', 'exec')  #!"),
+    ("core/x.py", "from pydantic import ImportString  #!"),
+    ("actors/x.py", "Model.from_pretrained(path, trust_remote_code=True)  #!"),
+    ("launch/x.py", "import yaml\nyaml.load(text, Loader=yaml.SafeLoader)  #!"),
+    ("launch/x.py", "import yaml as y\ny.unsafe_load(text)  #!\ny.full_load(text)  #!"),
+    ("launch/x.py", "from yaml import Loader  #!"),
+    ("actors/x.py", "import numpy as np\nnp.load(file, allow_pickle=True)  #!"),
+    ("actors/x.py", "np.load(file, allow_pickle=flag)  #!"),
+    ("core/wire_x.py", "import msgpack\nmsgpack.unpackb(x, ext_hook=build)  #!"),
+    ("transport/x.py", "Unpacker(\n    object_hook=build,  #!\n    list_hook=tuple)  #!"),
+    ("core/codec.py", "msgpack.unpackb(x, ext_hook=f, object_pairs_hook=build)  #!"),
+    ("core/x.py", "import importlib\nimportlib.import_module(name)  #!"),
+    ("actors/rollout/x.py", "from importlib import import_module  #!"),
+    ("core/x.py", "from importlib.util import spec_from_file_location  #!"),
+    (
+        "launch/host.py",
+        "from importlib import util as u\nm = u.module_from_spec(x)  #!\nx.loader.exec_module(m)  #!",
+    ),
+    ("core/host_x.py", "import pkgutil\npkgutil.resolve_name(x)  #!"),
 ]
 
 GOOD = [
@@ -241,10 +378,23 @@ GOOD = [
     ("actors/rollout/x.py", "from ...transport.state import StateTransport\nfrom ..workflow import Recipe"),
     ("transport/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor"),
     ("transport/paths/x.py", "import torch"),
+    ("transport/tensors.py", "import torch"),
     ("launch/env.py", "import os\nhome = os.environ['HOME']"),
     ("actors/x.py", "core = model.core\ncore.load()\nmodel.eval()\nmodel.exec('x')"),
     ("actors/x.py", "def run(core, exec_: Callable[[], int]):\n    return core.errors"),
     ("core/x.py", "import torchlight\nimport numpydoc"),
+    ("core/x.py", "import re\npattern = re.compile('x')\nself.compile(x)\nstatus.code"),
+    ("transport/paths/x.py", "import torch.distributed as dist\ndist.broadcast(x)"),
+    ("launch/x.py", "import yaml\nyaml.safe_load(text)\nyaml.safe_dump(x)\nyaml.YAMLError"),
+    ("actors/x.py", "np.load(file, allow_pickle=False)\njson.loads(text, object_hook=None)"),
+    ("core/codec.py", "msgpack.unpackb(x, ext_hook=extension, list_hook=count, object_hook=count)"),
+    ("core/host.py", "import importlib\nimportlib.import_module(name)"),
+    ("actors/workflow.py", "import importlib.util\nimportlib.util.module_from_spec(spec)"),
+    (
+        "launch/x.py",
+        "from importlib.metadata import version\nimport importlib.util\nimportlib.util.find_spec('ray')",
+    ),
+    ("launch/x.py", "import multiprocessing.shared_memory"),
 ]
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import structlog
-
 from ..core.errors import TransferTimeout, TransportClosed
+from ..core.telemetry import get_logger
 from .arena import check_directory
 from .handle import PathName, StateHandle
 from .paths.base import TransferPath
@@ -23,7 +22,7 @@ from .workers import CopyWorkers
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,11 +162,13 @@ class Orchestrator(Actor):
             for done in range(0, batches, _WARM_UP_CHUNK):
                 if self._stop_asked:
                     return
-                self._console.tell("phase", f"warming up {agent}", done, batches)
+                await self._console.tell("phase", f"warming up {agent}", done, batches)
                 count = min(_WARM_UP_CHUNK, batches - done)
                 loss = await self._trainer.within(_WORK_TIMEOUT_S).warm_up(agent, done, count)
             if batches:
-                self._console.tell("event", "warmed_up", {"agent": agent, "batches": batches, "loss": loss})
+                await self._console.tell(
+                    "event", "warmed_up", {"agent": agent, "batches": batches, "loss": loss}
+                )
 
     async def _publish_all(self) -> dict[str, int]:
         """The first weights of every agent reach its instances."""
@@ -254,13 +256,13 @@ class Orchestrator(Actor):
                 checkpoint.commit, self._checkpoints, state, self._course.checkpoint.keep
             )
         self._last_checkpoint = str(folder)
-        self._console.tell("event", "checkpoint_saved", {"step": step, "folder": str(folder)})
+        await self._console.tell("event", "checkpoint_saved", {"step": step, "folder": str(folder)})
         self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
         started = time.monotonic()
         queries = await asyncio.to_thread(self._recipe.eval_queries)
-        self._console.tell("phase", f"evaluating {len(queries)} queries", None, None)
+        await self._console.tell("phase", f"evaluating {len(queries)} queries", None, None)
         rollout = self._rollout.within(_WORK_TIMEOUT_S)
         result = await rollout.evaluate(queries, decision.versions)
         for failure in result.failures:
@@ -271,10 +273,12 @@ class Orchestrator(Actor):
         self._evaluations[decision.step] = result.metrics
         eval_s = time.monotonic() - started
         self._last_end += eval_s  # no step is under way: its seconds are no step's
-        self._console.tell("event", "evaluated", {"step": decision.step, "eval_s": eval_s, **result.metrics})
+        await self._console.tell(
+            "event", "evaluated", {"step": decision.step, "eval_s": eval_s, **result.metrics}
+        )
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
             evaluated = {f"eval/{name}": value for name, value in result.metrics.items()}
-            self._console.tell("step", metrics | {"eval_s": eval_s} | evaluated)
+            await self._console.tell("step", metrics | {"eval_s": eval_s} | evaluated)
         self._carry_out(self._running.evaluated(decision.step))
 
     def _step_complete(self, decision: StepComplete) -> None:
@@ -285,7 +289,7 @@ class Orchestrator(Actor):
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
         else:
-            self._console.tell("step", metrics)
+            self._console.tell_nowait("step", metrics)
 
     # ------------------------------------------------------------------ small things
 
@@ -321,7 +325,9 @@ class Orchestrator(Actor):
     def _tell_failure(self, failure: TrajectoryFailed, step: int) -> None:
         self._first_failure = self._first_failure or failure
         fields = {"step": step, "trajectory": failure.trajectory, "error": failure.error}
-        self._console.tell("event", "trajectory_failed", fields | {"traceback": failure.remote_traceback})
+        self._console.tell_nowait(
+            "event", "trajectory_failed", fields | {"traceback": failure.remote_traceback}
+        )
 
 
 async def _applied(instance: ActorRef[InstanceApi], published: Published) -> None:

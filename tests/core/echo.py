@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.actor import Actor, DeadActor, endpoint
 from flexmarl.core.ref import ActorRef
 
 
@@ -27,6 +30,17 @@ class Echo(Actor):
     @endpoint
     async def move(self, point: Point, by: int = 1) -> Point:
         return Point(point.x + by, point.labels)
+
+    @endpoint
+    async def count(self, up_to: int) -> AsyncIterator[int]:
+        for number in range(up_to):
+            yield number
+
+    @endpoint
+    async def leave(self, words: str) -> str:
+        """Has its process end in good order."""
+        await self.system.process.stop()
+        return words
 
     @endpoint
     async def wrong_result(self) -> int:
@@ -99,3 +113,75 @@ class RefusesWithoutWords(Actor):
 class RefusesToStart(Actor):
     async def on_start(self) -> None:
         raise ValueError("nothing to serve")
+
+
+class Worker(Actor):
+    """Can be made to die in many ways, and says which incarnation it is. ``diary``: a file that outlives it."""
+
+    def __init__(self, diary: str, starts: int = 1000) -> None:
+        """``starts``: from this one on ``on_start`` fails."""
+        self._diary = Path(diary)
+        self._starts = starts
+        self.deaths: list[DeadActor] = []
+
+    async def on_start(self) -> None:
+        self.write(f"start {self.ref.name}")
+        if self._diary.read_text().count(f"start {self.ref.name}\n") > self._starts:
+            raise ValueError("started once too often")
+
+    async def on_stop(self) -> None:
+        self.write(f"stop {self.ref.name}")
+
+    def write(self, line: str) -> None:
+        with self._diary.open("a") as diary:
+            diary.write(line + "\n")
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def hang(self) -> None:
+        await asyncio.Event().wait()
+
+    @endpoint(idempotent=True)
+    async def answer_in_the_second_life(self) -> int:
+        self.write("asked")
+        if self._diary.read_text().count("asked\n") == 1:
+            await asyncio.Event().wait()
+        return os.getpid()
+
+    @endpoint
+    async def crash(self) -> None:
+        async def crash() -> None:
+            raise RuntimeError("crashed")
+
+        self.background(crash(), "crash")
+
+    @endpoint
+    async def find(self, name: str) -> ActorRef[Any]:
+        return await self.system.lookup(name, Worker)
+
+    @endpoint
+    async def watch_it(self, ref: "ActorRef[Worker]") -> None:
+        self.watch(ref)
+
+    @endpoint
+    async def link_it(self, ref: "ActorRef[Worker]") -> None:
+        self.link(ref)
+
+    @endpoint
+    async def watchers(self) -> int:
+        return len(self.system.fates.pending())
+
+    @endpoint
+    async def seen(self) -> list[DeadActor]:
+        return self.deaths
+
+    async def on_dead(self, dead: DeadActor) -> None:
+        self.deaths.append(dead)
+
+
+class NeverReady(Actor):
+    async def on_start(self) -> None:
+        await asyncio.Event().wait()

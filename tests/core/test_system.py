@@ -1,24 +1,20 @@
 """Actors calling each other: within one process, and across real processes and sockets."""
 
 import asyncio
-import os
-import signal
-import sys
-import time
+import math
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import structlog
-import zmq
 
-from flexmarl.core.actor import endpoint
+from flexmarl.core import virtual_time
+from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import (
-    ActorDead,
-    ActorFailed,
-    CallTimeout,
     LocalProtocolError,
+    NotInVirtualTime,
     RemoteError,
     RemoteProtocolError,
     SystemClosed,
@@ -30,7 +26,6 @@ from flexmarl.core.system import ActorSystem
 from .echo import Echo, Point
 
 ECHO = "echo:Echo"
-RUBBISH = ([b""], [b"rubbish", b"\xc1"], [b"a", b"b", b"c"], [b"\x93\xa8flexmarl\x63\xa1x", b"\x90"])
 
 
 @pytest.fixture(params=["same process", "own process"])
@@ -48,16 +43,13 @@ class TestCalls:
         assert await echo.api.move(Point(1, ("a", "b")), by=2) == Point(3, ("a", "b"))
 
     async def test_a_wrong_argument_is_named_and_the_actor_goes_on(self, echo: ActorRef[Echo]) -> None:
-        with pytest.raises(
-            RemoteError, match=r"Echo.move: point.x: .*valid integer.*\(got 'one'\)"
-        ) as caught:
+        with pytest.raises(RemoteProtocolError, match=r"Echo.move: point.x: .*valid integer.*\(got 'one'\)"):
             await echo.ask("move", {"x": "one"})
-        assert caught.value.kind == "RemoteProtocolError"
-        with pytest.raises(RemoteError, match="point.z: Unexpected keyword argument"):
+        with pytest.raises(RemoteProtocolError, match="point.z: Unexpected keyword argument"):
             await echo.ask("move", {"x": 1, "z": 2})
-        with pytest.raises(RemoteError, match="by_how_much"):
+        with pytest.raises(RemoteProtocolError, match="by_how_much"):
             await echo.ask("move", {"x": 1}, by_how_much=2)
-        with pytest.raises(RemoteError, match="takes 1 arguments, got 2"):
+        with pytest.raises(RemoteProtocolError, match="takes 1 arguments by position, got 2"):
             await echo.ask("greet", "a", "b")
         assert await echo.api.greet("world") == "hello world"
 
@@ -80,42 +72,21 @@ class TestCalls:
 
     @pytest.mark.parametrize("name", ["not_an_endpoint", "on_start", "__init__", "nowhere"])
     async def test_only_endpoints_can_be_called(self, echo: ActorRef[Echo], name: str) -> None:
-        with pytest.raises(RemoteError, match="has no endpoint"):
+        with pytest.raises(RemoteProtocolError, match="has no endpoint"):
             await echo.ask(name)
-
-    async def test_an_unknown_actor_is_named(self, echo: ActorRef[Echo], system: ActorSystem) -> None:
-        with pytest.raises(RemoteError, match="actor nobody died: .* has no actor of that name"):
-            await system.ref("nobody", echo.address).ask("greet", "x")
-
-    async def test_a_value_that_is_no_plain_data_is_refused_before_it_is_sent(
-        self, echo: ActorRef[Echo]
-    ) -> None:
-        with pytest.raises(LocalProtocolError, match=r"builtins.object can't be sent"):
-            await echo.ask("greet", object())
-
-    async def test_one_way_messages_arrive_in_order(self, echo: ActorRef[Echo]) -> None:
-        for number in range(500):
-            echo.tell("hear", number)
-        assert await echo.api.all_heard() == list(range(500))
-
-    async def test_a_thousand_calls_in_flight(self, echo: ActorRef[Echo]) -> None:
-        answers = await asyncio.gather(*(echo.api.move(Point(n)) for n in range(1000)))
-        assert [answer.x for answer in answers] == list(range(1, 1001))
 
 
 class TestDeadlines:
-    async def test_an_expired_call_names_actor_endpoint_and_deadline(self, echo: ActorRef[Echo]) -> None:
-        with pytest.raises(CallTimeout, match=r"echo.hang: no answer within 0.05 s"):
-            await echo.within(0.05).hang()
-        await wait_until(lambda: echo.api.calls_hanging(), 0)
-
-    async def test_cancelling_a_call_reaches_the_callee(self, echo: ActorRef[Echo]) -> None:
-        call = asyncio.ensure_future(echo.api.hang())
-        await wait_until(lambda: echo.api.calls_hanging(), 1)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        await wait_until(lambda: echo.api.calls_hanging(), 0)
+    @pytest.mark.parametrize("timeout_s", [-1.0, math.nan])
+    async def test_what_is_no_time_is_refused_before_anything_is_sent(
+        self, echo: ActorRef[Echo], timeout_s: float
+    ) -> None:
+        with pytest.raises(ValueError, match="timeout_s must not be negative"):
+            echo.within(timeout_s)
+        with pytest.raises(ValueError, match="timeout_s must not be negative"):
+            await echo.ask("greet", "you", timeout_s=timeout_s)
+        with pytest.raises(ValueError, match="timeout_s must not be negative"):
+            echo.tell("greet", "you", timeout_s=timeout_s)
 
 
 async def wait_until(read: Any, expected: object) -> None:
@@ -135,122 +106,6 @@ class TestReferences:
     async def test_a_reference_without_a_system_says_so(self) -> None:
         with pytest.raises(LocalProtocolError, match="belongs to no actor system"):
             await ActorRef[Echo]("echo", "ipc:///nowhere").api.greet("x")
-
-
-class TestDeath:
-    @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "signal 9"), (signal.SIGTERM, "signal 15")])
-    async def test_a_kill_fails_the_calls_in_flight_at_once(
-        self, supervisor: Supervisor, number: signal.Signals, how: str
-    ) -> None:
-        await supervisor.spawn(ECHO, "echo", {})
-        echo = supervisor.reference("echo", Echo)
-        calls = [asyncio.ensure_future(echo.api.hang()) for _ in range(100)]
-        pid = (await supervisor.statistics())["echo"].pid
-        os.kill(pid, number)
-        began = time.monotonic()
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert time.monotonic() - began < 5
-        assert all(isinstance(r, ActorDead) and how in str(r) and r.actor == "echo" for r in results)
-        with pytest.raises(ActorDead):
-            await supervisor.wait_for_death()
-        with pytest.raises(ActorDead):
-            await echo.api.greet("late")
-
-    async def test_an_exit_is_a_death_with_its_status(self, supervisor: Supervisor) -> None:
-        await supervisor.spawn(ECHO, "echo", {})
-        with pytest.raises(ActorDead, match="exit status 3"):
-            await supervisor.reference("echo", Echo).api.exit(3)
-
-    async def test_failed_background_work_ends_the_actor_and_says_why(self, supervisor: Supervisor) -> None:
-        await supervisor.spawn(ECHO, "echo", {})
-        await supervisor.reference("echo", Echo).api.crash_in_background()
-        with pytest.raises(
-            ActorFailed, match="actor echo failed: RuntimeError: background work failed"
-        ) as caught:
-            await supervisor.wait_for_death()
-        assert "in crash" in caught.value.remote_traceback
-
-    @pytest.mark.parametrize(
-        ("actor_class", "kwargs", "message"),
-        [
-            ("echo:RefusesToStart", {}, "ValueError: nothing to serve"),
-            ("echo:RefusesWithoutWords", {}, "Wordless: .*its text can't be had"),
-            (ECHO, {"greeting": ["no", "text"]}, "greeting: .*valid string"),
-            (ECHO, {"volume": 3}, "volume: Extra inputs"),
-            ("echo:Point", {}, "no Actor"),
-            ("nowhere:Echo", {}, "No module named 'nowhere'"),
-        ],
-    )
-    async def test_an_actor_that_does_not_start_says_why(
-        self, supervisor: Supervisor, actor_class: str, kwargs: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(ActorFailed, match=message):
-            await supervisor.spawn(actor_class, "echo", kwargs)
-
-    async def test_the_first_failure_told_counts_though_another_process_ends_before(
-        self, supervisor: Supervisor
-    ) -> None:
-        await asyncio.gather(supervisor.spawn(ECHO, "cause", {}), supervisor.spawn(ECHO, "consequence", {}))
-        await supervisor.ref.ask("failed", "cause", "ValueError: it began here", "a traceback")
-        with pytest.raises(ActorDead, match="exit status 1"):
-            await supervisor.reference("consequence", Echo).api.exit(1)
-        with pytest.raises(ActorFailed, match="actor cause failed: ValueError: it began here"):
-            await supervisor.wait_for_death()
-
-    async def test_a_death_shows_the_end_of_its_log_but_not_all_of_a_huge_one(
-        self, supervisor: Supervisor, tmp_path: Path
-    ) -> None:
-        await supervisor.spawn(ECHO, "echo", {})
-        with (tmp_path / "echo.log").open("a") as log:
-            log.write("x" * 10**6 + "\nlast words\n")
-        with pytest.raises(ActorDead, match=r"echo\.log:\nx+\nlast words$") as caught:
-            await supervisor.reference("echo", Echo).api.exit(3)
-        assert len(str(caught.value)) < 2**16 + 1000
-
-    async def test_a_death_is_noticed_though_its_log_is_gone(
-        self, supervisor: Supervisor, tmp_path: Path
-    ) -> None:
-        await supervisor.spawn(ECHO, "echo", {})
-        (tmp_path / "echo.log").unlink()
-        with pytest.raises(ActorDead, match="exit status 3\nIts log can't be read: .*echo.log"):
-            await supervisor.reference("echo", Echo).api.exit(3)
-        with pytest.raises(ActorDead):
-            await asyncio.wait_for(supervisor.wait_for_death(), 5)
-
-    async def test_stopping_leaves_no_process_and_no_socket(
-        self, system: ActorSystem, private: Path, tmp_path: Path
-    ) -> None:
-        environment = {
-            "PYTHONPATH": os.pathsep.join(
-                [str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)]
-            )
-        }
-        async with Supervisor(system, private, tmp_path, environment) as supervisor:
-            await asyncio.gather(*(supervisor.spawn(ECHO, f"echo-{n}", {}) for n in range(3)))
-            pids = [
-                figures.pid
-                for name, figures in (await supervisor.statistics()).items()
-                if name != system.name
-            ]
-            os.kill(pids[0], signal.SIGSTOP)  # deaf to every request: only SIGKILL ends it
-        assert len(pids) == 3 and not any(psutil.pid_exists(pid) for pid in pids)
-        assert [path.name for path in private.iterdir() if "echo-0" not in path.name] == ["tests.sock"]
-
-    async def test_orphans_end_and_clean_up_when_their_parent_is_killed(self, tmp_path: Path) -> None:
-        maker = Path(__file__).parent / "orphan_maker.py"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(maker), str(tmp_path)),
-            env={"PYTHONPATH": str(maker.parents[2] / "scripts" / "src")},
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        pid, directory = (await asyncio.wait_for(process.stderr.readline(), 30)).decode().split()
-        child = psutil.Process(int(pid))
-        process.kill()
-        await process.wait()
-        await asyncio.to_thread(child.wait, 10)
-        assert not Path(directory).exists()
 
 
 class TestSystem:
@@ -318,7 +173,7 @@ class TestSystem:
         with structlog.testing.capture_logs() as logs:
             async with asyncio.timeout(5), ActorSystem("closing", private) as closing:
                 ref = await closing.add(Clings(), "clings")
-                ref.tell("cling")
+                await ref.tell("cling")
                 await wait_until(lambda: ref.ask("calls_hanging"), 0)
         late = [line["task"] for line in logs if line["event"] == "did not end in time"]
         assert late == ["clings.cling", "clings.on_stop"]
@@ -344,20 +199,6 @@ class TestSystem:
         (line,) = (line for line in logs if line["event"] == "background work failed")
         assert line["task"] == "Echo.two" and "RuntimeError: two" in line["error"]
 
-    async def test_rubbish_on_the_socket_harms_nobody(self, system: ActorSystem) -> None:
-        ref = await system.add(Echo(), "echo")
-        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-            dealer.connect(system.address)
-            for frames in (
-                [b""],
-                [b"rubbish", b"\xc1"],
-                [b"a", b"b", b"c"],
-                [b"\x93\xa8flexmarl\x63\xa1x", b"\x90"],
-            ):
-                dealer.send_multipart(frames)
-            await asyncio.to_thread(time.sleep, 0.05)  # their way through ZeroMQ's own threads has no event
-            assert await ref.ask("greet", "world") == "hello world"
-
     async def test_starting_and_stopping_leaves_no_descriptor(self, private: Path) -> None:
         async def once() -> None:
             async with ActorSystem("again", private) as system:
@@ -369,3 +210,138 @@ class TestSystem:
             await once()
         assert psutil.Process().num_fds() <= before
         assert list(private.iterdir()) == []
+
+
+BAD_NAMES = ["", ".", "../x", "a/b", "a\x00b", "a b", "x" * 65, ".hidden", 5, None]
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", BAD_NAMES)
+    async def test_what_can_not_be_part_of_a_file_name_is_none(self, system: ActorSystem, name: Any) -> None:
+        with pytest.raises(ValueError, match="is no name"):
+            ActorSystem(name)
+        with pytest.raises(ValueError, match="is no name"):
+            await system.add(Echo(), name)
+        for process in (True, False):
+            with pytest.raises(ValueError, match="is no name"):
+                await system.spawn(Echo, name, process=process)
+
+    async def test_an_address_that_is_in_use_is_not_taken_away(self, private: Path) -> None:
+        async with ActorSystem("x", private) as first:
+            await first.add(Echo(), "echo")
+            with pytest.raises(OSError, match="another system does"):
+                async with ActorSystem("x", private):
+                    pass
+            async with ActorSystem("y", private) as other:
+                assert await other.ref("echo", first.address, Echo).api.greet("you") == "hello you"
+                with pytest.raises(ValueError, match="already has"):
+                    await other.spawn(Echo, "y", process=True)
+
+
+class Bystander(Actor):
+    stopped = False
+
+    async def on_stop(self) -> None:
+        self.stopped = True
+
+
+class Suicidal(Actor):
+    @endpoint
+    async def leave(self) -> None:
+        await self.system.remove(self.ref.name)
+
+
+class SpoiltEnd(Actor):
+    async def on_stop(self) -> None:
+        raise RuntimeError("bad end")
+
+
+class TestEnds:
+    async def test_nothing_is_started_before_or_after(self, private: Path) -> None:
+        system = ActorSystem("x", private)
+        with pytest.raises(SystemClosed, match="has not been entered"):
+            await system.add(Echo(), "echo")
+        async with system:
+            pass
+        for start in (
+            lambda: system.add(Echo(), "echo"),
+            lambda: system.spawn(Echo, "echo", process=True),
+            lambda: system.lookup("echo", Echo),
+            lambda: system.connect(system.address),
+            lambda: system.__aenter__(),
+        ):
+            with pytest.raises(SystemClosed):
+                await start()
+
+    async def test_an_on_stop_that_raises_keeps_nobody_from_stopping(self, private: Path) -> None:
+        bystander = Bystander()
+        with pytest.raises(KeyError, match="the service's own"):
+            async with ActorSystem("x", private) as system:
+                await system.add(bystander, "bystander")
+                await system.spawn(SpoiltEnd, "spoilt")
+                raise KeyError("the service's own")
+        assert bystander.stopped and len(asyncio.all_tasks()) == 1
+
+    async def test_an_actor_can_not_remove_itself(self, system: ActorSystem) -> None:
+        ref = await system.add(Suicidal(), "suicidal")
+        with pytest.raises(RemoteError, match="can't remove itself: let another one do it"):
+            await ref.api.leave()
+        await system.remove("suicidal")
+
+
+user: ContextVar[str] = ContextVar("user", default="nobody")
+
+
+class Curious(Actor):
+    @endpoint
+    async def whom(self) -> str:
+        return user.get()
+
+    @endpoint
+    async def at_length(self) -> None:
+        raise ValueError("x" * 40_000_000)
+
+
+class TestContext:
+    async def test_a_handler_sees_nobody_elses_variables(self, system: ActorSystem) -> None:
+        ref = await system.add(Curious(), "curious")
+        user.set("alice")
+        assert await asyncio.gather(*(ref.api.whom() for _ in range(3))) == ["nobody"] * 3
+
+    async def test_words_without_end_are_cut(self, system: ActorSystem) -> None:
+        ref = await system.add(Curious(), "curious")
+        with pytest.raises(RemoteError, match="ValueError: xxx") as caught:
+            await ref.within(5).at_length()
+        assert len(str(caught.value)) < 200_000
+
+
+@pytest.mark.parametrize("kind", ["nobody's endpoint", "a wrong argument"])
+async def test_a_one_way_message_that_is_refused_is_logged(system: ActorSystem, kind: str) -> None:
+    ref = await system.add(Echo(), "echo")
+    with structlog.testing.capture_logs() as lines:
+        await ref.tell(*(("nothing",) if kind == "nobody's endpoint" else ("hear", "no number")))
+        await ref.api.greet("you")
+    assert [(line["event"], line["actor"]) for line in lines] == [("one-way message refused", "echo")]
+
+
+def test_an_endpoint_is_an_async_method_with_named_parameters() -> None:
+    with pytest.raises(TypeError, match="plain: an endpoint is an async method"):
+
+        @endpoint
+        def plain(self: Any) -> int:
+            return 1
+
+    with pytest.raises(TypeError, match=r"spread: an endpoint names each of its parameters, \*args"):
+
+        @endpoint
+        async def spread(self: Any, *args: int) -> int:
+            return 1
+
+
+def test_a_system_of_sockets_in_virtual_time_says_so() -> None:
+    async def main() -> None:
+        async with ActorSystem("x"):
+            pass
+
+    with pytest.raises(NotInVirtualTime):
+        virtual_time.run(main())

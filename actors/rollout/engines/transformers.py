@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -28,6 +27,7 @@ from transformers import (
 )
 
 from ....core.errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
+from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...messages import ModelConfig
 from .base import Engine, EngineRequest, EngineResult, EngineStatistics
@@ -37,7 +37,7 @@ from .lean import TOLERANCE, LeanForward, difference, unfit
 from .slot_cache import SlotCache
 from .stretch import Row, Stretch
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 # Prompts are computed in groups of at most this many tokens, padding included, repetitions not: it bounds the
 # activations.

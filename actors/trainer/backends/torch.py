@@ -15,13 +15,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
 from ....core.files import read_json, write_json
+from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...messages import ModelConfig, Sample
 from ..advantage import group_advantage
@@ -32,7 +32,7 @@ from ..state_files import check_tensors, read_tensors_into, write_tensors
 from .base import MicroBatchStats, StepStats
 from .fused_norm import fuse_norms
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"  # the name transformers looks for
 STATE_FILE = "training_state.safetensors"

@@ -1,0 +1,121 @@
+"""The actors that the runtime's contract is tested with."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.codec import Buffer
+from flexmarl.core.ref import ActorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    labels: tuple[str, ...] = ()
+
+
+class Subject(Actor):
+    """Does what it is asked and remembers it."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.began: list[int] = []
+        self.produced = 0
+        self.hanging = 0
+        self.streaming = 0
+        self.added: dict[int, int] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @endpoint
+    async def move(self, point: Point, by: int = 1) -> Point:
+        return Point(point.x + by, point.labels)
+
+    @endpoint
+    async def fail(self, message: str) -> None:
+        raise KeyError(message)
+
+    @endpoint
+    async def hang(self) -> None:
+        self.hanging += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.hanging -= 1
+
+    @endpoint
+    async def hear(self, number: int) -> None:
+        self.heard.append(number)
+
+    @endpoint
+    async def hear_slowly(self, number: int) -> None:
+        """In order, one at a time, and only while the gate is open."""
+        self.began.append(number)
+        await self.gate.wait()
+        self.heard.append(number)
+
+    @endpoint
+    async def take(self, data: bytes) -> int:
+        await self.gate.wait()
+        return len(data)
+
+    @endpoint
+    async def buffers(self, sizes: list[int]) -> AsyncIterator[Buffer]:
+        for size in sizes:
+            yield Buffer(bytes(size))
+
+    @endpoint
+    async def unholdable(self) -> Any:
+        return {(1, 2): 3}
+
+    @endpoint
+    async def count(self, to: int) -> AsyncIterator[int]:
+        self.streaming += 1
+        try:
+            for number in range(to):
+                self.produced += 1
+                yield number
+        finally:
+            self.streaming -= 1
+
+    @endpoint
+    async def count_and_fail(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+        raise ValueError("no more numbers")
+
+    @endpoint
+    async def count_and_hang(self, to: int) -> AsyncIterator[int]:
+        self.streaming += 1
+        try:
+            for number in range(to):
+                yield number
+            await asyncio.Event().wait()
+        finally:
+            self.streaming -= 1
+
+    @endpoint
+    async def wrong_items(self) -> AsyncIterator[int]:
+        yield "no number"  # type: ignore[misc]
+
+    @endpoint
+    async def mirror(self, buffer: Buffer) -> Buffer:
+        return buffer
+
+    @endpoint
+    async def ask_through(self, other: ActorRef["Subject"], point: Point) -> Point:
+        return await other.api.move(point)
+
+    @endpoint
+    async def add(self, key: int) -> int:
+        """How often it ran for ``key``: repeated where it is called so."""
+        self.added[key] = self.added.get(key, 0) + 1
+        return self.added[key]
+
+    @endpoint(idempotent=True)
+    async def add_once(self, key: int) -> int:
+        self.added[key] = self.added.get(key, 0) + 1
+        await asyncio.sleep(0.05)
+        return self.added[key]

@@ -1,0 +1,469 @@
+"""The runtime's contract: what holds between two systems whatever wire connects them."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from flexmarl.core import codec, messages
+from flexmarl.core.codec import Buffer
+from flexmarl.core.errors import (
+    ActorDead,
+    CallTimeout,
+    LocalProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    Unreachable,
+)
+from flexmarl.core.messages import Kind
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.session import LinkState, SessionStatistics, Settings
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.system_actor import SystemActor
+from flexmarl.core.wire import Frames, Link
+
+from .clusters import QUICK, Cluster, over_every_transport, until
+from .runtime_actors import Point, Subject
+
+
+async def two(cluster: Cluster, settings: Settings = QUICK) -> tuple[ActorSystem, Subject, ActorRef[Subject]]:
+    """A system that asks, an actor of another one, and the former's reference to it."""
+    asking, serving = await cluster.start("asking", settings), await cluster.start("serving", settings)
+    subject = Subject()
+    await serving.add(subject, "subject")
+    return asking, subject, asking.ref("subject", serving.address, Subject)
+
+
+def session_of(system: ActorSystem) -> SessionStatistics:
+    """Of the one peer that ``system`` has asked."""
+    asked = [peer.session for peer in system.statistics().peers if peer.session.requests]
+    assert len(asked) <= 1
+    return asked[0] if asked else SessionStatistics()
+
+
+def all_credit_is_back(system: ActorSystem, ref: ActorRef[Subject]) -> bool:
+    credit = system.peer(ref.address).session.credit(ref.name)
+    return (session_of(system).in_flight, credit.requests, credit.size_bytes, len(credit.waiting)) == (
+        0,
+        0,
+        0,
+        0,
+    )
+
+
+class TestCalls:
+    @over_every_transport
+    async def test_types_arrive_and_the_books_are_even_after_it(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        assert await subject.api.move(Point(1, ("a", "b")), by=2) == Point(3, ("a", "b"))
+        answers = await asyncio.gather(*(subject.api.move(Point(number)) for number in range(500)))
+        assert [answer.x for answer in answers] == list(range(1, 501))
+        assert session_of(asking).requests == 501
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_errors_come_as_what_they_are(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        with pytest.raises(RemoteError, match="subject.fail raised KeyError: 'nothing here'") as caught:
+            await subject.api.fail("nothing here")
+        assert "in fail" in caught.value.remote_traceback
+        with pytest.raises(RemoteProtocolError, match="move: point.x: .*valid integer"):
+            await subject.ask("move", {"x": "one"})
+        with pytest.raises(RemoteProtocolError, match="has no endpoint 'nothing'"):
+            await subject.ask("nothing")
+        with pytest.raises(RemoteProtocolError, match="is a stream: iterate over it"):
+            await subject.ask("count", 3)
+        with pytest.raises(ActorDead, match="actor nobody died: serving has no actor of that name"):
+            await asking.ref("nobody", subject.address, Subject).api.move(Point(1))
+        with pytest.raises(LocalProtocolError, match="can't be sent"):
+            await subject.ask("hear", object())
+        assert await subject.api.move(Point(1)) == Point(2)
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_one_way_messages_arrive_in_order(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        for number in range(500):
+            await subject.tell("hear", number)
+        await subject.api.move(Point(1))
+        assert actor.heard == list(range(500))
+        await subject.tell("fail", "nobody is told")
+        await subject.tell("nothing")
+        await asking.ref("nobody", subject.address).tell("hear", 1)
+        await until(lambda: session_of(asking).in_flight == 0)
+
+    @over_every_transport
+    async def test_a_reference_works_wherever_it_arrives(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        third = await cluster.start("third")
+        far = await third.add(Subject(), "far")
+        assert await subject.api.ask_through(far, Point(1)) == Point(2)
+        here = await asking.add(Subject(), "here")
+        assert await subject.api.ask_through(here, Point(2)) == Point(3)
+
+    @over_every_transport
+    async def test_calls_of_all_kinds_made_before_the_connection_stands_arrive(
+        self, cluster: Cluster
+    ) -> None:
+        _, actor, subject = await two(cluster)
+        calls = [subject.api.move(Point(1)), subject.api.add_once(1), subject.api.add(2)]
+        answers = asyncio.gather(*calls)
+        await subject.tell("hear", 1)
+        assert await answers == [Point(2), 1, 1]
+        assert await subject.api.move(Point(1)) == Point(2) and actor.heard == [1]
+
+    @over_every_transport
+    async def test_a_value_that_python_can_not_hold_costs_nobody_else(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster)
+        waiting = asyncio.ensure_future(subject.api.hang())
+        await until(lambda: actor.hanging == 1)
+        others = asyncio.gather(*(subject.api.move(Point(number)) for number in range(10)))
+        bad = asyncio.gather(
+            subject.ask("move", {(1, 2): 3}), subject.api.unholdable(), return_exceptions=True
+        )
+        await subject.tell("hear", {(1, 2): 3})
+        await subject.tell("hear", 7)
+        assert len(await others) == 10
+        for error, words in zip(await bad, ("Subject.move: its arguments", "the result"), strict=True):
+            assert isinstance(error, RemoteProtocolError) and f"{words} can't be decoded" in str(error)
+        await until(lambda: actor.heard == [7])
+        assert not waiting.done()
+        waiting.cancel()
+
+    @over_every_transport
+    async def test_what_is_told_before_closing_is_carried_out(self, cluster: Cluster) -> None:
+        serving = await cluster.start("serving")
+        far, near = Subject(), Subject()
+        await serving.add(far, "subject")
+        async with cluster.system("asking") as asking:
+            own = await asking.add(near, "own")
+            other = asking.ref("subject", serving.address, Subject)
+            for number in range(300):
+                await own.tell("hear", number)
+                await other.tell("hear", number)
+        assert near.heard == list(range(300))
+        await until(lambda: far.heard == list(range(300)))
+
+    @over_every_transport
+    async def test_large_buffers_arrive_equal(self, cluster: Cluster) -> None:
+        _, _, subject = await two(cluster)
+        sent = bytes(range(256)) * (10 * 2**20 // 256)
+        received = (await subject.api.mirror(Buffer(bytearray(sent)))).view
+        assert received.nbytes == 10 * 2**20 and received == sent
+        assert received.contiguous
+
+    @over_every_transport
+    async def test_idempotent_calls_are_answered_once_each(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        assert await asyncio.gather(*(subject.api.add_once(key) for key in range(50))) == [1] * 50
+        assert actor.added == dict.fromkeys(range(50), 1)
+        assert all_credit_is_back(asking, subject)
+
+
+class TestEnding:
+    @over_every_transport
+    async def test_a_deadline_names_actor_endpoint_and_phase(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        await subject.api.move(Point(1))
+        with pytest.raises(
+            CallTimeout, match=r"subject.hang: no answer within 0.05 s \(waiting for the reply\)"
+        ):
+            await subject.within(0.05).hang()
+        await until(lambda: actor.hanging == 0)
+        await until(lambda: all_credit_is_back(asking, subject))
+        assert (session_of(asking).expired, session_of(asking).late_replies) == (1, 1)
+
+    @over_every_transport
+    async def test_cancelling_reaches_the_callee(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        calls = [asyncio.ensure_future(subject.api.hang()) for _ in range(10)]
+        await until(lambda: actor.hanging == 10)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert all(call.cancelled() for call in calls)
+        await until(lambda: actor.hanging == 0)
+        await until(lambda: all_credit_is_back(asking, subject))
+
+    @over_every_transport
+    async def test_closing_a_system_fails_the_calls_to_it_at_once(self, cluster: Cluster) -> None:
+        asking = await cluster.start("asking")
+        loop = asyncio.get_running_loop()
+        async with cluster.system("serving") as serving:
+            actor = Subject()
+            await serving.add(actor, "subject")
+            subject = asking.ref("subject", serving.address, Subject)
+            calls = [asyncio.ensure_future(subject.within(60).hang()) for _ in range(100)]
+            await until(lambda: actor.hanging == 100)
+            before_s = loop.time()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, ActorDead) and result.actor == "subject" for result in results)
+        assert loop.time() - before_s < 2.0
+        await until(lambda: all_credit_is_back(asking, subject))
+        with pytest.raises(ActorDead):
+            await subject.api.move(Point(1))
+
+    @over_every_transport
+    async def test_a_reference_works_again_when_its_system_comes_again(self, cluster: Cluster) -> None:
+        asking = await cluster.start("asking", Settings(connect_timeout_s=10))
+        address = ""
+        for turn in range(3):
+            async with cluster.system("serving", again_at=address) as serving:
+                address = serving.address
+                await serving.add(Subject(), "subject")
+                subject = asking.ref("subject", address, Subject)
+                assert await subject.api.add(turn) == 1
+            (peer,) = (peer for peer in asking.statistics().peers if peer.address == address)
+            await until(lambda: asking.peer(address).session.state is LinkState.DOWN)  # noqa: B023
+            assert (peer.node, peer.session.in_flight) == ("serving", 0)
+
+    @over_every_transport
+    async def test_where_nobody_listens_is_unreachable_and_nothing_is_left_over(
+        self, cluster: Cluster
+    ) -> None:
+        asking = await cluster.start("asking")
+        nobody = asking.ref("nobody", cluster.nowhere(), Subject)
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        with pytest.raises(Unreachable, match=r"no connection within 0.2 s"):
+            await nobody.api.move(Point(1))
+        await nobody.tell("hear", 1)
+        with pytest.raises(Unreachable):
+            await nobody.api.add_once(1)
+        assert 0.4 <= loop.time() - before_s < 2.0
+        assert all_credit_is_back(asking, nobody)
+
+    @over_every_transport
+    async def test_what_failed_as_unreachable_is_not_carried_out_later(self, cluster: Cluster) -> None:
+        async with cluster.system("serving") as serving:
+            address = serving.address
+        asking = await cluster.start("asking")
+        subject = asking.ref("subject", address, Subject)
+        with pytest.raises(Unreachable):
+            await subject.api.add(1)
+        async with cluster.system("serving", again_at=address) as serving:
+            actor = Subject()
+            await serving.add(actor, "subject")
+            assert await subject.api.add(2) == 1
+            assert actor.added == {2: 1}
+
+
+class TestStreams:
+    @over_every_transport
+    async def test_all_items_come_in_order(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        assert [item async for item in subject.api.count(1000)] == list(range(1000))
+        assert [item async for item in subject.api.count(0)] == []
+        assert actor.streaming == 0
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_items_of_any_size_come(self, cluster: Cluster) -> None:
+        _, _, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        sizes = [2**10, 2**20, 2**16, 1, *[2**15] * 100]
+        assert [buffer.view.nbytes async for buffer in subject.within(5).buffers(sizes)] == sizes
+
+    @over_every_transport
+    async def test_leaving_early_ends_the_producer(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        async with aclosing(subject.api.count_and_hang(3)) as items:  # type: ignore[type-var]
+            assert [await anext(items), await anext(items)] == [0, 1]
+            assert actor.streaming == 1
+        await until(lambda: actor.streaming == 0)
+        await until(lambda: all_credit_is_back(asking, subject))
+
+    @over_every_transport
+    async def test_a_slow_consumer_slows_the_producer(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster, Settings(stream_window=8))
+        taken = 0
+        async for item in subject.api.count(100):
+            assert item == taken
+            taken += 1
+            await asyncio.sleep(0.001)
+            assert actor.produced <= taken + 8 + 1, "the window, and the item that waits for room"
+        assert taken == 100
+
+    @over_every_transport
+    async def test_the_producers_error_comes_after_its_items(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        items = []
+        with pytest.raises(RemoteError, match="count_and_fail raised ValueError: no more numbers"):
+            async for item in subject.api.count_and_fail(5):
+                items.append(item)  # noqa: PERF401  # what came before the error is wanted
+        assert items == list(range(5))
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_the_deadline_is_each_items(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        items = []
+        with pytest.raises(CallTimeout, match=r"count_and_hang: .* 0.05 s \(waiting for the next item\)"):
+            async for item in subject.within(0.05).count_and_hang(3):
+                items.append(item)
+                await asyncio.sleep(0.03)
+        assert items == [0, 1, 2]
+        await until(lambda: actor.streaming == 0)
+        await until(lambda: all_credit_is_back(asking, subject))
+
+    @over_every_transport
+    async def test_items_are_validated_by_the_caller(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        with pytest.raises(RemoteProtocolError, match="result of Subject.wrong_items: .*valid integer"):
+            _ = [item async for item in subject.api.wrong_items()]
+        with pytest.raises(RemoteProtocolError, match="is no stream: await it"):
+            _ = [item async for item in subject.stream("move", Point(1))]
+        await until(lambda: all_credit_is_back(asking, subject))
+
+    @over_every_transport
+    async def test_the_death_of_either_side_ends_the_stream(self, cluster: Cluster) -> None:
+        asking = await cluster.start("asking")
+        async with cluster.system("serving") as serving:
+            await serving.add(Subject(), "subject")
+            items = asking.ref("subject", serving.address, Subject).api.count_and_hang(1)
+            assert await anext(items) == 0
+        with pytest.raises(ActorDead):
+            await anext(items)
+
+        actor = Subject()
+        theirs = await asking.add(actor, "subject")
+        async with cluster.system("reading") as reading:
+            items = reading.ref("subject", theirs.address, Subject).api.count_and_hang(1)
+            assert await anext(items) == 0
+            assert actor.streaming == 1
+        await until(lambda: actor.streaming == 0)
+
+
+class TestBackPressure:
+    @over_every_transport
+    async def test_a_flood_is_slowed_and_nothing_is_lost(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, Settings(window_requests=8))
+        actor.gate.clear()
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            for number in range(200):
+                await subject.tell("hear_slowly", number)
+                sent += 1
+
+        flooding = asyncio.ensure_future(flood())
+        await until(lambda: len(actor.began) == 8)
+        await until(lambda: session_of(asking).waiting_for_credit == 1)
+        assert (sent, session_of(asking).in_flight) == (8, 8)
+        with pytest.raises(
+            CallTimeout, match=r"subject.move: .* \(waiting for credit, 8 requests are under way"
+        ):
+            await subject.within(0.05).move(Point(1))
+        assert (sent, len(actor.began)) == (8, 8)
+        actor.gate.set()
+        await flooding
+        await until(lambda: len(actor.heard) == 200)
+        assert actor.heard == list(range(200))
+        await until(lambda: all_credit_is_back(asking, subject))
+
+    @over_every_transport
+    async def test_one_slow_actor_does_not_slow_another(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, Settings(window_requests=4))
+        actor.gate.clear()
+        other = asking.ref("system", subject.address, SystemActor)
+        calls = [asyncio.ensure_future(subject.api.take(b"")) for _ in range(8)]
+        await until(lambda: session_of(asking).waiting_for_credit == 4)
+        assert await other.api.lookup("nobody") is None
+        actor.gate.set()
+        assert await asyncio.gather(*calls) == [0] * 8
+
+    @over_every_transport
+    async def test_a_byte_window_lets_one_larger_message_pass(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, Settings(window_bytes=1000))
+        actor.gate.clear()
+        large = asyncio.ensure_future(subject.api.take(bytes(100_000)))
+        await until(lambda: session_of(asking).in_flight == 1)
+        small = asyncio.ensure_future(subject.api.take(b"small"))
+        await until(lambda: session_of(asking).waiting_for_credit == 1)
+        actor.gate.set()
+        assert list(await asyncio.gather(large, small)) == [100_000, 5]
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_callers_that_wait_stay_within_the_byte_window(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        credit = asking.peer(subject.address).session.credit("subject")
+        actor.gate.clear()
+        calls = [asyncio.ensure_future(subject.api.take(b"x" * 2**15)) for _ in range(50)]
+        await until(lambda: len(credit.waiting) >= 48)
+        actor.gate.set()
+        while not all(call.done() for call in calls):
+            assert credit.size_bytes < 2**16 + 2**15 + 1000
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*calls) == [2**15] * 50
+
+    @over_every_transport
+    async def test_who_gives_up_waiting_holds_nothing(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, Settings(window_requests=2))
+        actor.gate.clear()
+        calls = [asyncio.ensure_future(subject.api.take(b"")) for _ in range(20)]
+        await until(lambda: session_of(asking).waiting_for_credit == 18)
+        for call in calls[2:]:
+            call.cancel()
+        actor.gate.set()
+        await asyncio.wait(calls)
+        assert [call.cancelled() for call in calls] == [False] * 2 + [True] * 18
+        await until(lambda: all_credit_is_back(asking, subject))
+
+
+class Stranger:
+    """Sends what it likes to a system and keeps what it is answered (``wire.Listener``)."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[messages.Envelope]] = []
+        self.header = b""
+
+    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+        self.answers.append(codec.unpack_envelopes(body, buffers))
+
+    def connected(self, link: Link) -> None: ...
+
+    def disconnected(self, link: Link, reason: str) -> None: ...
+
+    def refused(self, link: Link, reason: str) -> None: ...
+
+    def crashed(self) -> None: ...
+
+
+def packed(*envelope: object) -> bytes:
+    return codec.Encoder().pack(envelope)
+
+
+HEADER = codec.pack_header("stranger", 1)
+RUBBISH = {
+    "another version": (packed(messages.MAGIC, messages.VERSION + 1, "stranger", 1), packed(Kind.BYE, 0)),
+    "no header": (b"", packed(Kind.BYE, 0)),
+    "no MessagePack": (b"\xc1", b"\xc1"),
+    "an envelope of no kind": (HEADER, packed(99, 1)),
+    "a call without its fields": (HEADER, packed(Kind.CALL, 1)),
+    "no envelope": (HEADER, codec.Encoder().pack({"a": 1})),
+    "a list cut short": (HEADER, b"\xdd\xff\xff\xff\xff"),
+    "a timeout that is none": (HEADER, packed(Kind.CALL, 1, "subject", "hear", float("nan"), [1], {}, 1)),
+    "ids that are none": (HEADER, packed(Kind.PONG, 1, [[1]])),
+    "ranges that are none": (HEADER, packed(Kind.DONE, 0, ["x"])),
+}
+
+
+class TestRubbish:
+    @over_every_transport
+    async def test_its_sender_gets_an_error_and_the_others_notice_nothing(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster)
+        pending = asyncio.ensure_future(subject.api.hang())
+        await until(lambda: actor.hanging == 1)
+        for header, body in RUBBISH.values():
+            stranger = Stranger()
+            async with cluster.stranger(header, stranger) as wire:
+                wire.connect(subject.address).send(body)
+                await until(lambda: stranger.answers)  # noqa: B023  # it is waited for within the turn
+            (((kind, _, reason),),) = stranger.answers
+            assert kind == Kind.REFUSE and reason
+        assert await subject.api.move(Point(1)) == Point(2)
+        assert not pending.done()
+        pending.cancel()
+        await until(lambda: all_credit_is_back(asking, subject))

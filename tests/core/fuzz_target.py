@@ -1,0 +1,119 @@
+"""A system without sockets, to be fed with anything: for ``test_fuzz.py`` and ``scripts/fuzz_decoder.py``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from flexmarl.core import codec
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.mailbox import Mailbox
+from flexmarl.core.messages import Kind
+from flexmarl.core.network import Network
+from flexmarl.core.peer import Peer
+from flexmarl.core.session import Settings
+from flexmarl.core.wire import Frames, Link, Listener
+
+ADDRESS = "memory://fuzzed"
+
+
+class Target(Actor):
+    @endpoint
+    async def echo(self, value: int = 0) -> int:
+        return value
+
+    @endpoint
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    @endpoint(idempotent=True)
+    async def once(self, value: int = 0) -> int:
+        return value
+
+    @endpoint
+    async def count(self, items: int) -> AsyncIterator[int]:
+        for number in range(items):
+            yield number
+
+
+class SilentWire:
+    """Leads nowhere: what is sent is counted and dropped."""
+
+    epoch = 7
+    address = "memory://target"
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.header = b""
+
+    def start(self, header: bytes, listener: Listener) -> None:
+        self.header = header
+
+    def connect(self, address: str) -> Link:
+        return Link(address, self.header, self._transmit)
+
+    def disconnect(self, link: Link) -> None:
+        link.forget_unsent()
+
+    def close(self) -> None: ...
+
+    def _transmit(self, frames: Sequence[codec.Bytes]) -> None:
+        self.sent_bytes += sum(len(frame) for frame in frames)
+
+
+class Fuzzed:
+    """A network with an actor, a peer that was asked for one of everything, and a stranger that comes in."""
+
+    def __init__(self) -> None:
+        self.wire = SilentWire()
+        self.mailboxes: dict[str, Mailbox] = {}
+        self.network = Network("fuzzed", self.wire, Settings(), self.mailboxes)
+        self.network.start(None)
+        self.mailboxes["target"] = mailbox = Mailbox("target", None)
+        mailbox.open(Target())
+        self.incoming = self.wire.connect("a stranger")
+        self.asked = self.network.peer(ADDRESS)
+        self.asked.connected()
+        self.calls = [
+            asyncio.ensure_future(self.asked.call("far", "echo", (1,), {}, 30.0, None)),
+            asyncio.ensure_future(self.asked.tell("far", "echo", (1,), {}, 30.0)),
+            asyncio.ensure_future(self._stream(self.asked)),
+        ]
+
+    async def _stream(self, peer: Peer) -> list[Any]:
+        return [item async for item in peer.stream("far", "count", (3,), {}, 30.0, None)]
+
+    def feed(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames = ()) -> None:
+        """As the wire hands a message over, from both: whoever came in, and whoever was asked."""
+        self.network.received(self.incoming, header, body, buffers)
+        self.network.received(self.asked.link, header, body, buffers)
+
+    async def close(self) -> None:
+        self.network.close()
+        tasks = [task for mailbox in self.mailboxes.values() for task in mailbox.fail(RuntimeError("closed"))]
+        await asyncio.gather(*tasks, *self.calls, return_exceptions=True)
+
+
+def header() -> bytes:
+    return codec.pack_header("stranger", 5)
+
+
+def valid_envelopes() -> list[list[Any]]:
+    """One of each kind, and of each endpoint."""
+    return [
+        [Kind.CALL, 1, "target", "echo", 1.0, [3], {}, 1],
+        [Kind.CALL, 2, "target", "wait", 1.0, [], {}, 1],
+        [Kind.ONCE, 3, "target", "once", 1.0, [], {"value": 4}, 1, 2, 0],
+        [Kind.TELL, 4, "target", "echo", 1.0, [], {}, 1],
+        [Kind.STREAM, 5, "target", "count", 1.0, [5], {}, 1, 2],
+        [Kind.CALL, 6, "nobody", "echo", 1.0, [], {}, 1],
+        [Kind.REPLY, 1, {"a": [1, 2.5, None, b"raw"]}],
+        [Kind.ERROR, 2, "ValueError", "words", "traceback"],
+        [Kind.ITEM, 3, 0, "item"],
+        [Kind.CANCEL, 2],
+        [Kind.GRANT, 5, 3],
+        [Kind.DONE, 0, [1, 2, 4, 9]],
+        [Kind.PING, 5],
+        [Kind.PONG, 3, [1, 2]],
+        [Kind.REFUSE, 0, "no"],
+        [Kind.BYE, 0],
+    ]
