@@ -1,0 +1,11 @@
+"""The actor that takes arrays in ``flexmarl bench calls``."""
+
+from ...core.actor import Actor, endpoint
+from ...transport.arrays import Array
+
+
+class Sink(Actor):
+    @endpoint
+    async def take(self, array: Array) -> int:
+        """Its last byte, which says which array it is."""
+        return int(array[-1])

@@ -1,0 +1,253 @@
+"""``flexmarl bench calls``: flexmarl's calls beside the bare ZeroMQ patterns, in the same rounds.
+
+Ours and the bare pattern take turns within every round, so that what else the machine does hits both. A figure is the
+median of the rounds. Per transport, in parts, so that no process is there that a part does not need:
+
+    calls     measuring process, one actor process, bare peers     latency, calls in flight, one-way messages
+    arrays    measuring process, one actor process, a bare peer    256 MiB in one message
+    fan-in    measuring process, one actor process, 8 callers      all call the one
+    start     measuring process, one actor process                 spawned anew for each round; memory and CPU at rest
+
+The keys, under ``ipc`` and ``tcp_curve``; what is bare uses the same transport (``bare.py`` says what it does exactly):
+
+    call_p50_us, call_p99_us            an empty call and its reply, one after the other, microseconds
+    bare_p50_us, bare_p99_us            the same by REQ/REP
+    dict_p50_us, dict_p99_us            a dict of 1 KiB there and back
+    bare_dict_p50_us, bare_dict_p99_us  the same by REQ/REP
+    calls_per_s                         empty calls, 1000 in flight
+    bare_calls_per_s                    the same by DEALER/ROUTER on the file descriptor
+    oneway_per_s                        one-way messages, until the answer that says all have arrived
+    fan_in_calls_per_s                  empty calls of 8 processes to one actor, 1000 in flight in all
+    array_gb_s                          an array in a call until its reply, 10^9 bytes per second
+    bare_array_gb_s                     the same by zmq, copy=False, into a prepared buffer
+    spawn_first_reply_s                 from ``spawn`` of a process to the first reply, seconds
+    idle_rss_mib, idle_cpu_percent      that process at rest; percent of one core
+    kill_to_dead_ms                     from its kill -9 until 100 calls to it have raised ActorDead, milliseconds
+    rounds                              every round's figures, by key
+    goals                               what each figure should be, and whether it is
+
+Beside them: ``others`` (None for a library that is not installed, ``others_install`` says how), ``machine``,
+``versions``, ``settings``. ``machine.busy_percent``: of all cores, by other programs, before the first round. On a
+machine with little to spare the latencies mean nothing: two processes that are left one core between them call each
+other three times as fast as two that wake each other's core from idle, until the core is taken away for milliseconds.
+"""
+
+import asyncio
+import importlib.metadata
+import statistics
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import zmq
+
+from ...core.ref import ActorRef
+from .. import env
+from . import others, ours
+from .actors import Caller, Echo
+from .array_actor import Sink
+from .bare import Bare
+from .goals import judge
+from .measure import in_turns, medians, percentile
+
+Transport = Literal["ipc", "tcp_curve"]
+Figures = dict[str, float]
+Tell = Callable[[str], None]
+
+TRANSPORTS: tuple[Transport, ...] = ("ipc", "tcp_curve")
+OTHERS = ("ray", "xoscar")
+
+_BOTH = ("ours", "bare")
+_LATENCY_SLICES = 4
+_RATE_SLICES = 2
+_ARRAYS_PER_ROUND = 3
+_BUSY_WINDOW_S = 0.5
+# 16 entries of 64 bytes as MessagePack, but for a few.
+_DICT = {f"key-{number:02}": "x" * 56 for number in range(16)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``seconds``: how long each kind of call is made in each round; an idle process is watched four times as long."""
+
+    transports: tuple[Transport, ...] = TRANSPORTS
+    rounds: int = 5
+    seconds: float = 0.5
+    in_flight: int = 1000
+    callers: int = 8
+    array_mib: int = 256
+    others: bool = True
+
+
+def parts(options: Options) -> int:
+    """How many times ``measure`` tells what it does."""
+    return 1 + len(options.transports) * 4 * options.rounds + (len(OTHERS) if options.others else 0)
+
+
+async def measure(options: Options, tell: Tell) -> dict[str, Any]:
+    """The object that ``--json`` prints; ``tell`` hears what is measured next.
+
+    Raises BenchmarkFailed where a message was lost or a process did not start, and what a failed call raises.
+    """
+    environment = env.actor_environment()
+    tell("how busy the machine is with other things")
+    machine = {**env.describe_machine(), "busy_percent": await _busy_percent()}
+    result: dict[str, Any] = {}
+    for transport in options.transports:
+        result[transport] = await _measure_transport(transport, options, environment, tell)
+    result["others"] = {}
+    for library in OTHERS if options.others else ():
+        tell(library)
+        result["others"][library] = await others.measure(
+            library, options.seconds, options.in_flight, environment
+        )
+    result["others_install"] = others.INSTALL
+    result["machine"] = machine
+    result["versions"] = _versions()
+    result["settings"] = asdict(options)
+    return result
+
+
+async def _busy_percent() -> float:
+    """Of all cores, before anything is measured."""
+    psutil.cpu_percent()
+    await asyncio.sleep(_BUSY_WINDOW_S)
+    return psutil.cpu_percent()
+
+
+def _versions() -> dict[str, str]:
+    packages = ("flexmarl", "pyzmq", "msgpack", "uvloop", "numpy", "pydantic")
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    return {**versions, "libzmq": zmq.zmq_version()}
+
+
+async def _measure_transport(
+    transport: Transport, options: Options, environment: Mapping[str, str], tell: Tell
+) -> dict[str, Any]:
+    curve = transport == "tcp_curve"
+    rounds: list[Figures] = [{} for _ in range(options.rounds)]
+
+    async def in_rounds(part: str, figures_of: Callable[[], Awaitable[Figures]]) -> None:
+        for number, figures in enumerate(rounds, 1):
+            tell(f"{transport}: {part}, round {number} of {options.rounds}")
+            figures |= await figures_of()
+
+    with tempfile.TemporaryDirectory(prefix="flexmarl-") as directory:  # 0700
+        await _calls(Path(directory), curve, options, environment, in_rounds)
+        await _arrays(Path(directory), curve, options, environment, in_rounds)
+    await _fan_in(curve, options, in_rounds)
+
+    async def start() -> Figures:
+        return await ours.start_and_rest(curve=curve, rest_s=4 * options.seconds)
+
+    await in_rounds("start", start)
+    figures = medians(rounds)
+    by_key = {key: [_rounded(round_[key]) for round_ in rounds] for key in figures}
+    goals = [asdict(verdict) for verdict in judge(transport, figures)]
+    return {**{key: _rounded(value) for key, value in figures.items()}, "rounds": by_key, "goals": goals}
+
+
+InRounds = Callable[[str, Callable[[], Awaitable[Figures]]], Awaitable[None]]
+
+
+async def _calls(
+    directory: Path, curve: bool, options: Options, environment: Mapping[str, str], in_rounds: InRounds
+) -> None:
+    bare_patterns = Bare(directory, ("latency", "calls"), curve=curve, environment=environment)
+    async with bare_patterns as bare, ours.new_system(curve=curve) as system:
+        echo = await system.spawn(Echo, "echo", process=True)
+
+        async def one_round(seconds: float = options.seconds) -> Figures:
+            return {
+                **await _latencies("", None, echo, bare, seconds),
+                **await _latencies("dict_", _DICT, echo, bare, seconds),
+                **await _rates(echo, bare, seconds, options.in_flight),
+                "oneway_per_s": await ours.one_way_per_s(echo, seconds),
+            }
+
+        await one_round(options.seconds / 5)  # warm: connections, caches, memory
+        await in_rounds("calls", one_round)
+
+
+async def _latencies(
+    prefix: str, argument: dict[str, str] | None, echo: ActorRef[Echo], bare: Bare, seconds: float
+) -> Figures:
+    microseconds: dict[str, list[float]] = {"ours": [], "bare": []}
+    slice_s = seconds / _LATENCY_SLICES
+    for who in in_turns(_BOTH, _LATENCY_SLICES):
+        if who == "ours":
+            microseconds[who] += await ours.latency(echo, argument, slice_s)
+        else:
+            microseconds[who] += await bare.latency(argument, slice_s)
+    own = prefix or "call_"
+    return {
+        f"{own}p50_us": percentile(microseconds["ours"], 0.5),
+        f"{own}p99_us": percentile(microseconds["ours"], 0.99),
+        f"bare_{prefix}p50_us": percentile(microseconds["bare"], 0.5),
+        f"bare_{prefix}p99_us": percentile(microseconds["bare"], 0.99),
+    }
+
+
+async def _rates(echo: ActorRef[Echo], bare: Bare, seconds: float, in_flight: int) -> Figures:
+    per_s: dict[str, list[float]] = {"ours": [], "bare": []}
+    slice_s = seconds / _RATE_SLICES
+    for who in in_turns(_BOTH, _RATE_SLICES):
+        if who == "ours":
+            per_s[who].append(await ours.calls_per_s(echo, slice_s, in_flight))
+        else:
+            per_s[who].append(await bare.calls_per_s(slice_s, in_flight))
+    return {
+        "calls_per_s": statistics.mean(per_s["ours"]),
+        "bare_calls_per_s": statistics.mean(per_s["bare"]),
+    }
+
+
+async def _arrays(
+    directory: Path, curve: bool, options: Options, environment: Mapping[str, str], in_rounds: InRounds
+) -> None:
+    array = np.ones(options.array_mib * 2**20, dtype=np.uint8)
+    bare_pattern = Bare(directory, ("array",), curve=curve, environment=environment, array_bytes=array.nbytes)
+    async with bare_pattern as bare, ours.new_system(curve=curve) as system:
+        sink = await system.spawn(Sink, "sink", process=True)
+        stamp = 0
+
+        async def one_round() -> Figures:
+            nonlocal stamp
+            gb_s: dict[str, list[float]] = {"ours": [], "bare": []}
+            for who in in_turns(_BOTH, _ARRAYS_PER_ROUND):
+                stamp = (stamp + 1) % 256
+                if who == "ours":
+                    gb_s[who].append(await ours.array_gb_s(sink, array, stamp))
+                else:
+                    gb_s[who].append(await bare.array_gb_s(array, stamp))
+            return {
+                "array_gb_s": statistics.median(gb_s["ours"]),
+                "bare_array_gb_s": statistics.median(gb_s["bare"]),
+            }
+
+        await one_round()  # warm: its pages are there from here on
+        await in_rounds("arrays", one_round)
+
+
+async def _fan_in(curve: bool, options: Options, in_rounds: InRounds) -> None:
+    async with ours.new_system(curve=curve) as system:
+        echo = await system.spawn(Echo, "echo", process=True)
+        callers = [
+            await system.spawn(Caller, f"caller-{number}", process=True) for number in range(options.callers)
+        ]
+        in_flight = max(1, options.in_flight // options.callers)
+
+        async def one_round(seconds: float = options.seconds) -> Figures:
+            return {"fan_in_calls_per_s": await ours.fan_in_calls_per_s(callers, echo, seconds, in_flight)}
+
+        await one_round(options.seconds / 5)
+        await in_rounds("fan-in", one_round)
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits say more than a benchmark knows."""
+    return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)

@@ -1,0 +1,79 @@
+"""What the figures of ``flexmarl bench calls`` should be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure, and its bound. Where ``bare`` is the key of another figure, the bound is a multiple of that one."""
+
+    key: str
+    words: str
+    bound: float
+    at_most: bool
+    bare: str | None = None
+
+    @property
+    def text(self) -> str:
+        sign = "<=" if self.at_most else ">="
+        return f"{sign} {self.bound:g}x bare" if self.bare else f"{sign} {self.bound:,g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``ratio``: measured / bare, where there is a bare figure."""
+
+    key: str
+    words: str
+    measured: float
+    bare: float | None
+    ratio: float | None
+    goal: str
+    met: bool
+
+
+_LOAD = (
+    Goal("calls_per_s", "calls/s, many in flight", 0.25, at_most=False, bare="bare_calls_per_s"),
+    Goal("oneway_per_s", "one-way messages/s", 300_000, at_most=False),
+    Goal("fan_in_calls_per_s", "calls/s, many callers", 80_000, at_most=False),
+    Goal("array_gb_s", "array, GB/s", 0.9, at_most=False, bare="bare_array_gb_s"),
+    Goal("spawn_first_reply_s", "spawn to first reply, s", 0.8, at_most=True),
+    Goal("idle_rss_mib", "idle process, MiB", 60, at_most=True),
+    # The kernel counts CPU time in ticks of 10 ms: one tick in two seconds is as near to nothing as can be told.
+    Goal("idle_cpu_percent", "idle process, % CPU", 0.5, at_most=True),
+    Goal("kill_to_dead_ms", "kill -9 to ActorDead, ms", 50, at_most=True),
+)
+
+
+def _latency(p50_bound: float) -> tuple[Goal, ...]:
+    return (
+        Goal("call_p50_us", "empty call, p50, us", p50_bound, at_most=True, bare="bare_p50_us"),
+        Goal("call_p99_us", "empty call, p99, us", 2, at_most=True, bare="bare_p99_us"),
+        Goal("dict_p50_us", "1 KiB dict, p50, us", p50_bound, at_most=True, bare="bare_dict_p50_us"),
+        Goal("dict_p99_us", "1 KiB dict, p99, us", 2, at_most=True, bare="bare_dict_p99_us"),
+    )
+
+
+# Encryption is worth half a call more; how many of them fit into a second is promised for ipc only.
+_CALLS_OVER_IPC = Goal("calls_per_s", "calls/s, many in flight", 100_000, at_most=False)
+
+GOALS: dict[str, tuple[Goal, ...]] = {
+    "ipc": (*_latency(1.5), _CALLS_OVER_IPC, *_LOAD),
+    "tcp_curve": (*_latency(2), *_LOAD),
+}
+
+
+def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
+    """Every goal of ``transport`` held against ``figures``."""
+    return [_verdict(goal, figures) for goal in GOALS[transport]]
+
+
+def _verdict(goal: Goal, figures: Mapping[str, float]) -> Verdict:
+    measured = figures[goal.key]
+    bare = None if goal.bare is None else figures[goal.bare]
+    ratio = None if bare is None else measured / bare
+    value = measured if ratio is None else ratio
+    met = value <= goal.bound if goal.at_most else value >= goal.bound
+    shown_ratio = None if ratio is None else round(ratio, 3)
+    return Verdict(goal.key, goal.words, measured, bare, shown_ratio, goal.text, met)

@@ -1,0 +1,85 @@
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.core.errors import BenchmarkFailed
+from flexmarl.launch.bench import measure
+from flexmarl.launch.bench.measure import (
+    calls_in_flight,
+    in_turns,
+    medians,
+    one_after_another,
+    one_after_another_blocking,
+    percentile,
+)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_percentile_is_the_smallest_value_with_enough_below_it(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values)
+    assert sum(value < found for value in values) < max(1, share * len(values))
+
+
+def test_percentiles_that_people_know() -> None:
+    hundred = [float(value) for value in range(100, 0, -1)]
+    assert percentile(hundred, 0.5) == 50
+    assert percentile(hundred, 0.99) == 99
+
+
+def test_medians_of_rounds() -> None:
+    assert medians([{"a": 1, "b": 9}, {"a": 5, "b": 7}, {"a": 2, "b": 8}]) == {"a": 2, "b": 8}
+
+
+def test_turns_begin_with_each_equally_often() -> None:
+    assert list(in_turns(("ours", "bare"), 3)) == ["ours", "bare", "bare", "ours", "ours", "bare"]
+
+
+async def test_durations_are_microseconds() -> None:
+    async def call() -> None:
+        await asyncio.sleep(0.002)
+
+    durations = await one_after_another(call, 0.03)
+    assert len(durations) <= 15
+    assert min(durations) >= 1900
+    blocking = one_after_another_blocking(lambda: time.sleep(0.002), 0.03)
+    assert len(blocking) <= 15
+    assert min(blocking) >= 1900
+
+
+async def test_as_many_calls_are_in_flight_as_were_asked_for() -> None:
+    under_way, seen, ended = 0, set[int](), 0
+
+    async def call() -> None:
+        nonlocal under_way, ended
+        under_way += 1
+        seen.add(under_way)
+        await asyncio.sleep(0.001)
+        under_way -= 1
+        ended += 1
+
+    count, elapsed_s = await calls_in_flight(call, 0.03, 7)
+    assert max(seen) == 7 and under_way == 0
+    assert count == ended > 7
+    assert elapsed_s >= 0.029
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_call_that_fails_ends_the_measurement() -> None:
+    async def call() -> None:
+        raise KeyError("no such actor")
+
+    with pytest.raises(KeyError, match="no such actor"):
+        await calls_in_flight(call, 10, 100)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_calls_that_never_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "MAXIMUM_STALL_S", 0.01)
+    with pytest.raises(BenchmarkFailed, match="5 of 5 calls in flight"):
+        await calls_in_flight(lambda: asyncio.Event().wait(), 0.01, 5)
+    assert len(asyncio.all_tasks()) == 1
