@@ -6,6 +6,7 @@ the parent lives: its end means that the parent is gone, and the process ends wi
 """
 
 import asyncio
+import gc
 import importlib
 import os
 import shutil
@@ -97,6 +98,8 @@ async def _host(name: str, init: HostInit, directory: Path) -> int:
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
         try:
             await system.add(_build(init, system), name)
+            gc.collect()
+            gc.freeze()  # modules and all: what is there now stays, and the collector need not look at it any more
             await supervisor.ask("ready", name, os.getpid(), system.address)
             error = await _until_stopped(system)
         except Exception as raised:  # noqa: BLE001  # supervision: whatever it is, the parent is told and the process ends
