@@ -379,8 +379,9 @@ class TestRemove:
             worker, other = await made.start("worker"), await made.start("other")
             pid = await worker.api.pid()
             await worker.api.link_it(other)
-            await made.supervisor.stop("other")
             await worker.api.watch_it(other)
+            await eventually(other.api.watchers, lambda count: count == 2)
+            await made.supervisor.stop("other")
             deaths = await eventually(worker.api.seen, bool)
             assert deaths[0].stopped and await worker.api.pid() == pid
 
