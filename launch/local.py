@@ -104,7 +104,8 @@ async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
     await supervisor.statistics()  # what these figures say is of the start
     while True:
         console.refresh(await supervisor.statistics())
-        for name, answered_at in last_answer.items():
+        for name in supervisor.running:  # those that are being stopped have no time to answer
+            answered_at = last_answer[name]
             silent_s = round(time.monotonic() - answered_at, 1)
             if name in console.processes:
                 last_answer[name] = time.monotonic()
