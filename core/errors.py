@@ -248,6 +248,17 @@ class StoreError(FlexmarlError):
     """A write or a lease that a table refuses; the table is unchanged."""
 
 
+class StoreFull(StoreError):
+    """There is no room for what was to be written: nothing of it was accepted, and nothing else is lost. Once rows
+    were consumed, or their disk has room again, the same may succeed."""
+
+    def __init__(self, where: Path, needed_bytes: int, problem: str) -> None:
+        super().__init__(f"no room for {needed_bytes} bytes in {where}: {problem}")
+        self.where = where
+        self.needed_bytes = needed_bytes
+        self.problem = problem
+
+
 class StaleSample(FlexmarlError):
     """A sample reached the trainer of a policy whose version did not generate it."""
 
@@ -446,6 +457,17 @@ class ArenaSpace(TransportError):
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         self.directory = directory
+
+
+class SegmentFull(TransportError):
+    """No segment that this writer was granted has room for a batch: another is needed. Nothing was written."""
+
+    def __init__(self, needed_bytes: int, left_bytes: int) -> None:
+        super().__init__(
+            f"a batch of {needed_bytes} bytes does not fit into the {left_bytes} that are left of the segment"
+        )
+        self.needed_bytes = needed_bytes
+        self.left_bytes = left_bytes
 
 
 class TransferTimeout(TransportError):

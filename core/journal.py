@@ -2,32 +2,26 @@
 
 ``Replies`` (``replies.py``) remembers; ``Journal`` is the same memory with a file behind it.
 
-The file is a head, ``_MAGIC`` and a version, and records, each written by one write(2) with O_APPEND:
+The file (``records.py``) holds MessagePack arrays:
 
-    length (u32, little-endian) | xxh3_64 of the body (u64) | body: a MessagePack array
-        [PUT,    sender, epoch, seq, reply]
-        [SETTLE, sender, epoch, floor]
-        [FORGET, sender, before_epoch]
+    [PUT,    sender, epoch, seq, reply]
+    [SETTLE, sender, epoch, floor]
+    [FORGET, sender, before_epoch]
 
 What is settled is written with the next reply, before it, so that reading the file repeats what memory did in its
 order. Nothing is synced: what write(2) has taken survives the process, not the machine.
 """
 
 import dataclasses
-import fcntl
-import os
-import stat
-import struct
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import Final, Self
 
 import msgpack
-import xxhash
 
 from .errors import JournalError
+from .records import Head, RecordFile, chunks, frame
 from .replies import DEFAULT_LIMIT_BYTES, Key, Replies, RepliesStatistics
 from .telemetry import get_logger
 
@@ -35,11 +29,7 @@ __all__ = ["DEFAULT_LIMIT_BYTES", "Journal", "JournalStatistics", "Key", "Replie
 
 log = get_logger(__name__)
 
-_MAGIC: Final = b"flexmarl replies"
-_VERSION: Final = 1
-_VERSION_FIELD: Final = struct.Struct("<I")
-_HEAD: Final = _MAGIC + _VERSION_FIELD.pack(_VERSION)
-_RECORD_HEAD: Final = struct.Struct("<IQ")
+_HEAD: Final = Head(b"flexmarl replies", version=1)
 # The most a record holds besides the reply and the sender's name: its head and MessagePack's prefixes and integers.
 _RECORD_BYTES: Final = 48
 # A file is compacted once it is larger than twice what is alive in it, and this.
@@ -75,18 +65,13 @@ class Journal:
     first write that succeeds again, or at closing, the file is written anew as a whole.
     """
 
-    def __init__(
-        self, path: Path, descriptor: int, replies: Replies, file_bytes: int, cut_bytes: int
-    ) -> None:
+    def __init__(self, file: RecordFile, replies: Replies) -> None:
         """For ``open`` only."""
-        self.path = path
-        self._descriptor = descriptor
+        self.path = file.path
+        self._file = file
         self._replies = replies
-        self._file_bytes = file_bytes  # up to the end of the last whole record
-        self._cut_bytes = cut_bytes
         self._pending: dict[tuple[str, int | None], bytes] = {}  # what is settled and not written yet
         self._failure_told = False
-        self._torn = False  # behind ``file_bytes`` the file may hold part of a record
         self._missing = 0
         self._failed_writes = 0
         self._compactions = 0
@@ -101,16 +86,12 @@ class Journal:
         Raises JournalError where ``path`` is something else than a journal of this version, or is open in another
         process, and OSError where it can't be opened.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            _claim(descriptor, path)
-            _temporary(path).unlink(missing_ok=True)  # left by a process that was killed while compacting
-            replies = Replies(limit_bytes)
-            file_bytes, cut_bytes = _recover(descriptor, path, replies)
-            journal = cls(path, descriptor, replies, file_bytes, cut_bytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        replies = Replies(limit_bytes)
+        file = RecordFile.open(path, _HEAD, lambda body: _apply(body, replies))
+        if file.cut.problem:
+            figures = {"path": str(path), "replies": len(replies), **dataclasses.asdict(file.cut)}
+            log.warning("journal cut after its last whole record", **figures)
+        journal = cls(file, replies)
         journal._compact_if_due()
         return journal
 
@@ -130,7 +111,7 @@ class Journal:
     @property
     def live_bytes(self) -> int:
         """What the file would be at most if it were compacted now."""
-        return len(_HEAD) + self._replies.stored_bytes(_RECORD_BYTES)
+        return len(_HEAD.content) + self._replies.stored_bytes(_RECORD_BYTES)
 
     def get(self, key: Key) -> bytes | None:
         return self._replies.get(key)
@@ -175,22 +156,18 @@ class Journal:
         """Writes the file anew with what is remembered now, and returns whether that succeeded. It takes time in
         proportion to what is remembered. Done by itself when it is due; raises JournalError after ``close``."""
         self._check_open()
-        temporary = _temporary(self.path)
         try:
-            descriptor, file_bytes = _write_anew(temporary, _records_of(self._replies))
+            anew = self._file.begin_anew()
             try:
-                temporary.replace(self.path)
-            except BaseException:
-                os.close(descriptor)
-                raise
+                for chunk in chunks(_records_of(self._replies), _CHUNK_BYTES):
+                    anew.append(chunk)
+                self._file.replace_by(anew)
+            finally:
+                anew.discard()
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            self._compact_again_at_bytes = self._file_bytes + _SLACK_BYTES
+            self._compact_again_at_bytes = self._file.size_bytes + _SLACK_BYTES
             self._tell(log.warning, "journal not compacted", error=str(error))
             return False
-        os.close(self._descriptor)
-        self._descriptor, self._file_bytes, self._torn = descriptor, file_bytes, False
         self._pending.clear()
         self._compact_again_at_bytes = 0
         self._compactions += 1
@@ -201,23 +178,19 @@ class Journal:
 
     def close(self) -> None:
         """Writes what is pending and closes the file. What is remembered can still be read. Can be repeated."""
-        if self._descriptor < 0:
+        if not self._file.is_open:
             return
         if self._missing:
             self.compact()
         self._write_pending()
-        if self._torn:
-            with suppress(OSError):  # if not now, it is cut off at opening
-                os.ftruncate(self._descriptor, self._file_bytes)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self._file.close()
 
     def statistics(self) -> JournalStatistics:
         return JournalStatistics(
             **dataclasses.asdict(self._replies.statistics()),
-            file_bytes=self._file_bytes,
+            file_bytes=self._file.size_bytes,
             live_bytes=self.live_bytes,
-            cut_bytes=self._cut_bytes,
+            cut_bytes=self._file.cut.cut_bytes,
             compactions=self._compactions,
             failed_writes=self._failed_writes,
             missing=self._missing,
@@ -238,28 +211,23 @@ class Journal:
             record = b"".join((*self._pending.values(), record))
             self._pending.clear()
         try:
-            if self._torn:
-                os.ftruncate(self._descriptor, self._file_bytes)
-                self._torn = False
-            _write_all(self._descriptor, record)
+            self._file.append(record)
         except OSError as error:
-            self._torn = True  # the next record must not follow half of this one
             self._failed_writes += 1
             if not self._failure_told:
                 event = "journal can't be written: a restart would forget the replies since"
                 self._failure_told = self._tell(log.error, event, error=str(error))
             return False
-        self._file_bytes += len(record)
         self._compact_if_due()
         return True
 
     def _compact_if_due(self) -> None:
-        due = self._missing or self._file_bytes > 2 * self.live_bytes + _SLACK_BYTES
-        if due and self._file_bytes >= self._compact_again_at_bytes:
+        due = self._missing or self._file.size_bytes > 2 * self.live_bytes + _SLACK_BYTES
+        if due and self._file.size_bytes >= self._compact_again_at_bytes:
             self.compact()
 
     def _check_open(self) -> None:
-        if self._descriptor < 0:
+        if not self._file.is_open:
             raise JournalError(self.path, "it is closed")
 
     def _check_evictions(self) -> None:
@@ -279,7 +247,7 @@ class Journal:
     def _figures(self) -> dict[str, str | int]:
         return {
             "path": str(self.path),
-            "file_bytes": self._file_bytes,
+            "file_bytes": self._file.size_bytes,
             "replies": len(self._replies),
             "size_bytes": self._replies.size_bytes,
             "limit_bytes": self._replies.limit_bytes,
@@ -288,73 +256,7 @@ class Journal:
         }
 
 
-# --------------------------------------------------------------------------- the file
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
-
-
-def _claim(descriptor: int, path: Path) -> None:
-    """Raises JournalError unless this is a file that no other process has open: two would spoil each other's records.
-
-    A POSIX lock (fcntl(2), F_SETLK) ends with its process; flock(2) would be kept by a forked child that outlives it.
-    """
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise JournalError(path, "it is not a regular file")
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise JournalError(path, "another process has it open") from error
-    if not os.path.samestat(status, path.stat()):  # its owner compacted it while we opened it
-        raise JournalError(path, "another process has it open")
-
-
-def _recover(descriptor: int, path: Path, replies: Replies) -> tuple[int, int]:
-    """Reads the file into ``replies`` and cuts it where reading ended. Returns the bytes kept and those cut off.
-
-    Raises JournalError where the file is no journal of this version.
-    """
-    size = os.fstat(descriptor).st_size
-    with os.fdopen(descriptor, "rb", closefd=False) as file:
-        head = file.read(len(_HEAD))
-        if head == _HEAD:
-            end, problem = _read_records(file, size, replies)
-        elif _HEAD.startswith(head):  # new, or its maker was killed on the way
-            end, problem = 0, "its head is cut short"
-        elif len(head) == len(_HEAD) and head.startswith(_MAGIC):
-            (version,) = _VERSION_FIELD.unpack(head[len(_MAGIC) :])
-            raise JournalError(path, f"it is of version {version}, and this program reads version {_VERSION}")
-        else:
-            raise JournalError(path, f"it does not begin as a journal does but with {head!r}")
-    if end < size:
-        figures = {"path": str(path), "kept_bytes": end, "cut_bytes": size - end, "replies": len(replies)}
-        log.warning("journal cut after its last whole record", **figures, problem=problem)
-        os.ftruncate(descriptor, end)
-    if end == 0:
-        _write_all(descriptor, _HEAD)
-    return max(end, len(_HEAD)), size - end
-
-
-def _read_records(file: BinaryIO, size: int, replies: Replies) -> tuple[int, str]:
-    """Applies records until the first that is not whole; returns where it begins (``size``: none), and why."""
-    end = file.tell()
-    while end < size:
-        head = file.read(_RECORD_HEAD.size)
-        if len(head) < _RECORD_HEAD.size:
-            return end, f"a record's head is cut short to {len(head)} bytes"
-        length, digest = _RECORD_HEAD.unpack(head)
-        left = size - end - _RECORD_HEAD.size
-        if length > left:  # checked before that much is allocated
-            return end, f"a record claims {length} bytes where {left} are left"
-        body = file.read(length)
-        if xxhash.xxh3_64_intdigest(body) != digest:
-            return end, f"the digest of a record of {length} bytes differs"
-        if not _apply(body, replies):
-            return end, f"a record of {length} bytes is none of this version"
-        end += _RECORD_HEAD.size + length
-    return end, ""
+# --------------------------------------------------------------------------- the records
 
 
 def _apply(body: bytes, replies: Replies) -> bool:
@@ -376,8 +278,7 @@ def _apply(body: bytes, replies: Replies) -> bool:
 
 
 def _record(kind: _Kind, *fields: str | int | bytes) -> bytes:
-    body: bytes = msgpack.packb((kind, *fields), unicode_errors="surrogatepass")
-    return _RECORD_HEAD.pack(len(body), xxhash.xxh3_64_intdigest(body)) + body
+    return frame(msgpack.packb((kind, *fields), unicode_errors="surrogatepass"))
 
 
 def _records_of(replies: Replies) -> Iterator[bytes]:
@@ -387,32 +288,3 @@ def _records_of(replies: Replies) -> Iterator[bytes]:
             yield _record(_Kind.SETTLE, sender, epoch, floor)
     for key, reply in replies.items():
         yield _record(_Kind.PUT, *key, reply)
-
-
-def _write_anew(path: Path, records: Iterable[bytes]) -> tuple[int, int]:
-    """A new file with these records, claimed and open for appending, and its size. Raises OSError."""
-    path.unlink(missing_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        chunk, chunk_bytes, size = [_HEAD], len(_HEAD), 0
-        for record in records:
-            chunk.append(record)
-            chunk_bytes += len(record)
-            if chunk_bytes >= _CHUNK_BYTES:
-                _write_all(descriptor, b"".join(chunk))
-                size += chunk_bytes
-                chunk, chunk_bytes = [], 0
-        _write_all(descriptor, b"".join(chunk))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, size + chunk_bytes
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    """One write(2), and more only where that took less than all. Raises OSError; a part may have been written."""
-    written = os.write(descriptor, content)
-    while written < len(content):
-        written += os.write(descriptor, memoryview(content)[written:])
