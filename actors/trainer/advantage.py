@@ -1,9 +1,15 @@
-"""Group-local advantages: a sample's own reward and its group's rewards are all they need.
+"""Advantages: from a sample's own reward and its group's rewards, and those that need the whole step.
 
-That is what lets training start the moment a group closes, without waiting for the rest of the step.
+The group-local ones let training start the moment a group closes, without waiting for the rest of the step.
 """
 
 import math
+
+import torch
+from torch import Tensor
+
+WHITEN_EPSILON = 1e-8
+"""The least variance that advantages are divided by the root of, as in OpenRLHF, the code of REINFORCE++'s authors."""
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation, as TRL's ``GRPOTrainer`` does. It also keeps rewards that differ only by
@@ -23,10 +29,7 @@ def group_advantage(reward: float, group_rewards: tuple[float, ...], *, scale: b
 
     Raises ``ValueError`` when ``reward`` is not among ``group_rewards`` or one of them is not finite.
     """
-    if reward not in group_rewards:
-        raise ValueError(f"reward {reward!r} is not among its group's rewards {group_rewards!r}")
-    if not all(map(math.isfinite, group_rewards)):
-        raise ValueError(f"a reward is not finite: {group_rewards!r}")
+    _check_group(reward, group_rewards)
     if min(group_rewards) == max(group_rewards):
         return 0.0
     mean = math.fsum(group_rewards) / len(group_rewards)
@@ -35,3 +38,65 @@ def group_advantage(reward: float, group_rewards: tuple[float, ...], *, scale: b
         return centred
     variance = math.fsum((other - mean) ** 2 for other in group_rewards) / (len(group_rewards) - 1)
     return centred / (math.sqrt(variance) + STD_EPSILON)
+
+
+def leave_one_out_advantage(reward: float, group_rewards: tuple[float, ...]) -> float:
+    """RLOO: ``r_i`` minus the mean of the *other* rewards of its group (Ahmadian et al., arXiv 2402.14740, eq. 8).
+
+    That is ``(r_i - mean(R)) n / (n - 1)``. A group of one has no others: exactly 0.0, as for equal rewards.
+    Raises as `group_advantage` does.
+    """
+    _check_group(reward, group_rewards)
+    if min(group_rewards) == max(group_rewards):
+        return 0.0
+    return (len(group_rewards) * reward - math.fsum(group_rewards)) / (len(group_rewards) - 1)
+
+
+def _check_group(reward: float, group_rewards: tuple[float, ...]) -> None:
+    if reward not in group_rewards:
+        raise ValueError(f"reward {reward!r} is not among its group's rewards {group_rewards!r}")
+    if not all(map(math.isfinite, group_rewards)):
+        raise ValueError(f"a reward is not finite: {group_rewards!r}")
+
+
+# --------------------------------------------------------------------------- over the tokens of a whole step
+
+
+def rewards_to_go(rewards: Tensor, token_rewards: Tensor, lengths: Tensor) -> Tensor:
+    """``r_i + sum over u >= t of token_rewards_{i,u}``, for every token t of every sequence i.
+
+    The advantage of REINFORCE++ before normalisation, with ``token_rewards = -beta KL_t`` (Hu et al., arXiv
+    2501.03262, section 3.1). ``rewards`` ``[R]`` of the sequences, ``token_rewards`` ``[N]``, ``lengths`` ``[R]``.
+    Returns ``[N]``.
+    """
+    # What is left of a sequence: its total, less what came before the token.
+    running = token_rewards.cumsum(0)
+    ends = running[lengths.cumsum(0) - 1]
+    return (rewards + ends).repeat_interleave(lengths) - running + token_rewards
+
+
+def leave_one_out_penalties(penalties: Tensor, groups: Tensor) -> Tensor:
+    """``p_i`` minus the mean of the other penalties of its group; 0 for a group of one.
+
+    With ``p_i = beta KL_i`` over a whole sequence this is what a KL in the reward takes from RLOO's advantage
+    (arXiv 2402.14740, eq. 1 and 8): the leave-one-out baseline is linear. ``penalties`` ``[R]``, ``groups`` ``[R]``
+    int64: which group each sequence belongs to, numbered from 0. Returns ``[R]``.
+    """
+    sizes = torch.bincount(groups)
+    totals = torch.zeros(len(sizes), dtype=penalties.dtype).index_add(0, groups, penalties)
+    count = sizes[groups]
+    others = (totals[groups] - penalties) / (count - 1).clamp(min=1)
+    return torch.where(count > 1, penalties - others, torch.zeros_like(penalties))
+
+
+def whitened(advantages: Tensor) -> Tensor:
+    """Zero mean and unit variance over all tokens: ``(A - mean(A)) / sqrt(var(A))`` (REINFORCE++, Hu et al., arXiv
+    2501.03262, section 3.1). The variance is the population's and at least `WHITEN_EPSILON`.
+
+    ``advantages`` ``[N]``, N at least 1, in float64, where the order of summation does not show. Returns ``[N]``;
+    exactly 0 where all are equal.
+    """
+    if advantages.min() == advantages.max():
+        return torch.zeros_like(advantages)
+    centred = advantages - advantages.mean()
+    return centred / centred.square().mean().clamp(min=WHITEN_EPSILON).sqrt()

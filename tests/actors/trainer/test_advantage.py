@@ -3,10 +3,18 @@ import random
 import statistics
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.trainer.advantage import STD_EPSILON, group_advantage
+from flexmarl.actors.trainer.advantage import (
+    STD_EPSILON,
+    group_advantage,
+    leave_one_out_advantage,
+    leave_one_out_penalties,
+    rewards_to_go,
+    whitened,
+)
 
 rewards = st.floats(-1e3, 1e3)
 groups = st.lists(rewards, min_size=2, max_size=16)
@@ -61,3 +69,60 @@ def test_rounding_differences_stay_small() -> None:
 def test_impossible_groups_are_refused(reward: float, group: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="reward"):
         group_advantage(reward, group, scale=True)
+    with pytest.raises(ValueError, match="reward"):
+        leave_one_out_advantage(reward, group)
+
+
+# --------------------------------------------------------------------------- leaving one out
+
+
+@given(groups)
+def test_rloo_is_the_reward_less_the_mean_of_the_others(group: list[float]) -> None:
+    for n, reward in enumerate(group):
+        expected = reward - statistics.fmean(group[:n] + group[n + 1 :])
+        found = leave_one_out_advantage(reward, tuple(group))
+        assert math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-8)
+
+
+@given(rewards, st.integers(1, 20))
+def test_rloo_learns_nothing_from_equal_rewards_or_one(reward: float, size: int) -> None:
+    assert leave_one_out_advantage(reward, (reward,) * size) == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), rewards), min_size=1, max_size=20))
+def test_penalties_leave_themselves_out(rows: list[tuple[int, float]]) -> None:
+    numbers = {group: n for n, group in enumerate(dict.fromkeys(group for group, _ in rows))}
+    found = leave_one_out_penalties(
+        torch.tensor([penalty for _, penalty in rows], dtype=torch.float64),
+        torch.tensor([numbers[group] for group, _ in rows]),
+    )
+    for n, (group, penalty) in enumerate(rows):
+        others = [p for m, (g, p) in enumerate(rows) if g == group and m != n]
+        expected = penalty - statistics.fmean(others) if others else 0.0
+        assert math.isclose(found[n].item(), expected, rel_tol=1e-9, abs_tol=1e-8)
+
+
+# --------------------------------------------------------------------------- over a whole step
+
+
+@given(st.lists(st.tuples(rewards, st.lists(rewards, min_size=1, max_size=6)), min_size=1, max_size=6))
+def test_rewards_to_go_count_what_is_still_to_come(batch: list[tuple[float, list[float]]]) -> None:
+    found = rewards_to_go(
+        torch.tensor([reward for reward, _ in batch], dtype=torch.float64),
+        torch.tensor([r for _, each in batch for r in each], dtype=torch.float64),
+        torch.tensor([len(each) for _, each in batch]),
+    )
+    expected = [reward + math.fsum(each[t:]) for reward, each in batch for t in range(len(each))]
+    assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-8)
+
+
+@given(st.lists(rewards, min_size=1, max_size=30))
+def test_whitened_has_zero_mean_and_unit_variance(values: list[float]) -> None:
+    found = whitened(torch.tensor(values, dtype=torch.float64)).tolist()
+    mean = statistics.fmean(values)
+    spread = math.sqrt(max(statistics.fmean((value - mean) ** 2 for value in values), 1e-8))
+    assert found == pytest.approx([(value - mean) / spread for value in values], rel=1e-6, abs=1e-6)
+
+
+def test_equal_advantages_whiten_to_exactly_nothing() -> None:
+    assert whitened(torch.full((7,), 0.1, dtype=torch.float64)).tolist() == [0.0] * 7

@@ -1,0 +1,136 @@
+"""The algorithms by name: what each is made of, and the numbers its paper trains with. Data only, no torch.
+
+An algorithm is a choice in each of these columns; `objective.py` puts the chosen functions together.
+
+baseline      what is taken from a sample's reward                        `advantage.py`
+surrogate     what is maximised, token by token                           `loss.py`
+aggregation   what the sum over tokens is divided by at the step          `loss.py`
+grouping      whose rewards are compared                                  `grouping.py`
+KL            which estimator, in the loss or in the reward               `kl.py`
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+AlgorithmName = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "at_grpo",
+    "dr_mas",
+    "ppo",
+]
+Baseline = Literal["group_mean", "leave_one_out", "none"]
+Surrogate = Literal["clipped", "clipped_sequence", "clipped_weight", "reinforce"]
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+Grouping = Literal["trajectory", "agent_turns", "turn"]
+KlEstimator = Literal["k1", "k2", "k3"]
+Correction = Literal["none", "truncate", "mask", "decoupled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One row of the table. ``scale_rewards``: whether the centred reward is divided by the group's standard
+    deviation; None where the algorithm has no such division. ``whiten``: the advantages are normalised over all
+    tokens of the step. ``kl_estimator`` and ``kl_in_reward`` say how a KL to a reference policy enters, where the
+    user asks for one (``kl_coefficient``)."""
+
+    paper: str
+    baseline: Baseline = "group_mean"
+    surrogate: Surrogate = "clipped"
+    aggregation: Aggregation = "token_mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    scale_rewards: bool | None = True
+    whiten: bool = False
+    grouping: Grouping = "trajectory"
+    kl_estimator: KlEstimator = "k3"
+    kl_in_reward: bool = False
+
+
+ALGORITHMS: dict[AlgorithmName, Algorithm] = {
+    # Clip-higher and the token mean are DAPO's; `aggregation: sequence_mean` and `clip_high: 0.2` give eq. 3 itself.
+    "grpo": Algorithm("Shao et al., arXiv 2402.03300, eq. 3 and section 4.1.2", clip_high=0.28),
+    "dr_grpo": Algorithm(
+        "Liu et al., arXiv 2503.20783, section 3.2", aggregation="constant", scale_rewards=False
+    ),
+    # Dynamic sampling, DAPO's other half, is the orchestrator's; its overlong penalty is the workflow's reward.
+    "dapo": Algorithm("Yu et al., arXiv 2503.14476, eq. 8 and 9", clip_high=0.28),
+    "gspo": Algorithm(
+        "Zheng et al., arXiv 2507.18071, eq. 5 to 7; clip range of section 5.1",
+        surrogate="clipped_sequence",
+        aggregation="sequence_mean",
+        clip_low=3e-4,
+        clip_high=4e-4,
+    ),
+    # The paper gives no upper bound; a weight of at most 5 is that of ScaleRL (Khatri et al., arXiv 2510.13786).
+    "cispo": Algorithm(
+        "MiniMax, arXiv 2506.13585, eq. 4 and 5", surrogate="clipped_weight", clip_low=1.0, clip_high=4.0
+    ),
+    "rloo": Algorithm(
+        "Ahmadian et al., arXiv 2402.14740, eq. 5 to 8",
+        baseline="leave_one_out",
+        surrogate="reinforce",
+        aggregation="sequence_sum",
+        clip_low=0.0,
+        clip_high=0.0,
+        scale_rewards=None,
+        kl_estimator="k1",
+        kl_in_reward=True,
+    ),
+    "reinforce_pp": Algorithm(
+        "Hu et al., arXiv 2501.03262, section 3.1: one trajectory per query is enough",
+        baseline="none",
+        scale_rewards=None,
+        whiten=True,
+        kl_estimator="k1",
+        kl_in_reward=True,
+    ),
+    "reinforce_pp_baseline": Algorithm(
+        "Hu et al., arXiv 2501.03262, section 3.2", scale_rewards=None, whiten=True, kl_estimator="k2"
+    ),
+    "at_grpo": Algorithm("Zhao et al., arXiv 2510.11062, section 4.1", grouping="turn"),
+    "dr_mas": Algorithm("Feng et al., arXiv 2602.08847, eq. 5", grouping="agent_turns"),
+}
+"""Every algorithm that can be configured. ``ppo`` is a name without a row: see `NO_CRITIC`."""
+
+NO_CRITIC = (
+    "needs a critic: a second trained model, with an optimizer and a checkpoint of its own, which a policy does not "
+    "have here (its estimator and value loss are in actors/trainer/critic.py). Without one: reinforce_pp keeps PPO's "
+    "clip and its token-wise KL, grpo and rloo compare the trajectories of a query"
+)
+
+CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
+    "none": (None, None),
+    "truncate": (None, 2.0),
+    "mask": (0.5, 5.0),
+    "decoupled": (None, 5.0),
+}
+"""Default bounds of the weight, low and high; the sources are in `corrections.correction_weights`."""
+
+
+def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
+    """Why no sample's gradient is known before the step's last sample is there; None where it is known at once.
+
+    ``kl_in_reward``: whether a KL is in the reward, rather than in the loss or nowhere.
+    """
+    if algorithm.whiten:
+        return "it normalises the advantages over all samples of a step"
+    if algorithm.grouping != "trajectory":
+        return "its groups are made of the turns of a step"
+    if kl_in_reward:
+        return "the KL in its rewards is compared within the group"
+    return None
+
+
+def sync_warning(agent: str, name: AlgorithmName, reason: str) -> str:
+    """What to tell the user, once, about a policy that can't stream."""
+    return (
+        f"agent {agent}: {name} can't train on a micro-batch before the step's rollout has ended, for {reason}. "
+        "Its policy runs as in mode sync; the other policies are not affected"
+    )

@@ -1,0 +1,138 @@
+"""A policy's objective: the functions that its algorithm names, put together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..messages import Sample
+from .advantage import (
+    group_advantage,
+    leave_one_out_advantage,
+    leave_one_out_penalties,
+    rewards_to_go,
+    whitened,
+)
+from .config import AlgorithmConfig
+from .corrections import correction_weights
+from .kl import kl_estimate
+from .loss import (
+    TokenLosses,
+    bounded_ratio,
+    clipped_loss,
+    clipped_sequence_loss,
+    clipped_weight_loss,
+    reinforce_loss,
+    sequence_sums,
+    summed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTokens:
+    """The completion tokens of one forward. All but ``lengths`` (``[R]`` int64) are ``[N]``; ``logprobs`` has the
+    gradient, ``engine_logprobs`` are those the tokens were drawn with, ``reference_logprobs`` are needed for a KL
+    in the loss alone."""
+
+    logprobs: Tensor
+    engine_logprobs: Tensor
+    advantages: Tensor
+    lengths: Tensor
+    reference_logprobs: Tensor | None = None
+
+
+def batch_loss(config: AlgorithmConfig, batch: CompletionTokens) -> tuple[Tensor, Tensor]:
+    """The summed loss of a batch, to be divided by the step's `loss.denominator`.
+
+    Without a correction the surrogate's ratio is that of trainer to engine. With one it is that of the policy to the
+    proximal policy, which is the policy at the start of its step: of value 1 here, since a sample is trained on once,
+    and what is left of the surrogate is its gradient, times the weight.
+
+    Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[3]`` without one,
+    sums over tokens: the loss as it is aggregated, tokens that a clip or a mask held back, ``|ratio - 1|`` of trainer
+    to engine. Raises ``ValueError`` where the KL's log-probabilities are missing.
+    """
+    if config.correction == "none":
+        losses = _surrogate(config, batch, batch.engine_logprobs)
+    else:
+        proximal = batch.logprobs.detach()
+        low, high = config.correction_low, config.correction_high
+        weights, removed = correction_weights(
+            proximal, batch.engine_logprobs, config.correction, low=low, high=high
+        )
+        losses = _surrogate(config, batch, proximal)
+        losses = TokenLosses(losses.values * weights, losses.held_back | removed, losses.ratio)
+    values = losses.values
+    if config.kl_in_loss:
+        if batch.reference_logprobs is None:
+            raise ValueError("a KL in the loss needs the reference policy's log-probabilities")
+        kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
+        values = values + config.kl_coefficient * kl
+    loss = summed(values, batch.lengths, config.aggregation)
+    with torch.no_grad():
+        ratio = losses.ratio  # of trainer to engine, unless something else was clipped
+        if config.correction != "none" or config.row.surrogate in ("clipped_sequence", "reinforce"):
+            ratio = bounded_ratio(batch.logprobs, batch.engine_logprobs)
+        held_back = losses.held_back.sum().to(loss.dtype)
+        diagnostics = torch.stack((loss, held_back, (ratio - 1.0).abs().sum()))
+    return loss, diagnostics
+
+
+def _surrogate(config: AlgorithmConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:
+    low, high = config.clip_low, config.clip_high
+    logprobs, advantages = batch.logprobs, batch.advantages
+    match config.row.surrogate:
+        case "clipped":
+            return clipped_loss(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
+        case "clipped_sequence":
+            return clipped_sequence_loss(
+                logprobs, old_logprobs, advantages, batch.lengths, clip_low=low, clip_high=high
+            )
+        case "clipped_weight":
+            return clipped_weight_loss(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
+        case "reinforce":
+            return reinforce_loss(logprobs, advantages)
+
+
+def sample_advantage(config: AlgorithmConfig, sample: Sample) -> float:
+    """A sample's advantage from its group's rewards alone, before what needs the whole step.
+
+    Raises ``ValueError`` where the reward is not among its group's or is not finite.
+    """
+    match config.row.baseline:
+        case "leave_one_out":
+            return leave_one_out_advantage(sample.reward, sample.group_rewards)
+        case "group_mean":
+            return group_advantage(sample.reward, sample.group_rewards, scale=config.scale_rewards)
+        case "none":
+            group_advantage(sample.reward, (sample.reward,), scale=False)  # only that it is finite
+            return float(sample.reward)
+
+
+def step_advantages(
+    config: AlgorithmConfig, samples: Sequence[Sample], reference_logprobs: Sequence[Tensor] | None
+) -> Tensor:
+    """The advantages of all completion tokens of a step, for an algorithm that doesn't stream: ``[N]`` float64.
+
+    ``samples`` (at least one) are those of the step, already `grouping.regrouped`; ``reference_logprobs`` has ``[T]``
+    for each and is needed for a KL in the reward alone. That KL is between the engine's policy, which drew the tokens,
+    and the reference.
+    """
+    float64 = torch.float64
+    lengths = torch.tensor([len(sample.tokens) for sample in samples])
+    advantages = torch.tensor([sample_advantage(config, sample) for sample in samples], dtype=float64)
+    penalties = torch.zeros(int(lengths.sum()), dtype=float64)
+    if config.kl_coefficient and config.kl_in_reward:
+        if reference_logprobs is None:
+            raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
+        drawn = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], dtype=float64)
+        kl = kl_estimate(drawn, torch.cat(list(reference_logprobs)), config.kl_estimator)
+        penalties = config.kl_coefficient * kl
+    if config.row.baseline == "leave_one_out":
+        numbers: dict[str, int] = {}
+        groups = torch.tensor([numbers.setdefault(sample.group, len(numbers)) for sample in samples])
+        advantages -= leave_one_out_penalties(sequence_sums(penalties, lengths), groups)
+        return advantages.repeat_interleave(lengths)
+    tokens = rewards_to_go(advantages, -penalties, lengths)
+    return whitened(tokens) if config.row.whiten else tokens

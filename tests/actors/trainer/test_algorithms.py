@@ -1,0 +1,93 @@
+"""Algorithms by name: their numbers, what is refused, which of them stream."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from flexmarl.actors.trainer.algorithms import ALGORITHMS, sync_warning
+from flexmarl.actors.trainer.config import AlgorithmConfig
+from flexmarl.launch import env
+
+
+def config(**given: Any) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate(given)
+
+
+def test_without_a_word_it_is_grpo_with_clip_higher_and_the_token_mean() -> None:
+    default = config()
+    assert default == AlgorithmConfig()
+    assert (default.name, default.clip_low, default.clip_high) == ("grpo", 0.2, 0.28)
+    assert (default.scale_rewards, default.aggregation, default.correction) == (True, "token_mean", "none")
+    assert default.kl_coefficient == 0.0 and default.streams
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_name_brings_its_papers_numbers_and_what_is_given_wins(name: str) -> None:
+    found, row = config(name=name), ALGORITHMS[name]  # type: ignore[index]
+    assert (found.clip_low, found.clip_high) == (row.clip_low, row.clip_high)
+    assert (found.aggregation, found.kl_estimator) == (row.aggregation, row.kl_estimator)
+    assert found.scale_rewards == bool(row.scale_rewards)
+    if row.surrogate != "reinforce":
+        assert config(name=name, clip_low=0.125).clip_low == 0.125
+    assert "arXiv" in row.paper
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("correction", ["none", "truncate", "mask", "decoupled"])
+def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> None:
+    found = config(name=name, correction=correction, kl_coefficient=0.01)
+    assert AlgorithmConfig.model_validate(found.model_dump(mode="json")) == found
+    assert AlgorithmConfig.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"name": "ppo"}, "ppo needs a critic.*reinforce_pp"),
+        ({"name": "grpoo"}, "'grpo', 'dr_grpo'"),
+        ({"name": ["grpo"]}, "'grpo', 'dr_grpo'"),
+        ({"name": "rloo", "clip_high": 0.2}, "rloo clips nothing"),
+        ({"name": "reinforce_pp", "scale_rewards": True}, "does not divide"),
+        ({"name": "dapo", "kl_in_reward": True}, "dapo has its KL in the loss"),
+        ({"kl_estimator": "k1", "kl_coefficient": 0.1}, "zero on average"),
+        ({"constant_length": 8}, "aggregation constant"),
+        ({"correction_high": 2.0}, "want a correction"),
+        ({"correction": "truncate", "correction_low": 0.5}, "no lower bound"),
+        ({"correction": "mask", "correction_low": 6.0}, "less than correction_high"),
+        ({"correction": "tis"}, "'none', 'truncate'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        config(**given)
+
+
+def test_what_needs_the_whole_batch_does_not_stream_and_says_why() -> None:
+    streams = {name for name in ALGORITHMS if config(name=name).streams}
+    assert streams == {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"}
+    assert config(name="grpo", kl_coefficient=0.1).streams
+    assert not config(name="rloo", kl_coefficient=0.1).streams
+    assert config(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3").streams
+    for name in ALGORITHMS:
+        found = config(name=name)
+        if (reason := found.whole_batch_reason) is not None:
+            words = sync_warning("solver", found.name, reason)
+            assert (
+                words.startswith(f"agent solver: {name} can't train") and reason in words and "sync" in words
+            )
+
+
+def test_the_constant_is_the_longest_completion_unless_given() -> None:
+    assert config(name="dr_grpo").with_constant_length(64).constant_length == 64
+    assert config(name="dr_grpo", constant_length=9).with_constant_length(64).constant_length == 9
+    assert config().with_constant_length(64).constant_length is None
+
+
+def test_reading_a_config_does_not_import_torch() -> None:
+    program = "import flexmarl.actors.trainer.config, sys; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=env.actor_environment(), check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "False"

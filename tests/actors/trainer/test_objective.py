@@ -1,0 +1,330 @@
+"""Every algorithm against its formula written out in loops, over steps cut into micro-batches in any way."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flexmarl.actors.messages import Sample
+from flexmarl.actors.trainer.config import AlgorithmConfig
+from flexmarl.actors.trainer.grouping import regrouped
+from flexmarl.actors.trainer.loss import denominator
+from flexmarl.actors.trainer.objective import (
+    CompletionTokens,
+    batch_loss,
+    sample_advantage,
+    step_advantages,
+)
+
+torch.set_num_threads(1)
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {"name": "grpo"},
+    {"name": "grpo", "aggregation": "sequence_mean", "clip_high": 0.2, "kl_coefficient": 0.04},
+    {"name": "grpo", "correction": "truncate"},
+    {"name": "grpo", "correction": "mask", "correction_low": 0.8, "correction_high": 1.3},
+    {"name": "grpo", "correction": "decoupled", "correction_high": 1.2, "kl_coefficient": 0.1},
+    {"name": "dr_grpo", "constant_length": 12},
+    {"name": "dapo"},
+    {"name": "gspo"},
+    {"name": "gspo", "clip_low": 0.1, "clip_high": 0.2, "kl_coefficient": 0.1, "kl_estimator": "k2"},
+    {"name": "cispo", "clip_high": 0.1},
+    {"name": "cispo", "clip_low": 0.1, "clip_high": 0.1, "correction": "mask", "correction_low": 0.9},
+    {"name": "rloo"},
+    {"name": "rloo", "kl_coefficient": 0.05},
+    {"name": "rloo", "correction": "truncate", "correction_high": 1.1},
+    {"name": "reinforce_pp"},
+    {"name": "reinforce_pp", "kl_coefficient": 0.1},
+    {"name": "reinforce_pp_baseline"},
+    {"name": "reinforce_pp_baseline", "kl_coefficient": 0.1},
+    {"name": "at_grpo"},
+    {"name": "dr_mas", "scale_rewards": False},
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sample, and what trainer and reference think of its tokens."""
+
+    sample: Sample
+    logprobs: tuple[float, ...]
+    reference: tuple[float, ...]
+
+
+def make_step(seed: int, queries: int = 3, trajectories: int = 4) -> list[Row]:
+    """Trajectories in which the agent takes one or two turns of uneven length; some groups have equal rewards."""
+    rng = random.Random(seed)
+    rows = []
+    for query in range(queries):
+        rewards = tuple(rng.choice((0.0, 0.5, 1.0)) for _ in range(trajectories))
+        for trajectory in range(trajectories):
+            for turn in range(rng.randint(1, 2)):
+                drawn = tuple(rng.uniform(-3, -0.1) for _ in range(rng.randint(1, 6)))
+                group = f"1:q{query}"
+                sample = Sample(
+                    f"{group}_{turn}_{trajectory}", "solver", 1, 0, group, rewards[trajectory], rewards,
+                    (1,), (2,) * len(drawn), drawn,
+                )  # fmt: skip
+                near = tuple(logprob + rng.uniform(-0.4, 0.4) for logprob in drawn)
+                rows.append(Row(sample, near, tuple(logprob + rng.uniform(-1, 1) for logprob in drawn)))
+    return rows
+
+
+# --------------------------------------------------------------------------- the reference, in loops
+
+
+def plain_kl(config: AlgorithmConfig, ours: Any, theirs: float) -> Any:
+    d = ours - theirs
+    exp = torch.exp if isinstance(d, Tensor) else math.exp
+    return {"k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}[config.kl_estimator]
+
+
+def plain_group(row: Row, rows: Sequence[Row], name: str) -> list[float]:
+    mine = row.sample
+    same = [r.sample for r in rows if r.sample.group == mine.group]
+    if name == "dr_mas":
+        return [s.reward for s in same]
+    if name == "at_grpo":  # one agent that takes its turns in order: the number in the id is its own
+        return [s.reward for s in same if s.sample_id.split("_")[1] == mine.sample_id.split("_")[1]]
+    return list(mine.group_rewards)
+
+
+def plain_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[list[float]]:
+    """Per row and token, as the papers say it."""
+    beta = config.kl_coefficient if config.kl_in_reward else 0.0
+    kls = [
+        [beta * plain_kl(config, a, b) for a, b in zip(row.sample.logprobs, row.reference, strict=True)]
+        for row in rows
+    ]
+    found: list[list[float]] = []
+    for n, row in enumerate(rows):
+        rewards, reward = plain_group(row, rows, config.name), row.sample.reward
+        if config.name == "rloo":
+            advantage = (reward - fmean(rewards)) * len(rewards) / (len(rewards) - 1)
+            others = [
+                sum(kls[m])
+                for m, other in enumerate(rows)
+                if m != n and other.sample.group == row.sample.group
+            ]
+            found.append([advantage - (sum(kls[n]) - fmean(others))] * len(row.logprobs))
+        elif config.name == "reinforce_pp":
+            found.append([reward - sum(kls[n][t:]) for t in range(len(row.logprobs))])
+        else:
+            advantage = reward - fmean(rewards)
+            if config.scale_rewards:
+                advantage /= (stdev(rewards) if len(rewards) > 1 else 0.0) + 1e-4
+            found.append([advantage] * len(row.logprobs))
+    if config.name.startswith("reinforce_pp"):
+        flat = [a for each in found for a in each]
+        mean = fmean(flat)
+        spread = math.sqrt(max(fmean((a - mean) ** 2 for a in flat), 1e-8))
+        found = [[(a - mean) / spread for a in each] for each in found]
+    return found
+
+
+def plain_token_loss(config: AlgorithmConfig, logprob: Tensor, old: Any, advantage: float) -> Tensor:
+    low, high = 1 - config.clip_low, 1 + config.clip_high
+    if config.name == "rloo":
+        return -advantage * logprob
+    ratio = torch.exp(logprob - old)
+    if config.name == "cispo":
+        return -min(max(ratio.item(), low), high) * advantage * logprob
+    return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+
+
+def plain_weight(config: AlgorithmConfig, gap: float) -> float:
+    weight, low, high = math.exp(gap), config.correction_low, config.correction_high
+    if config.correction == "none":
+        return 1.0
+    if config.correction == "truncate":
+        assert high is not None
+        return min(weight, high)
+    return 0.0 if (low is not None and weight < low) or (high is not None and weight > high) else weight
+
+
+def plain_loss(config: AlgorithmConfig, rows: Sequence[Row], logprobs: list[list[Tensor]]) -> Tensor:
+    """The mean loss of a whole step."""
+    advantages = plain_advantages(config, rows)
+    total = torch.zeros((), dtype=torch.float64)
+    for row, ours, advantage in zip(rows, logprobs, advantages, strict=True):
+        engine = row.sample.logprobs
+        old = [lp.item() for lp in ours] if config.correction != "none" else list(engine)
+        sequence = torch.zeros((), dtype=torch.float64)
+        mean_gap = sum((a - b for a, b in zip(ours, old, strict=True)), torch.zeros(())) / len(ours)
+        for t, logprob in enumerate(ours):
+            weight = plain_weight(config, logprob.item() - engine[t])
+            if config.name == "gspo":
+                loss = plain_token_loss(config, mean_gap, 0.0, advantage[t])
+            else:
+                loss = plain_token_loss(config, logprob, old[t], advantage[t])
+            sequence = sequence + weight * loss
+            if config.kl_coefficient and not config.kl_in_reward:
+                sequence = sequence + config.kl_coefficient * plain_kl(config, logprob, row.reference[t])
+        total = total + (sequence / len(ours) if config.aggregation == "sequence_mean" else sequence)
+    tokens = sum(len(row.logprobs) for row in rows)
+    return (
+        total
+        / {
+            "token_mean": tokens,
+            "sequence_mean": len(rows),
+            "sequence_sum": len(rows),
+            "constant": len(rows) * (config.constant_length or 0),
+        }[config.aggregation]
+    )
+
+
+# --------------------------------------------------------------------------- what the trainer does
+
+
+def token_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Tensor]:
+    if config.streams:
+        return [
+            torch.full((len(row.logprobs),), sample_advantage(config, row.sample), dtype=torch.float64)
+            for row in rows
+        ]
+    samples = regrouped([row.sample for row in rows], config.row.grouping)
+    references = [torch.tensor(row.reference, dtype=torch.float64) for row in rows]
+    found = step_advantages(config, samples, references)
+    return list(torch.split(found, [len(row.logprobs) for row in rows]))
+
+
+def accumulated(
+    config: AlgorithmConfig, batches: Sequence[Sequence[Row]]
+) -> tuple[float, dict[str, list[float]]]:
+    """The step's mean loss, and the gradient by each sample's log-probabilities, divided once."""
+    rows = [row for batch in batches for row in batch]
+    advantages = dict(
+        zip((row.sample.sample_id for row in rows), token_advantages(config, rows), strict=True)
+    )
+    divisor = denominator(
+        config.aggregation,
+        tokens=sum(len(row.logprobs) for row in rows),
+        sequences=len(rows),
+        constant=config.constant_length,
+    )
+    loss, gradients = 0.0, {}
+    for batch in batches:
+        leaves = [torch.tensor(row.logprobs, dtype=torch.float64, requires_grad=True) for row in batch]
+        summed, diagnostics = batch_loss(
+            config,
+            CompletionTokens(
+                logprobs=torch.cat(leaves),
+                engine_logprobs=torch.tensor(
+                    [lp for row in batch for lp in row.sample.logprobs], dtype=torch.float64
+                ),
+                advantages=torch.cat([advantages[row.sample.sample_id] for row in batch]),
+                lengths=torch.tensor([len(row.logprobs) for row in batch]),
+                reference_logprobs=torch.tensor(
+                    [lp for row in batch for lp in row.reference], dtype=torch.float64
+                ),
+            ),
+        )
+        torch.autograd.backward(summed)
+        loss += diagnostics[0].item()
+        for row, leaf in zip(batch, leaves, strict=True):
+            assert leaf.grad is not None
+            gradients[row.sample.sample_id] = (leaf.grad / divisor).tolist()
+    return loss / divisor, gradients
+
+
+@pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
+@settings(max_examples=10, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_any_split_gives_the_loss_and_gradient_of_the_formula(
+    given_config: dict[str, Any], data: st.DataObject, seed: int
+) -> None:
+    config = AlgorithmConfig.model_validate(given_config)
+    rows = make_step(seed)
+    leaves = [
+        [torch.tensor(lp, dtype=torch.float64, requires_grad=True) for lp in row.logprobs] for row in rows
+    ]
+    expected = plain_loss(config, rows, leaves)
+    if expected.requires_grad:
+        torch.autograd.backward(expected)
+
+    mixed = data.draw(st.permutations(rows))
+    batches = []
+    while mixed:
+        size = data.draw(st.integers(1, len(mixed)))
+        batches.append(mixed[:size])
+        mixed = mixed[size:]
+    loss, gradients = accumulated(config, batches)
+
+    assert loss == pytest.approx(expected.item(), rel=1e-6, abs=1e-9)
+    for row, leaf in zip(rows, leaves, strict=True):
+        wanted = [0.0 if token.grad is None else token.grad.item() for token in leaf]
+        assert gradients[row.sample.sample_id] == pytest.approx(wanted, rel=1e-6, abs=1e-10)
+
+
+# --------------------------------------------------------------------------- edges
+
+
+def one(logprobs: Sequence[float], engine: Sequence[float]) -> CompletionTokens:
+    return CompletionTokens(
+        logprobs=torch.tensor(logprobs, requires_grad=True),
+        engine_logprobs=torch.tensor(engine),
+        advantages=torch.ones(len(logprobs)),
+        lengths=torch.tensor([len(logprobs)]),
+    )
+
+
+def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -> None:
+    config = AlgorithmConfig(name="grpo", correction="mask", correction_low=0.5, correction_high=5.0)
+    batch = one([-1.0, -2.0], [-9.0, -30.0])
+    loss, diagnostics = batch_loss(config, batch)
+    torch.autograd.backward(loss)
+    assert batch.logprobs.grad is not None and not batch.logprobs.grad.any()
+    assert diagnostics[:2].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
+def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: dict[str, Any]) -> None:
+    config = AlgorithmConfig.model_validate(given_config)
+    for trajectories in (1, 3):
+        rows = [
+            Row(Sample(f"q_0_{n}", "solver", 1, 0, "q", 1.0, (1.0,) * trajectories, (1,), (2, 3), (-1.0, -500.0)),
+                (-500.0, -1.0), (-1.0, -1.0))
+            for n in range(trajectories)
+        ]  # fmt: skip
+        loss, gradients = accumulated(config, [rows])
+        flat = list(chain.from_iterable(gradients.values()))
+        assert math.isfinite(loss) and all(map(math.isfinite, flat))
+        if not config.kl_coefficient:
+            assert not any(flat), "equal rewards teach nothing"
+
+
+def test_the_decoupled_ratio_is_one_at_the_proximal_policy() -> None:
+    """However far the behaviour policy is, the clip refers to the proximal one and holds nothing back."""
+    config = AlgorithmConfig(name="grpo", correction="decoupled", correction_high=5.0)
+    batch = one([-1.0, -1.0], [-1.5, -0.5])
+    loss, diagnostics = batch_loss(config, batch)
+    torch.autograd.backward(loss)
+    assert batch.logprobs.grad is not None
+    assert batch.logprobs.grad.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5)])
+    assert diagnostics[1].item() == 0.0
+    free, _ = batch_loss(AlgorithmConfig(), one([-1.0, -1.0], [-1.5, -0.5]))
+    assert free.item() != pytest.approx(loss.item()), "without a correction the clip does hold back"
+
+
+def test_a_kl_without_a_reference_is_refused() -> None:
+    in_loss = AlgorithmConfig(name="grpo", kl_coefficient=0.1)
+    with pytest.raises(ValueError, match="reference policy"):
+        batch_loss(in_loss, one([-1.0], [-1.0]))
+    with pytest.raises(ValueError, match="reference policy"):
+        step_advantages(AlgorithmConfig(name="rloo", kl_coefficient=0.1, clip_low=0, clip_high=0, scale_rewards=False,
+                                        kl_in_reward=True), [make_step(0)[0].sample], None)  # fmt: skip
+
+
+def test_a_reward_that_is_not_finite_is_refused_by_every_baseline() -> None:
+    sample = Sample("q_0_0", "solver", 1, 0, "q", math.nan, (math.nan,), (1,), (2,), (-1.0,))
+    for name in ("grpo", "rloo", "reinforce_pp"):
+        with pytest.raises(ValueError, match="reward"):
+            sample_advantage(AlgorithmConfig.model_validate({"name": name}), sample)
