@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ..core.config import Config
 from ..transport.handle import StateHandle
+from ..transport.segments import SegmentGrant
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -106,15 +107,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows leased to a trainer under one fencing token."""
-
-    agent: str
-    token: int
-    samples: tuple[Sample, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TableStatistics:
     """Rows by status; ``consumed`` counts rows that an optimizer step used and that are gone."""
 
@@ -123,18 +115,59 @@ class TableStatistics:
     consumed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Rows under a fencing token, by column. A bulk column refers to bytes in segments:
+    ``{"pieces": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}``."""
+
+    token: int
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """``memory_bytes`` and ``disk_bytes``: of segments; ``live_bytes``: what rows refer to."""
+
+    memory_bytes: int
+    disk_bytes: int
+    live_bytes: int
+    journal_bytes: int
+    compactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """``rows``: the first of ``total`` for which the expression is true, as plain data by column name."""
+
+    rows: list[dict[str, Any]]
+    total: int
+
+
 class StoreApi(Protocol):
-    async def put(self, samples: list[Sample]) -> None:
-        """Adds the samples of a closed group, all or none. A ``sample_id`` that is there already is refused, and so
-        is a version whose step was committed."""
+    """What ``experience.py`` speaks with."""
 
-    async def lease(self, agent: str, policy_version: int, count: int) -> MicroBatch:
-        """The oldest ``count`` READY rows of that version. Refused where there are fewer."""
+    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+        """A segment for ``writer`` to fill; it writes no more to those that are ``finished``. Waits while there is no
+        room. Raises StoreError where there never will be."""
 
-    async def commit(self, agent: str, tokens: list[int]) -> int:
-        """Rows leased under ``tokens`` are consumed; returns how many. An unknown token is refused."""
+    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
+        ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""
+
+    async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
+        """The oldest ``count`` READY rows of that version, or under ``async`` of those that are stale enough at most.
+        Refused where there are fewer."""
+
+    async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
+        """Rows leased under ``tokens`` are consumed by the agent's next optimizer step; returns how many. The same
+        again changes nothing; a token that is not out is refused."""
+
+    async def select(self, where: str, limit: int) -> Selection:
+        """Rows for which an SQL expression over their scalar columns is true."""
 
     async def table_statistics(self) -> dict[str, TableStatistics]: ...
+
+    async def store_statistics(self) -> StoreStatistics: ...
 
 
 # --------------------------------------------------------------------------- training
@@ -223,9 +256,12 @@ class TrajectoryFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupClosed:
-    """All trajectories of one query have ended, and the samples of those that survived are in the store.
+    """The group of one query is settled, and the samples of its trajectories that count are in the store.
 
-    ``waited_s``: from the step's start until the group's first turn went to an instance, seconds.
+    ``waited_s``: from the step's start until the group's first turn went to an instance, seconds. ``rewards`` and
+    ``generated_tokens`` are of all trajectories that count, also where samples were left out: ``without_signal`` are
+    the agents whose were. ``dropped``: why no sample came of the group at all, or empty. ``refilled``: stragglers that
+    were replaced. ``surplus``: trajectories that the group did not wait for.
     """
 
     step: int
@@ -235,6 +271,10 @@ class GroupClosed:
     waited_s: float
     rewards: dict[str, list[float]]
     failures: list[TrajectoryFailed]
+    dropped: str = ""
+    without_signal: list[str] = field(default_factory=list)
+    refilled: int = 0
+    surplus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +291,20 @@ class RolloutApi(Protocol):
         """All instances of ``agent`` have applied ``version``: turns that waited for it may go on."""
 
     async def start_step(
-        self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]
+        self,
+        step: int,
+        queries: list[Query],
+        trajectories: int,
+        versions: dict[str, int],
+        newer_too: bool = False,
     ) -> None:
-        """Begins ``trajectories`` trajectories of each query; a GroupClosed reaches the orchestrator for each."""
+        """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
+
+        More queries of a step may follow.
+
+        ``versions`` generate the turns, none other; with ``newer_too`` whichever of these or later is the newest served
+        when a turn is asked for, and a turn that new weights interrupt is asked for again.
+        """
 
     async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:
         """Runs each query once with greedy decoding, outside the store."""

@@ -1,4 +1,4 @@
-"""The commands ``flexmarl train``, ``flexmarl report`` and ``flexmarl bench``."""
+"""The commands ``flexmarl train``, ``flexmarl report``, ``flexmarl store`` and ``flexmarl bench``."""
 
 import asyncio
 import contextlib
@@ -100,6 +100,29 @@ def report(run_dir: Path) -> int:
     return 0
 
 
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("where", default="")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Rows to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def store(run_dir: Path, where: str, limit: int, as_json: bool) -> int:
+    """Look into the experience store of a run that goes on: its samples, by an SQL expression over their columns.
+
+    Columns: agent, sample_id, step, group, query, turn, trajectory, policy_version, status, optimizer_step, reward.
+    Samples that were trained stay for 16 steps.
+
+    \b
+    Examples:
+      flexmarl store runs/first-try
+      flexmarl store runs/first-try "reward > 0.5 and agent = 'checker'"
+      flexmarl store runs/first-try "status = 'ready'" --limit 5 --json
+    """
+    from . import store_view  # rich's tables are for those who look
+
+    store_view.show(RunDirectory.existing(run_dir), where, limit, as_json)
+    return 0
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the process's exit status: 0 done, 1 failed, 2 refused, 130 stopped."""
     try:
@@ -175,6 +198,8 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
     try:
         with (directory.logs / "launcher.log").open("a") as log, progress:
             configure_logging("launcher", log)
+            for text in config.warnings():
+                progress.warn(text)
             progress.phase("starting actors")
             result = uvloop.run(local.run(config, directory, progress, resume))
         events.event("run_ended", step=result.last_step, stopped=result.stopped)

@@ -8,14 +8,18 @@ A run directory keeps the resolved config as ``config.yaml``, which resolves to 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from ..actors.messages import ModelConfig
 from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, EvaluationConfig, TrainingConfig
+from ..actors.orchestrator.pipeline import Mode
 from ..actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
+from ..actors.rollout.engines.simulated import SimulatedEngineConfig
+from ..actors.trainer.algorithms import sync_warning
+from ..actors.trainer.backends.simulated import SimulatedTrainerConfig
 from ..actors.trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
 from ..actors.workflow import RecipeConfig
 from ..core.config import Config, Count, Natural
@@ -27,7 +31,11 @@ _AGENT_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class AgentConfig(Config):
-    """One agent, with a policy of its own. ``instances`` engines generate for it."""
+    """One agent, with a policy of its own. ``instances`` engines generate for it.
+
+    ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``: what
+    a step has beyond it is carried to the next, at most once; where there are fewer the agent waits for more.
+    """
 
     model: ModelConfig
     instances: Count = 1
@@ -36,24 +44,42 @@ class AgentConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
+    global_batch: Count | None = None
 
-    def policy(self) -> PolicyConfig:
+    @property
+    def simulated(self) -> bool:
+        """Generating and training take time and nothing else, for tests and measurements: ``model.config`` is
+        ``{model_type: simulated, engine: {...}, trainer: {...}}``."""
+        return self.model.config is not None and self.model.config["model_type"] == "simulated"
+
+    @model_validator(mode="after")
+    def _simulation_is_known(self) -> "AgentConfig":
+        if self.simulated and self.model.config is not None:
+            SimulatedEngineConfig.model_validate(self.model.config.get("engine", {}))
+            SimulatedTrainerConfig.model_validate(self.model.config.get("trainer", {}))
+        return self
+
+    def policy(self, max_staleness: int = 0) -> PolicyConfig:
         return PolicyConfig(
             model=self.model,
             optimizer=self.optimizer,
-            algorithm=self.algorithm,
+            algorithm=self.algorithm.with_constant_length(self.sampling.max_new_tokens),
             warm_up=self.warm_up,
             temperature=self.sampling.temperature,
+            max_staleness=max_staleness,
         )
 
 
 class RunConfig(Config):
     """Everything a run depends on. ``mode``: ``strict`` (rollout and training of a step overlap, strictly
-    on-policy) or ``sync`` (a barrier between them)."""
+    on-policy), ``sync`` (a barrier between them) or ``async`` (rollout runs up to ``max_staleness`` steps ahead, by
+    default 1, and samples are trained by a policy at most that many versions newer than the one that generated them:
+    AReaL, arXiv 2505.24298, section 5.1)."""
 
     recipe: str
     seed: Annotated[Natural, Field(lt=2**63)] = 0
-    mode: Literal["strict", "sync"] = "strict"
+    mode: Mode = "strict"
+    max_staleness: Count | None = None
     data: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
     agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
@@ -83,13 +109,94 @@ class RunConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _only_async_is_stale(self) -> "RunConfig":
+        if self.mode == "async":
+            return self
+        if self.max_staleness is not None:
+            raise ValueError(
+                f"max_staleness={self.max_staleness} is for mode=async; in mode={self.mode} every sample is trained by "
+                "the version that generated it"
+            )
+        for name, agent in self.agents.items():
+            if agent.global_batch is not None:
+                raise ValueError(
+                    f"agents.{name}.global_batch={agent.global_batch} is for mode=async: what a step has beyond it is "
+                    f"carried to the next step and is stale there, which mode={self.mode} rules out. Without it the "
+                    "agent's batch is all samples of a step's queries"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _global_batch_fits(self) -> "RunConfig":
+        for name, agent in self.agents.items():
+            if agent.global_batch is not None and agent.global_batch < self.training.micro_batch:
+                raise ValueError(
+                    f"agents.{name}.global_batch={agent.global_batch} is less than "
+                    f"training.micro_batch={self.training.micro_batch}: a micro-batch is a part of it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _group_fits(self) -> "RunConfig":
+        wanted, minimum = self.training.trajectories_per_query, self.rollout.min_trajectories
+        if minimum > wanted:
+            raise ValueError(
+                f"rollout.min_trajectories={minimum} is more than training.trajectories_per_query={wanted}: every "
+                "group would be dropped"
+            )
+        return self
+
+    @property
+    def staleness(self) -> int:
+        """The most versions that a sample may be older than the policy that it trains."""
+        return (self.max_staleness or 1) if self.mode == "async" else 0
+
+    def policies(self) -> dict[str, PolicyConfig]:
+        """What the trainer is told of each agent's policy."""
+        return {name: agent.policy(self.staleness) for name, agent in self.agents.items()}
+
+    @model_validator(mode="after")
+    def _all_simulated_or_none(self) -> "RunConfig":
+        if len({agent.simulated for agent in self.agents.values()}) > 1:
+            raise ValueError(
+                "some agents' models are simulated and others are not: one trainer trains all of them"
+            )
+        return self
+
+    def warnings(self) -> list[str]:
+        """What the person who starts the run should know of it."""
+        told = []
+        for name, agent in self.agents.items():
+            reason = agent.algorithm.whole_batch_reason
+            if reason is not None and self.mode != "sync":
+                told.append(sync_warning(name, agent.algorithm.name, reason))
+            if self.mode == "async" and agent.algorithm.correction == "none":
+                told.append(
+                    f"agent {name}: samples that are older than the policy are trained as if they were not; "
+                    f"agents.{name}.algorithm.correction=decoupled accounts for that (AReaL, arXiv 2505.24298)"
+                )
+        return told
+
+    @property
+    def simulated(self) -> bool:
+        return all(agent.simulated for agent in self.agents.values())
+
     def course(self) -> CourseConfig:
         return CourseConfig(
             mode=self.mode,
+            max_staleness=self.staleness,
+            global_batch={
+                name: agent.global_batch
+                for name, agent in self.agents.items()
+                if agent.global_batch is not None
+            },
+            whole_step=tuple(name for name, agent in self.agents.items() if not agent.algorithm.streams),
             training=self.training,
             evaluation=self.evaluation,
             checkpoint=self.checkpoint,
             max_failed_share=self.rollout.max_failed_share,
+            refill_queries=self.rollout.refill_queries,
             warm_up_batches={name: agent.warm_up.batches for name, agent in self.agents.items()},
         )
 

@@ -10,12 +10,14 @@ The first of them to die ends the run, and with it all others.
 """
 
 import asyncio
+import shutil
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from ..actors.experience import segment_places
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
 from ..core.errors import ActorDead, Interrupted
@@ -38,6 +40,11 @@ _CLASSES = {
     "instance": "flexmarl.actors.rollout.instance:Instance",
     "rollout": "flexmarl.actors.rollout.actor:Rollout",
     "orchestrator": "flexmarl.actors.orchestrator.actor:Orchestrator",
+}
+_SIMULATED_CLASSES = {
+    **_CLASSES,
+    "trainer": "flexmarl.actors.trainer.simulated_trainer:SimulatedTrainer",
+    "instance": "flexmarl.actors.rollout.simulated_instance:SimulatedInstance",
 }
 
 
@@ -174,7 +181,8 @@ async def _start_actors(
         for agent, settings in config.agents.items()
     }
     arguments = _arguments(config, directory, private, supervisor, console, resume, instances)
-    spawned = {name: supervisor.spawn(_CLASSES[name], name, kwargs) for name, kwargs in arguments.items()}
+    classes = _SIMULATED_CLASSES if config.simulated else _CLASSES
+    spawned = {name: supervisor.spawn(classes[name], name, kwargs) for name, kwargs in arguments.items()}
     for agent, refs in instances.items():
         settings = config.agents[agent]
         kwargs = {
@@ -183,7 +191,7 @@ async def _start_actors(
             "engine": settings.engine,
             "directory": str(private),
         }
-        spawned |= {ref.name: supervisor.spawn(_CLASSES["instance"], ref.name, kwargs) for ref in refs}
+        spawned |= {ref.name: supervisor.spawn(classes["instance"], ref.name, kwargs) for ref in refs}
     await _all_started(spawned, console)
     return supervisor.reference("orchestrator", OrchestratorApi)
 
@@ -201,14 +209,22 @@ def _arguments(
     store = supervisor.reference("store", StoreApi)
     rollout = supervisor.reference("rollout", RolloutApi)
     recipe = config.recipe_config()
+    # What it held was of steps after the checkpoint, which are done again.
+    shutil.rmtree(directory.store, ignore_errors=True)
+    directory.store.mkdir(mode=0o700)
+    directory.store_address.write_text(store.address)  # for `flexmarl store`
+    places = {"memory": str(private), "folder": str(directory.store)}
+    for path in segment_places(private, directory.store).all():
+        path.mkdir(mode=0o700)
     return {
-        "store": {"agents": list(config.agents)},
+        "store": {**places, "agents": list(config.agents), "max_staleness": config.staleness},
         "trainer": {
-            "policies": {name: agent.policy() for name, agent in config.agents.items()},
+            "policies": config.policies(),
             "recipe": recipe,
             "total_steps": config.training.steps,
             "store": store,
             "directory": str(private),
+            "store_folder": places["folder"],
             "resume_from": str(resume[0]) if resume else None,
         },
         "rollout": {
@@ -221,6 +237,7 @@ def _arguments(
             "store": store,
             "orchestrator": supervisor.reference("orchestrator", OrchestratorApi),
             "config": config.rollout,
+            **places,
         },
         "orchestrator": {
             "course": config.course(),

@@ -6,6 +6,7 @@
         events.jsonl     what happened, one object per event
         checkpoints/     joint checkpoints, newest last
         logs/            one file per actor process
+        store/           the journal of the experience store, and samples that did not fit into memory
         report.html      written at the end
         lock             held while a process works on the run
 
@@ -33,6 +34,8 @@ class RunDirectory:
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
+        self.store = path / "store"
+        self.store_address = self.store / "address"
 
     @classmethod
     def create(cls, path: Path, config: str) -> "RunDirectory":

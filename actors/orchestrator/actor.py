@@ -1,7 +1,7 @@
 """The orchestrator: carries out what ``pipeline.py`` decides.
 
     decision          asks                                    then tells the pipeline
-    StartStep         rollout.start_step                      (group_closed, by the rollout actor)
+    StartStep, Refill rollout.start_step                      (group_closed, by the rollout actor)
     Train             trainer.train                           trained
     StepOptimizer     trainer.optimizer_step                  stepped
     Publish           every instance.apply_weights,           applied
@@ -49,12 +49,14 @@ from .pipeline import (
     Pipeline,
     Plan,
     Publish,
+    Refill,
     Save,
     StartStep,
     StepComplete,
     StepOptimizer,
     Train,
 )
+from .query_order import QueryOrder
 from .recorder import StepRecord
 
 # Long work has long deadlines, queueing for it included: they catch what hangs, not what is slow.
@@ -122,7 +124,8 @@ class Orchestrator(Actor):
             failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
             self._finished.set_exception(self._too_many_failures(f"step {group.step}: {failed}"))
             return
-        self._carry_out(self._running.group_closed(group.step, group.samples))
+        closed = self._running.group_closed(group.step, group.samples, dropped=bool(group.dropped))
+        self._carry_out(closed)
 
     # ------------------------------------------------------------------ the run
 
@@ -133,6 +136,7 @@ class Orchestrator(Actor):
         versions = await self._publish_all()
         self._started = self._last_end = time.monotonic()
         first = state.step + 1 if state else 1
+        self._queries = QueryOrder(state.next_position if state else 0)
         plan = Plan(
             mode=self._course.mode,
             agents=tuple(self._instances),
@@ -143,6 +147,10 @@ class Orchestrator(Actor):
             save_every=self._course.checkpoint.every,
             evaluate_every=self._course.evaluation.every,
             evaluate_first=self._is_evaluation_due(first - 1),
+            max_staleness=self._course.max_staleness,
+            global_batch=self._course.global_batch,
+            whole_step=self._course.whole_step,
+            refill_queries=self._course.refill_queries,
         )
         self._pipeline = Pipeline(plan, versions)
         with first_error():
@@ -195,6 +203,8 @@ class Orchestrator(Actor):
         match decision:
             case StartStep():
                 await self._start_step(decision)
+            case Refill(step):
+                await self._refill(step)
             case Train():
                 await self._train(decision)
             case StepOptimizer():
@@ -219,18 +229,31 @@ class Orchestrator(Actor):
                 self._finished.set_result(None)
 
     async def _start_step(self, decision: StartStep) -> None:
-        training = self._course.training
         self._records[decision.step] = StepRecord(decision.step, decision.versions, time.monotonic())
-        first = self._position(decision.step)
-        queries = await asyncio.to_thread(self._train_queries, first)  # the user's code may read from a disk
+        positions = self._queries.begin(decision.step, self._course.training.queries_per_step)
+        await self._start_groups(decision.step, positions)
+
+    async def _refill(self, step: int) -> None:
+        self._records[step].refilled_queries += 1
+        await self._start_groups(step, self._queries.more(1))
+
+    async def _start_groups(self, step: int, positions: range) -> None:
+        """The queries at ``positions`` of the training data, for the step."""
+        queries = await asyncio.to_thread(self._train_queries, positions)  # user's code may read from a disk
+        self._queries.name(step, [query.id for query in queries])
         await self._rollout.api.start_step(
-            decision.step, queries, training.trajectories_per_query, decision.versions
+            step,
+            queries,
+            self._course.training.trajectories_per_query,
+            self._records[step].versions,
+            self._course.mode == "async",
         )
 
     async def _train(self, decision: Train) -> None:
         trainer = self._trainer.within(_WORK_TIMEOUT_S)
         result = await trainer.train(decision.agent, decision.version, decision.count)
-        self._records[decision.step].trained(decision.agent, result, time.monotonic())
+        record = self._records[decision.step]
+        record.trained(decision.agent, result, decision.version, time.monotonic())
         self._carry_out(self._running.trained(decision.agent, decision.step, result.samples))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
@@ -247,7 +270,8 @@ class Orchestrator(Actor):
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
-        state = RunState(step, self._position(step + 1), decision.versions, dict(self._evaluations))
+        position = self._queries.position_after(step)
+        state = RunState(step, position, decision.versions, dict(self._evaluations))
         async with self._committing:  # in the order of the steps, however slow the disk
             # An answer to this means that the console has written all it was told before, the step's metrics among
             # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
@@ -284,7 +308,8 @@ class Orchestrator(Actor):
     def _step_complete(self, decision: StepComplete) -> None:
         now = time.monotonic()
         record = self._records.pop(decision.step)
-        metrics = record.metrics(self._started, self._last_end, now)
+        self._queries.end(decision.step)
+        metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
@@ -307,12 +332,8 @@ class Orchestrator(Actor):
         every = self._course.evaluation.every
         return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
 
-    def _train_queries(self, first: int) -> list[Query]:
-        return [self._recipe.train_query(first + n) for n in range(self._course.training.queries_per_step)]
-
-    def _position(self, step: int) -> int:
-        """Of the first query of ``step`` (1, 2, ...): every query is used once, in order."""
-        return (step - 1) * self._course.training.queries_per_step
+    def _train_queries(self, positions: range) -> list[Query]:
+        return [self._recipe.train_query(position) for position in positions]
 
     def _too_many_failures(self, where: str) -> TooManyFailures:
         first = self._first_failure

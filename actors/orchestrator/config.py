@@ -1,10 +1,11 @@
 """What a run configures about its course: steps, batches, evaluations, checkpoints."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from ...core.config import Config, Count, Natural
+from .pipeline import Mode
 
 
 class TrainingConfig(Config):
@@ -32,11 +33,15 @@ class CheckpointConfig(Config):
 
 
 class CourseConfig(Config):
-    """All that the orchestrator needs to know of the config."""
+    """All that the orchestrator needs to know of the config. For what it is not told elsewhere: ``Plan``."""
 
-    mode: Literal["strict", "sync"]
+    mode: Mode
+    max_staleness: Natural
+    global_batch: dict[str, int]
+    whole_step: tuple[str, ...]
     training: TrainingConfig
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     max_failed_share: float
+    refill_queries: Natural
     warm_up_batches: dict[str, int]

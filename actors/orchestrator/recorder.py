@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -26,6 +27,12 @@ class StepRecord:
     backward_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     with_signal: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     stale: int = 0
+    staleness: int = 0
+    dropped_groups: int = 0
+    refilled_queries: int = 0
+    refilled_trajectories: int = 0
+    surplus_trajectories: int = 0
+    without_signal: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     stepped: dict[str, PolicyStepped] = field(default_factory=dict)
     stepped_at: dict[str, float] = field(default_factory=dict)
     publish_s: dict[str, float] = field(default_factory=dict)
@@ -37,13 +44,20 @@ class StepRecord:
         self.waited_s = min(self.waited_s, group.waited_s)
         self.trajectories += trajectories
         self.failed += len(group.failures)
+        self.dropped_groups += bool(group.dropped)
+        self.refilled_trajectories += group.refilled
+        self.surplus_trajectories += group.surplus
+        for agent in group.without_signal:
+            self.without_signal[agent] += 1
         self.rolled_out = now  # the last group to close leaves its time
 
-    def trained(self, agent: str, result: MicroBatchTrained, now: float) -> None:
+    def trained(self, agent: str, result: MicroBatchTrained, version: int, now: float) -> None:
+        """``version``: of the policy that was trained."""
         self.busy.append((now - result.busy_s, now))
         self.backward_s[agent] += result.busy_s
         self.with_signal[agent] += result.with_signal
-        self.stale += sum(n for version, n in result.versions.items() if version != self.versions[agent])
+        self.stale += sum(n for generated_by, n in result.versions.items() if generated_by != version)
+        self.staleness = max([self.staleness, *(version - generated_by for generated_by in result.versions)])
 
     def optimizer_stepped(self, agent: str, result: PolicyStepped, now: float) -> None:
         self.stepped[agent] = result
@@ -69,8 +83,15 @@ class StepRecord:
                 covered, until = covered + end - begin, end
         return covered
 
-    def metrics(self, run_started: float, previous_end: float, now: float) -> dict[str, Any]:
-        """The step's line of ``metrics.jsonl``."""
+    def metrics(
+        self,
+        next_versions: Mapping[str, int],
+        carried: Mapping[str, int],
+        run_started: float,
+        previous_end: float,
+        now: float,
+    ) -> dict[str, Any]:
+        """The step's line of ``metrics.jsonl``. ``next_versions``, ``carried``: as in ``StepComplete``."""
         step_s = max(now - previous_end, 1e-9)
         flat: dict[str, Any] = {
             "step": self.step,
@@ -80,18 +101,22 @@ class StepRecord:
             "overlap_s": self.overlap_s(),
             "tokens": self.generated_tokens,
             "tokens_per_s": self.generated_tokens / step_s,
-            "versions": {
-                agent: self.stepped[agent].published.version if agent in self.stepped else version
-                for agent, version in self.versions.items()
-            },
+            "versions": dict(next_versions),
             "generated_by": self.versions,
             "stale_samples": self.stale,
+            "max_staleness": self.staleness,
             "failed_trajectories": self.failed,
+            "refilled_trajectories": self.refilled_trajectories,
+            "surplus_trajectories": self.surplus_trajectories,
+            "dropped_groups": self.dropped_groups,
+            "refilled_queries": self.refilled_queries,
         }
         for agent in self.versions:
             if self.rewards[agent]:
                 flat[f"reward/{agent}"] = fmean(self.rewards[agent])
             flat[f"backward_s/{agent}"] = self.backward_s[agent]
+            flat[f"groups_without_signal/{agent}"] = self.without_signal[agent]
+            flat[f"carried_samples/{agent}"] = carried.get(agent, 0)
             if (stepped := self.stepped.get(agent)) is not None:
                 flat |= {
                     f"samples/{agent}": stepped.samples,

@@ -2,26 +2,32 @@
 
     start_step ─> a task per group ─> a task per trajectory ─> turns at the agents' instances
                         │
-                        └─ when the last trajectory has ended: samples to the store, GroupClosed to the orchestrator
+                        └─ when `sampling.py` has settled it: samples to the store, GroupClosed to the orchestrator
 
-All trajectories of a step run at once; a turn waits only for its own agent's version.
+All trajectories of a step run at once; a turn waits only for its own agent's version. A trajectory's workflow runs in
+a task of its own, which nobody waits for once its deadline has passed: it may hang, or take no notice of being
+cancelled, and its group goes on.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import RecipeError
+from ...core.errors import CallTimeout, RecipeError, RemoteError
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
+from ..experience import ExperienceWriter, segment_places
 from ..messages import (
     Evaluation,
     GenerateRequest,
+    Generation,
     GroupClosed,
     InstanceApi,
     OrchestratorApi,
@@ -32,10 +38,50 @@ from ..messages import (
 from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .config import RolloutConfig, SamplingConfig
 from .pool import AgentPool
-from .trajectory import Trajectory
+from .sampling import Abort, Close, Drop, Group, GroupRules, Start, has_signal
+from .trajectory import Deadline, Trajectory, where_it_hangs
 
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
+_GIVE_UP_S = 1.0
+# How an instance ends or refuses a turn whose version it is just leaving.
+_OVERTAKEN = ("TurnAborted", "WrongVersion")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a trajectory ended. ``refill``: it overran, and another is wanted in its place."""
+
+    trajectory: Trajectory
+    failure: TrajectoryFailed | None = None
+    refill: bool = False
+
+
+@dataclass(slots=True)
+class _GroupRun:
+    """A group while it runs. ``trajectories`` by number."""
+
+    step: int
+    query: Query
+    versions: dict[str, int]
+    newer_too: bool
+    group: Group
+    started: float = field(default_factory=time.monotonic)
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    ends: asyncio.Queue[_End] = field(default_factory=asyncio.Queue)
+    failures: list[TrajectoryFailed] = field(default_factory=list)
+
+    def begin(self, number: int) -> Trajectory:
+        trajectory = Trajectory(
+            self.query, str(self.step), number, self.versions, greedy=False, newer_too=self.newer_too
+        )
+        self.trajectories[number] = trajectory
+        return trajectory
+
+    def waited_s(self) -> float:
+        first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
+        return max(0.0, min(first_turn_at, time.monotonic()) - self.started)
 
 
 class Rollout(Actor):
@@ -50,16 +96,31 @@ class Rollout(Actor):
         store: ActorRef[StoreApi],
         orchestrator: ActorRef[OrchestratorApi],
         config: RolloutConfig,
+        memory: str,
+        folder: str,
     ) -> None:
-        """``sampling``, ``tokenizers`` (a name or folder) and ``instances`` are by agent."""
+        """``sampling``, ``tokenizers`` (a name or folder) and ``instances`` are by agent; ``memory`` and ``folder`` as
+        the store has them."""
         self._seed = recipe.seed
         self._recipe = Recipe(recipe)
         self._sampling = sampling
         self._tokenizers = tokenizers
         self._pools = {agent: AgentPool(agent, refs) for agent, refs in instances.items()}
         self._store = store
+        self._places = segment_places(memory, folder)
         self._orchestrator = orchestrator
         self._config = config
+        self._workflows: set[asyncio.Task[Rewards]] = set()
+
+    async def on_start(self) -> None:
+        self._experience = ExperienceWriter(self._store, self.ref.name, self._places)
+
+    async def on_stop(self) -> None:
+        self._experience.close()
+        for workflow in self._workflows:
+            workflow.cancel()
+        if self._workflows:  # what takes no notice of it, the end of the process ends
+            await asyncio.wait(self._workflows, timeout=_GIVE_UP_S)
 
     @endpoint
     async def serve(self, agent: str, version: int) -> None:
@@ -67,19 +128,40 @@ class Rollout(Actor):
 
     @endpoint
     async def start_step(
-        self, step: int, queries: list[Query], trajectories: int, versions: dict[str, int]
+        self,
+        step: int,
+        queries: list[Query],
+        trajectories: int,
+        versions: dict[str, int],
+        newer_too: bool = False,
     ) -> None:
         _refuse_equal_ids(queries, f"step {step}")
+        config = self._config
+        rules = GroupRules(
+            wanted=trajectories,
+            extra=config.extra_trajectories,
+            surplus=config.surplus,
+            minimum=config.min_trajectories,
+            max_refills=config.max_refills,
+        )
         for query in queries:
-            group = [Trajectory(query, str(step), n, versions, greedy=False) for n in range(trajectories)]
-            self.background(self._run_group(step, group), f"group {query.id}")
+            run = _GroupRun(step, query, versions, newer_too, Group(rules))
+            self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
     async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:
         _refuse_equal_ids(queries, "the evaluation")
-        survived, failures = await self._run_all(
-            [Trajectory(query, "eval", 0, versions, greedy=True) for query in queries]
-        )
+        with first_error():
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(
+                        self._run_trajectory(Trajectory(query, "eval", 0, versions, greedy=True))
+                    )
+                    for query in queries
+                ]
+        ends = [task.result() for task in running]
+        failures = [end.failure for end in ends if end.failure is not None]
+        survived = [end.trajectory for end in ends if end.failure is None]
         values: dict[str, list[float]] = {}
         for trajectory in survived:
             for name, value in trajectory.rewards.metrics.items():
@@ -90,60 +172,117 @@ class Rollout(Actor):
 
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
-    async def _run_group(self, step: int, group: Sequence[Trajectory]) -> None:
-        started = time.monotonic()
-        survived, failures = await self._run_all(group)
+    async def _run_group(self, run: _GroupRun) -> None:
+        with first_error():
+            async with asyncio.TaskGroup() as tasks:
+                decisions = run.group.start()
+                while True:
+                    for decision in decisions:
+                        match decision:
+                            case Start(number):
+                                work = self._run_member(run, number, run.begin(number))
+                                run.tasks[number] = tasks.create_task(work)
+                            case Abort(number):
+                                run.tasks[number].cancel()
+                            case Close(numbers):
+                                await self._close_group(run, [run.trajectories[n] for n in numbers], "")
+                            case Drop(reason):
+                                await self._close_group(run, [], reason)
+                    if run.group.settled:
+                        return  # once the surplus that is kept has ended
+                    decisions = self._take_end(run, await run.ends.get())
+
+    async def _run_member(self, run: _GroupRun, number: int, trajectory: Trajectory) -> None:
+        run.ends.put_nowait(await self._run_trajectory(trajectory))
+
+    def _take_end(self, run: _GroupRun, end: _End) -> list[Start | Abort | Close | Drop]:
+        number = end.trajectory.number
+        if end.failure is None:
+            return run.group.succeeded(number)
+        run.failures.append(end.failure)
+        return run.group.failed(number, refill=end.refill)
+
+    async def _close_group(self, run: _GroupRun, members: Sequence[Trajectory], dropped: str) -> None:
         rewards = {
-            agent: [t.rewards.by_agent[agent] for t in survived if agent in t.rewards.by_agent]
+            agent: [t.rewards.by_agent[agent] for t in members if agent in t.rewards.by_agent]
             for agent in self._sampling
         }
         group_rewards = {agent: tuple(values) for agent, values in rewards.items()}
-        samples = [sample for trajectory in survived for sample in trajectory.samples(step, group_rewards)]
+        samples = [sample for trajectory in members for sample in trajectory.samples(run.step, group_rewards)]
+        generated_tokens = sum(len(sample.tokens) for sample in samples)
+        without_signal: list[str] = []
+        if self._config.drop_without_signal:
+            sampled = {sample.agent for sample in samples}
+            without_signal = [a for a in self._sampling if a in sampled and not has_signal(rewards[a])]
+            samples = [sample for sample in samples if sample.agent not in without_signal]
+        if without_signal and not samples:
+            dropped = f"all rewards are equal: {', '.join(without_signal)}"
         if samples:
-            await self._store.within(_ANSWER_TIMEOUT_S).put(samples)
+            await self._experience.put(samples)
         counts = Counter(sample.agent for sample in samples)
-        first_turn_at = min(trajectory.first_turn_at for trajectory in group)
         await self._orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(
             GroupClosed(
-                step=step,
-                query=group[0].query.id,
+                step=run.step,
+                query=run.query.id,
                 samples={agent: counts[agent] for agent in self._sampling},
-                generated_tokens=sum(len(sample.tokens) for sample in samples),
-                waited_s=max(0.0, min(first_turn_at, time.monotonic()) - started),
+                generated_tokens=generated_tokens,
+                waited_s=run.waited_s(),
                 rewards=rewards,
-                failures=failures,
+                failures=run.failures,
+                dropped=dropped,
+                without_signal=without_signal,
+                refilled=run.group.refills,
+                surplus=run.group.surplus,
             )
         )
 
-    async def _run_all(
-        self, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Trajectory], list[TrajectoryFailed]]:
-        """Those that succeeded, with their rewards, and how the others failed."""
-        with first_error():
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_trajectory(trajectory)) for trajectory in trajectories]
-        failures = [task.result() for task in tasks]
-        survived = [t for t, failure in zip(trajectories, failures, strict=True) if failure is None]
-        return survived, [failure for failure in failures if failure is not None]
+    async def _run_trajectory(self, trajectory: Trajectory) -> _End:
+        """Until the workflow ends, or its deadline has passed. Raises RecipeError: such a run can't succeed.
 
-    async def _run_trajectory(self, trajectory: Trajectory) -> TrajectoryFailed | None:
-        """Runs the workflow; how it failed, where it did. Raises RecipeError: such a run can't succeed."""
-        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._sampling})
+        Cancelling it, and the deadline, cancel the workflow and with it the turns it waits for, at the instances too.
+        """
         limit_s = self._config.trajectory_timeout_s
+        work = asyncio.create_task(self._run_workflow(trajectory), name=f"workflow {trajectory.name}")
+        self._workflows.add(work)
+        work.add_done_callback(self._workflow_ended)
+        trajectory.deadline = Deadline(limit_s)
+        ends: set[asyncio.Future[Any]] = {work, trajectory.deadline.overran}
         try:
-            async with asyncio.timeout(limit_s) as trajectory.deadline:
-                rewards = await self._recipe.workflow(trajectory.query, handles)
-            trajectory.rewards = self._checked(rewards, trajectory)
-        except RecipeError:
-            raise
-        except Exception as error:  # noqa: BLE001  # user code: a trajectory may fail in any way, the others go on
-            what = f"{type(error).__name__}: {error}"
-            if trajectory.deadline is not None and trajectory.deadline.expired():
-                what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
-            return TrajectoryFailed(trajectory.name, what, self._recipe.frames(error))
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return self._end(trajectory, work)
+            frames = self._recipe.frames(where_it_hangs(work))
+            what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
+            failure = TrajectoryFailed(trajectory.name, what, frames)
+            return _End(trajectory, failure, refill=self._config.on_timeout == "refill")
         finally:
             trajectory.close()
-        return None
+            trajectory.deadline.stop()
+            work.cancel()
+
+    async def _run_workflow(self, trajectory: Trajectory) -> Rewards:
+        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._sampling})
+        return self._checked(await self._recipe.workflow(trajectory.query, handles), trajectory)
+
+    def _workflow_ended(self, work: asyncio.Task[Rewards]) -> None:
+        self._workflows.discard(work)
+        if not work.cancelled():
+            work.exception()  # whoever still waited for it has seen it; asyncio need not complain
+
+    def _end(self, trajectory: Trajectory, work: asyncio.Task[Rewards]) -> _End:
+        """What came of a workflow that has ended. User code: it may fail in any way, the others go on."""
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if error is None:
+            trajectory.rewards = work.result()
+            return _End(trajectory)
+        if isinstance(error, RecipeError):
+            raise error
+        failure = TrajectoryFailed(
+            trajectory.name, f"{type(error).__name__}: {error}", self._recipe.frames(error)
+        )
+        agent = trajectory.agent_that_overran(error)
+        on_timeout = agent and (self._sampling[agent].on_timeout or self._config.on_timeout)
+        return _End(trajectory, failure, refill=on_timeout == "refill")
 
     def _checked(self, rewards: Rewards, trajectory: Trajectory) -> Rewards:
         if not isinstance(rewards, Rewards):
@@ -169,14 +308,36 @@ class Rollout(Actor):
             0.0 if trajectory.greedy else sampling.temperature,
             sampling.max_new_tokens,
         )
-        if not pool.has_come_to(version):
-            with trajectory.waiting_for_a_version():
-                await pool.wait_for(version)
-        with pool.least_busy(version) as instance:
-            trajectory.turn_begins()
-            generation = await instance.within(self._config.turn_timeout_s).generate(request)
+        while True:
+            request = replace(request, policy_version=await self._version(pool, request, trajectory))
+            try:
+                generation = await self._ask(agent, request, trajectory)
+            except RemoteError as error:
+                if not trajectory.newer_too or error.kind not in _OVERTAKEN:
+                    raise
+                # No engine hands out the tokens of a turn that new weights ended: it begins anew, with them.
+                request = replace(request, policy_version=request.policy_version + 1)
+            else:
+                break
         trajectory.took(agent, sample_id, generation)
         return Turn(agent, generation.text, generation.prompt_tokens, generation.tokens)
+
+    async def _version(self, pool: AgentPool, request: GenerateRequest, trajectory: Trajectory) -> int:
+        """The version to generate the turn, once it is served."""
+        if not pool.has_come_to(request.policy_version):
+            with trajectory.waiting_for_a_version():
+                await pool.wait_for(request.policy_version)
+        return pool.version if trajectory.newer_too else request.policy_version
+
+    async def _ask(self, agent: str, request: GenerateRequest, trajectory: Trajectory) -> Generation:
+        limit_s = self._sampling[agent].turn_timeout_s or self._config.turn_timeout_s
+        with self._pools[agent].least_busy(request.policy_version) as instance:
+            trajectory.turn_begins()
+            try:
+                return await instance.within(limit_s).generate(request)
+            except CallTimeout as error:
+                trajectory.turn_overran(agent, error)
+                raise
 
     def _segments(self, prompt: Prompt, agent: str) -> tuple[str | tuple[int, ...], ...]:
         parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)

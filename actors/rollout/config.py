@@ -1,13 +1,26 @@
 """What a run configures about generating: sampling and the embedded engine."""
 
-from ...core.config import Config, Count, Positive, Seconds, Share
+from typing import Literal
+
+from pydantic import model_validator
+
+from ...core.config import Config, Count, Natural, Positive, Seconds, Share
+from .sampling import Surplus
+
+OnTimeout = Literal["drop", "refill"]
 
 
 class SamplingConfig(Config):
-    """How an agent's training samples are drawn; evaluations decode greedily."""
+    """How an agent's training samples are drawn; evaluations decode greedily.
+
+    ``turn_timeout_s`` and ``on_timeout``: of this agent's turns, by default what ``rollout`` says. The workflow gets a
+    CallTimeout; where it does not catch that, the trajectory has overrun.
+    """
 
     temperature: Positive = 1.0
     max_new_tokens: Count = 64
+    turn_timeout_s: Seconds | None = None
+    on_timeout: OnTimeout | None = None
 
 
 class EngineConfig(Config):
@@ -28,8 +41,43 @@ class RolloutConfig(Config):
     A trajectory that raises is dropped and counted; ``max_failed_share`` of the trajectories of one
     step is how many may fail before the run ends with the first traceback. A trajectory or a single turn
     that takes longer than its timeout counts as failed.
+
+    Stragglers: a trajectory that overran (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled. ``on_timeout``
+    ``drop`` goes on with its siblings; ``refill`` starts a new one in its place, at most ``max_refills`` in a group.
+    A group of which fewer than ``min_trajectories`` survive is dropped.
+
+    Over-provisioning: ``extra_trajectories`` more than ``training.trajectories_per_query`` are started for a query, and
+    its group closes with the first to succeed. ``surplus``: the others are stopped (``abort``), or run to their end,
+    unused (``keep``: for environments that must not be interrupted). The first to end are the shorter ones: that biases
+    what is learned.
+
+    ``drop_without_signal``: an agent's samples of a query on which all its rewards are equal are left out, and the
+    whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2).
+    ``refill_queries``: a dropped group is replaced by a further query, at most so many in a step.
     """
 
     max_failed_share: Share = 0.25
     trajectory_timeout_s: Seconds = 1800.0
     turn_timeout_s: Seconds = 600.0
+    on_timeout: OnTimeout = "drop"
+    max_refills: Count = 2
+    min_trajectories: Count = 1
+    extra_trajectories: Natural = 0
+    surplus: Surplus = "abort"
+    drop_without_signal: bool = False
+    refill_queries: Natural = 0
+
+    @model_validator(mode="after")
+    def _surplus_exists(self) -> "RolloutConfig":
+        if self.surplus == "keep" and not self.extra_trajectories:
+            raise ValueError("surplus=keep needs extra_trajectories: without them no trajectory is left over")
+        return self
+
+    @model_validator(mode="after")
+    def _signal_is_refilled(self) -> "RolloutConfig":
+        if self.drop_without_signal and not self.refill_queries:
+            raise ValueError(
+                "drop_without_signal needs refill_queries, the most further queries of a step (a few times "
+                "training.queries_per_step): a step whose groups are all without signal would train nothing"
+            )
+        return self

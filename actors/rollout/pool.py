@@ -27,6 +27,11 @@ class AgentPool:
         for waited_for in [v for v in self._served if v <= version]:
             self._served.pop(waited_for).set()
 
+    @property
+    def version(self) -> int:
+        """The newest that all instances have applied; -1 before the first."""
+        return self._version
+
     def has_come_to(self, version: int) -> bool:
         return version <= self._version
 

@@ -5,20 +5,76 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
 
 from ...core.errors import RecipeError
 from ..messages import Generation, Query, Sample
 from ..workflow import Rewards
 
 
+class Deadline:
+    """``limit_s`` seconds from now, less the time it was paused. ``overran`` is done when they have passed."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left_s = limit_s
+        self._pauses = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.overran: asyncio.Future[None] = self._loop.create_future()
+        self._run()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """May be entered several times at once."""
+        self._pauses += 1
+        if self._timer is not None:
+            self._left_s = self._timer.when() - self._loop.time()
+            self._cancel()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self._run()
+
+    def stop(self) -> None:
+        """It is of no interest any more."""
+        self._cancel()
+        self.overran.cancel()
+
+    def _run(self) -> None:
+        if not self.overran.done():
+            self._timer = self._loop.call_later(max(0.0, self._left_s), self._pass)
+
+    def _pass(self) -> None:
+        self._timer = None
+        if not self.overran.done():
+            self.overran.set_result(None)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Trajectory:
     """``scope`` (the step, or ``eval``) makes names unique over the run, also where a query comes again.
 
-    ``group`` is ``{scope}:{query}``, a turn's sample id ``{group}_{turn}_{trajectory}``.
+    ``group`` is ``{scope}:{query}``, a turn's sample id ``{group}_{turn}_{trajectory}``. ``versions`` generate its
+    turns, by agent; with ``newer_too`` these or later ones, so that it may begin with one version and go on with the
+    next: every turn carries its own.
     """
 
     def __init__(
-        self, query: Query, scope: str, number: int, versions: Mapping[str, int], *, greedy: bool
+        self,
+        query: Query,
+        scope: str,
+        number: int,
+        versions: Mapping[str, int],
+        *,
+        greedy: bool,
+        newer_too: bool = False,
     ) -> None:
         self.query = query
         self.group = f"{scope}:{query.id}"
@@ -27,10 +83,11 @@ class Trajectory:
         self.greedy = greedy
         self.rewards = Rewards()
         self.first_turn_at = math.inf
-        self.deadline: asyncio.Timeout | None = None
+        self.newer_too = newer_too
+        self.deadline: Deadline | None = None
         self._turns: list[tuple[str, str, Generation]] = []
+        self._overran: list[tuple[str, BaseException]] = []
         self._asked = 0
-        self._waiting = 0
         self._closed = False
 
     @property
@@ -59,22 +116,20 @@ class Trajectory:
     @contextmanager
     def waiting_for_a_version(self) -> Iterator[None]:
         """The time inside does not count against the deadline: it is the trainer's, not the trajectory's."""
-        deadline = self.deadline
-        if deadline is None or deadline.expired():
+        if self.deadline is None:
             yield
             return
-        self._waiting += 1
-        if self._waiting == 1:
-            due = deadline.when()
-            assert due is not None
-            self._left_s = due - asyncio.get_running_loop().time()
-            deadline.reschedule(None)
-        try:
+        with self.deadline.paused():
             yield
-        finally:
-            self._waiting -= 1
-            if self._waiting == 0 and not self._closed:
-                deadline.reschedule(asyncio.get_running_loop().time() + self._left_s)
+
+    def turn_overran(self, agent: str, error: BaseException) -> None:
+        """A turn took longer than it may; the workflow gets ``error``."""
+        self._overran.append((agent, error))
+
+    def agent_that_overran(self, error: BaseException) -> str | None:
+        """Whose turn's deadline it was that ended the workflow with ``error``; None where it was no deadline."""
+        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+        return next((agent for agent, raised in self._overran if raised in inner), None)
 
     def turn_begins(self) -> None:
         self.first_turn_at = min(self.first_turn_at, time.monotonic())
@@ -96,3 +151,16 @@ class Trajectory:
             )
             for agent, sample_id, generation in self._turns
         ]
+
+
+def where_it_hangs(task: "asyncio.Task[Any]") -> TimeoutError:
+    """An error whose traceback shows what a suspended task is waiting in."""
+    frames = []
+    waiting: Any = task.get_coro()
+    while (frame := getattr(waiting, "cr_frame", None)) is not None:
+        frames.append(frame)
+        waiting = waiting.cr_await
+    traceback: TracebackType | None = None
+    for frame in reversed(frames):
+        traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
+    return TimeoutError("hangs here").with_traceback(traceback)

@@ -19,6 +19,7 @@ from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
 from ...transport.state import StateTransport
+from ..experience import ExperienceReader, segment_places
 from ..messages import MicroBatchTrained, PolicyStepped, Published, StoreApi
 from ..workflow import Recipe, RecipeConfig
 from .backends.base import PolicyBackend, StepStats
@@ -49,15 +50,17 @@ class Trainer(Actor):
         total_steps: int,
         store: ActorRef[StoreApi],
         directory: str,
+        store_folder: str,
         resume_from: str | None,
     ) -> None:
-        """``directory``: where this run's transport keeps its shared memory. ``resume_from``: the folder of a
-        joint checkpoint, with one folder per policy in it."""
+        """``directory``: where this run's transport and store keep their shared memory; ``store_folder``: the store's
+        on the disk. ``resume_from``: the folder of a joint checkpoint, with one folder per policy in it."""
         self._configs = policies
         self._recipe_config = recipe
         self._total_steps = total_steps
         self._store = store
         self._transport = StateTransport(Path(directory))
+        self._places = segment_places(directory, store_folder)
         self._resume_from = Path(resume_from) if resume_from else None
         self._policies: dict[str, PolicyBackend] = {}
         self._tokenizers: dict[str, PreTrainedTokenizerBase] = {}
@@ -66,6 +69,7 @@ class Trainer(Actor):
     async def on_start(self) -> None:
         self._recipe = Recipe(self._recipe_config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._experience = ExperienceReader(self._places)
         await self._transport.__aenter__()
         for agent, config in self._configs.items():
             self._policies[agent] = await self._compute(lambda a=agent, c=config: self._build(a, c))  # type: ignore[misc]
@@ -74,6 +78,7 @@ class Trainer(Actor):
         # Not waiting: what computes now can't be interrupted, and the loop has other actors to serve. The
         # process ends after it.
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._experience.close()
         await self._transport.__aexit__(None, None, None)
 
     # ------------------------------------------------------------------ endpoints
@@ -88,10 +93,11 @@ class Trainer(Actor):
 
     @endpoint
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
-        batch = await self._store.api.lease(agent, policy_version, count)
-        self._leases[agent].append(batch.token)
-        stats = await self._compute(lambda: self._policies[agent].accumulate(batch.samples))
-        versions = Counter(sample.policy_version for sample in batch.samples)
+        leased = await self._store.api.lease(agent, policy_version, count)
+        self._leases[agent].append(leased.token)
+        samples = self._experience.samples(agent, leased)
+        stats = await self._compute(lambda: self._policies[agent].accumulate(samples))
+        versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
         )
@@ -104,8 +110,9 @@ class Trainer(Actor):
         tokens, self._leases[agent] = self._leases[agent], []
         with first_error():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._store.api.commit(agent, tokens))
+                group.create_task(self._store.api.commit(agent, tokens, weights.version))
                 publishing = group.create_task(self._publish(agent, weights))
+        self._experience.forget_consumed()
         published = publishing.result()
         publish_s = time.perf_counter() - stepped
         return PolicyStepped(
@@ -138,6 +145,7 @@ class Trainer(Actor):
             total_steps=self._total_steps,
             temperature=config.temperature,
             device=config.model.device,
+            max_staleness=config.max_staleness,
         )
         self._tokenizers[agent] = AutoTokenizer.from_pretrained(config.model.tokenizer or config.model.path)
         if self._resume_from is not None:

@@ -1,12 +1,24 @@
 """What a run configures about training a policy: optimizer and algorithm."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from ...core.config import Config, Count, Natural, NonNegative, Positive, Share
 from ..messages import ModelConfig
+from .algorithms import (
+    ALGORITHMS,
+    CORRECTION_BOUNDS,
+    NO_CRITIC,
+    Aggregation,
+    Algorithm,
+    AlgorithmName,
+    Correction,
+    KlEstimator,
+    whole_batch_reason,
+)
 
+_DEFAULT = ALGORITHMS["grpo"]
 Decay = Annotated[NonNegative, Field(lt=1)]
 
 
@@ -27,17 +39,108 @@ class OptimizerConfig(Config):
 
 
 class AlgorithmConfig(Config):
-    """GRPO (Shao et al., arXiv 2402.03300) with the asymmetric PPO clip of DAPO (Yu et al., arXiv 2503.14476).
+    """Which algorithm trains the policy; every number left out is the one in `ALGORITHMS`, from its paper.
 
-    The ratio is clipped to [1 - clip_low, 1 + clip_high]. ``scale_rewards`` divides the group-centred
-    reward by the group's standard deviation (GRPO); without it the advantage is the centred reward
-    (Dr.GRPO, arXiv 2503.20783).
+    ``clip_low``, ``clip_high``: the ratio's range is [1 - clip_low, 1 + clip_high]. ``scale_rewards``: divide the
+    group-centred reward by the group's standard deviation. ``aggregation``: what the sum over tokens is divided by
+    (`loss.denominator`); ``constant_length`` is ``constant``'s, by default ``sampling.max_new_tokens``.
+    ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; 0 does
+    without one. ``kl_in_reward``: in the rewards (rloo and both reinforce_pp), or else a term of the loss.
+    ``correction``: for what the trainer's log-probabilities differ from the engine's (`corrections.py`), with bounds
+    of its weight. Under ``async`` it is what makes the objective the decoupled one.
     """
 
-    name: Literal["grpo"] = "grpo"
-    clip_low: Share = 0.2
-    clip_high: NonNegative = 0.28
-    scale_rewards: bool = True
+    name: AlgorithmName = "grpo"
+    clip_low: Share = _DEFAULT.clip_low
+    clip_high: NonNegative = _DEFAULT.clip_high
+    scale_rewards: bool = bool(_DEFAULT.scale_rewards)
+    aggregation: Aggregation = _DEFAULT.aggregation
+    constant_length: Count | None = None
+    kl_coefficient: NonNegative = 0.0
+    kl_estimator: KlEstimator = _DEFAULT.kl_estimator
+    kl_in_reward: bool = _DEFAULT.kl_in_reward
+    correction: Correction = "none"
+    correction_low: NonNegative | None = None
+    correction_high: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_of_the_paper(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        row = _DEFAULT
+        if isinstance(name := given.get("name"), str):
+            row = ALGORITHMS.get(name, row)  # type: ignore[call-overload]  # an unknown name is refused later
+        numbers: dict[str, Any] = {
+            "clip_low": row.clip_low,
+            "clip_high": row.clip_high,
+            "scale_rewards": bool(row.scale_rewards),
+            "aggregation": row.aggregation,
+            "kl_estimator": row.kl_estimator,
+            "kl_in_reward": row.kl_in_reward,
+        }
+        if isinstance(kind := given.get("correction"), str) and kind in CORRECTION_BOUNDS:
+            low, high = CORRECTION_BOUNDS[kind]
+            numbers |= {"correction_low": low, "correction_high": high}
+        return numbers | given
+
+    @field_validator("name")
+    @classmethod
+    def _has_no_critic(cls, name: AlgorithmName) -> AlgorithmName:
+        if name == "ppo":
+            raise ValueError(f"ppo {NO_CRITIC}")
+        return name
+
+    @model_validator(mode="after")
+    def _fits_the_algorithm(self) -> "AlgorithmConfig":
+        row = self.row
+        if row.surrogate == "reinforce" and (self.clip_low or self.clip_high):
+            raise ValueError(f"{self.name} clips nothing: leave out clip_low and clip_high")
+        if row.scale_rewards is None and self.scale_rewards:
+            raise ValueError(f"{self.name} does not divide by a group's deviation: leave out scale_rewards")
+        if self.kl_in_reward and not row.whiten and row.baseline != "leave_one_out":
+            raise ValueError(f"{self.name} has its KL in the loss; kl_in_reward is for rloo and reinforce_pp")
+        if self.kl_coefficient and self.kl_estimator == "k1" and not self.kl_in_reward:
+            raise ValueError(
+                "the gradient of k1 in the loss is zero on average: take k2 or k3, or kl_in_reward"
+            )
+        if self.constant_length is not None and self.aggregation != "constant":
+            raise ValueError("constant_length is for aggregation constant")
+        low, high = self.correction_low, self.correction_high
+        if self.correction == "none" and not low is high is None:
+            raise ValueError(
+                "correction_low and correction_high want a correction: truncate, mask or decoupled"
+            )
+        if self.correction == "truncate" and low is not None:
+            raise ValueError("correction truncate has no lower bound: leave out correction_low")
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"correction_low={low} must be less than correction_high={high}")
+        return self
+
+    @property
+    def row(self) -> Algorithm:
+        """What the algorithm is made of."""
+        return ALGORITHMS[self.name]
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.kl_coefficient > 0 and not self.kl_in_reward
+
+    @property
+    def whole_batch_reason(self) -> str | None:
+        """Why the policy must run ``sync``; None where micro-batches may flow. Words for the user: `sync_warning`."""
+        return whole_batch_reason(self.row, self.kl_in_reward and self.kl_coefficient > 0)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a sample can be trained on before the last sample of its step is there."""
+        return self.whole_batch_reason is None
+
+    def with_constant_length(self, tokens: int) -> "AlgorithmConfig":
+        """The same, divided by ``tokens`` where a constant is wanted and none was given."""
+        if self.aggregation != "constant" or self.constant_length is not None:
+            return self
+        return self.model_copy(update={"constant_length": tokens})
 
 
 class WarmUpConfig(Config):
@@ -49,10 +152,12 @@ class WarmUpConfig(Config):
 
 
 class PolicyConfig(Config):
-    """What a policy is and how it is trained. ``temperature``: the one its samples are drawn at."""
+    """What a policy is and how it is trained. ``temperature``: the one its samples are drawn at. ``max_staleness``:
+    how many versions older than the policy a sample may be (0 unless the run is ``async``)."""
 
     model: ModelConfig
     optimizer: OptimizerConfig
     algorithm: AlgorithmConfig
     warm_up: WarmUpConfig
     temperature: float
+    max_staleness: Natural = 0

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOptimizer, Train
-from flexmarl.actors.store.table import Table
+from flexmarl.actors.store.schema import Schema
+from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch import TorchPolicy
 from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 
 AGENTS = ("sorter", "checker")
 QUERIES, TRAJECTORIES = 4, 3
+WRITTEN = ("sample_id", "policy_version", "reward")
 ARCHITECTURE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
@@ -49,7 +51,8 @@ def group(query: int, random: np.random.Generator) -> list[Sample]:
             tokens = tuple(random.integers(0, 16, random.integers(1, 9)).tolist())
             samples.append(
                 Sample(
-                    sample_id=f"q{query}_{turn}_{trajectory}", agent=agent, step=1, policy_version=0, group=f"q{query}",
+                    sample_id=f"1:q{query}_{turn}_{trajectory}", agent=agent, step=1, policy_version=0,
+                    group=f"1:q{query}",
                     reward=rewards[agent][trajectory], group_rewards=rewards[agent],
                     prompt_tokens=tuple(random.integers(0, 16, random.integers(1, 6)).tolist()),
                     tokens=tokens, logprobs=tuple((random.normal(-2.7, 0.3, len(tokens))).tolist()),
@@ -63,20 +66,24 @@ def gradient(mode: Mode, arrival: tuple[int, ...], micro_batch: int, seed: int) 
     groups = [group(query, np.random.default_rng((seed, query))) for query in range(QUERIES)]
     plan = Plan(mode, AGENTS, first_step=1, last_step=1, queries=QUERIES, micro_batch=micro_batch)
     pipeline = Pipeline(plan, dict.fromkeys(AGENTS, 0))
-    tables, policies = {a: Table(a) for a in AGENTS}, {a: policy(a) for a in AGENTS}
+    tables, policies = Tables({agent: Schema({}) for agent in AGENTS}), {a: policy(a) for a in AGENTS}
+    tables.begin_epoch()
+    samples = {sample.sample_id: sample for rows in groups for sample in rows}
     done: dict[str, torch.Tensor] = {}
     pipeline.start()
     for query in arrival:
         counts = dict.fromkeys(AGENTS, 0)
         for agent in AGENTS:
             rows = [sample for sample in groups[query] if sample.agent == agent]
-            tables[agent].put(rows)
+            columns = {name: [getattr(row, name) for row in rows] for name in WRITTEN}
+            tables.put({agent: columns})
             counts[agent] = len(rows)
         decisions = deque(pipeline.group_closed(1, counts))
         while decisions:
             match decisions.popleft():
                 case Train(agent, step, version, count):
-                    policies[agent].accumulate(tables[agent].lease(version, count).samples)
+                    leased = tables.lease(agent, "trainer", version, count, deadline=1.0).columns["sample_id"]
+                    policies[agent].accumulate([samples[sample_id] for sample_id in leased])
                     decisions += pipeline.trained(agent, step, count)
                 case StepOptimizer(agent, _):
                     parameters = policies[agent].model.parameters()

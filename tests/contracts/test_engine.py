@@ -1,5 +1,6 @@
 """What every ``Engine`` promises, whatever computes inside it. A new engine adds a line to ``ENGINES``."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.rollout.engines.base import Engine, EngineRequest
+from flexmarl.actors.rollout.engines.simulated import SimulatedEngine, SimulatedEngineConfig
 from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
 from flexmarl.core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
 
@@ -24,7 +26,13 @@ def _transformers() -> Engine:
     return TransformersEngine(model, [], max_batch=2)
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"transformers": _transformers}
+def _simulated() -> Engine:
+    # answers that are always cut off, and a clock that is far too slow for one to end within a call
+    config = SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1e-3)
+    return SimulatedEngine(config, time.monotonic, max_batch=2, max_context=MAX_CONTEXT)
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"transformers": _transformers, "simulated": _simulated}
 
 
 @pytest.fixture(params=ENGINES)

@@ -49,6 +49,17 @@ class TestResolving:
         assert config.agents["checker"].model.tokenizer == str(recipe / "tokenizer")
         assert config.agents["solver"].model.path == "some/hub-name"
 
+    def test_staleness_is_one_version_under_async_unless_said(self) -> None:
+        assert resolve(str(TINY), []).course().max_staleness == 0
+        config = resolve(str(TINY), ["mode=async", "agents.solver.global_batch=6"])
+        assert config.course().max_staleness == 1 and config.course().global_batch == {"solver": 6}
+        assert {policy.max_staleness for policy in config.policies().values()} == {1}
+        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).course().max_staleness == 3
+
+    def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
+        config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
+        assert config.course().whole_step == ("solver",)
+
     def test_a_resolved_config_resolves_to_itself(self) -> None:
         config = resolve(
             str(TINY), ["data={a: [1, null, {b: 2.5}], c: '5e-4'}", "agents.solver.optimizer.lr=1e-7"]
@@ -141,7 +152,20 @@ class TestRefusals:
             ("agent_defaults=[1]", r"agent_defaults=\[1\]: must be a section"),
             ("seed=-1", "seed=-1: Input should be greater than or equal to 0"),
             ("seed=9223372036854775808", "seed=9223372036854775808: .* less than"),
-            ("mode=fast", "mode='fast': Input should be 'strict' or 'sync'"),
+            ("mode=fast", "mode='fast': Input should be 'strict', 'sync' or 'async'"),
+            ("max_staleness=2", "max_staleness=2 is for mode=async; in mode=strict every sample"),
+            ("max_staleness=0", "max_staleness=0: .* equal to 1"),
+            (
+                "agents.checker.global_batch=4",
+                "agents.checker.global_batch=4 is for mode=async: .* carried .* stale there, which mode=strict",
+            ),
+            (
+                "rollout.min_trajectories=5",
+                "min_trajectories=5 is more than training.trajectories_per_query=4",
+            ),
+            ("rollout.surplus=keep", "rollout: surplus=keep needs extra_trajectories"),
+            ("rollout.drop_without_signal=true", "drop_without_signal needs refill_queries"),
+            ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'refill'"),
             ("rollout.max_failed_share=2", "rollout.max_failed_share=2: .* less than or equal to 1"),
             ("rollout.trajectory_timeout_s=0", "rollout.trajectory_timeout_s=0: .* greater than 0"),
             ("checkpoint.keep=0", "checkpoint.keep=0: .* equal to 1"),
@@ -157,6 +181,10 @@ class TestRefusals:
     def test_of_an_override_name_key_value_and_what_is_allowed(self, override: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             resolve(str(TINY), [override])
+
+    def test_of_a_batch_smaller_than_its_parts(self) -> None:
+        with pytest.raises(ConfigError, match="global_batch=1 is less than training.micro_batch=2"):
+            resolve(str(TINY), ["mode=async", "agents.solver.global_batch=1"])
 
     def test_list_every_problem(self) -> None:
         with pytest.raises(ConfigError) as caught:

@@ -1,41 +1,44 @@
 """One policy on one rank with torch and a Hugging Face causal language model.
 
 The gradient of a step is a sum over its completion tokens, accumulated in ``p.grad`` over however many
-micro-batches, in whatever order they come; `TorchPolicy.optimizer_step` divides it once by the step's token
-count. That makes training while other rollouts still run the same computation as training after a barrier.
+micro-batches, in whatever order they come; `TorchPolicy.optimizer_step` divides it once by the step's count of tokens
+or sequences. That makes training while other rollouts still run the same computation as training after a barrier.
+
+An algorithm that does not stream needs the whole step for its first gradient: its samples are held until then.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
 from ....core.files import read_json, write_json
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...messages import ModelConfig, Sample
-from ..advantage import group_advantage
-from ..batch import PaddedRows, TokenRow, pad_rows, split_by_length
+from ..batch import PaddedRows, TokenRow, pad_rows
 from ..config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
-from ..loss import clipped_policy_loss, token_logprobs
+from ..grouping import regrouped
+from ..loss import denominator
+from ..objective import CompletionTokens, batch_loss, sample_advantage, step_advantages
 from ..state_files import check_tensors, read_tensors_into, write_tensors
 from .base import MicroBatchStats, StepStats
-from .fused_norm import fuse_norms
+from .chunks import Chunk, TrainedSample, make_chunks
+from .completion_model import CompletionModel, derived_seed, random_stream
 
 log = get_logger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"  # the name transformers looks for
 STATE_FILE = "training_state.safetensors"
+REFERENCE_FILE = "reference.safetensors"
 POSITION_FILE = "training_state.json"
 FORMAT = 1
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
@@ -53,24 +56,6 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     if config.schedule == "constant":
         return config.lr
     return config.lr * max(0, total_steps - step) / max(1, total_steps - config.warmup_steps)
-
-
-def build_model(config: ModelConfig, seed: int) -> Any:
-    """A Hugging Face causal language model with float32 master weights, in training mode, on the CPU.
-
-    ``seed`` fixes the random weights of a model made from ``config.config``, whatever else was built before
-    in this process, and torch's global generator is left as it was.
-    """
-    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-    auto_model: Any = AutoModelForCausalLM  # half of its methods have no types
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(_random_stream(seed))
-        if config.path is not None:
-            model = auto_model.from_pretrained(config.path, **options)
-        else:
-            model = auto_model.from_config(AutoConfig.for_model(**(config.config or {})), **options)
-    model.config.architectures = [type(model).__name__]
-    return model.train()
 
 
 @dataclass(slots=True)
@@ -112,27 +97,31 @@ class TorchPolicy:
         total_steps: int,
         temperature: float,
         device: torch.device | str = "cpu",
+        max_staleness: int = 0,
     ) -> None:
         """``seed`` is the run's: the policy's own derives from it and ``name``. ``temperature`` is the one
         the policy's samples are drawn at; raises ``ValueError`` unless it is positive, for greedy decoding
-        has no log-probabilities to train on."""
+        has no log-probabilities to train on. ``max_staleness``: versions that a sample may be behind."""
         if temperature <= 0:
             raise ValueError(f"policy {name}: can't train on samples drawn at temperature {temperature}")
         self.name = name
         self._optimizer_config, self._algorithm, self._warm_up = optimizer, algorithm, warm_up
         self._total_steps, self._temperature = total_steps, temperature
+        self._max_staleness = max_staleness
         self._device = torch.device(device)
         self._autocast = model.dtype == "bfloat16"
-        own_seed = _derived_seed(seed, name)
-        self.model = fuse_norms(build_model(model, own_seed)).to(self._device)
-        self._vocab_size = int(self.model.get_input_embeddings().num_embeddings)
-        # The output layer and everything after it see the completion tokens only: [N, V], no padding.
-        self._positions: Tensor | None = None
-        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
+        own_seed = derived_seed(seed, name)
+        self._completions = CompletionModel(model, own_seed, self._device)
+        self.model = self._completions.model
+        self._vocab_size = self._completions.vocab_size
+        self._reference = CompletionModel(model, own_seed, self._device) if algorithm.kl_coefficient else None
+        if self._reference is not None:
+            self._reference.model.eval().requires_grad_(False)
         self._optimizer = self._make_optimizer()
-        self._rng_state = _random_stream(own_seed)
+        self._rng_state = random_stream(own_seed)
         self._version = 0
         self._totals = _StepTotals()
+        self._held: list[Sample] = []
         self._warm_up_batches, self._warm_up_loss = 0, math.nan
 
     @property
@@ -147,7 +136,8 @@ class TorchPolicy:
         if self._version or self._totals.samples:
             raise RuntimeError(f"policy {self.name}: warm-up after reinforcement learning has begun")
         with self._own_randomness():
-            loss = -self._logprobs(pad_rows(examples, self._vocab_size).to(self._device), 1.0).mean()
+            rows = pad_rows(examples, self._vocab_size).to(self._device)
+            loss = -self._completions.logprobs(rows, 1.0).mean()
             torch.autograd.backward(loss)
         self._apply_gradient(1, self._warm_up.lr)
         self._warm_up_batches += 1
@@ -163,6 +153,8 @@ class TorchPolicy:
         for state in self._optimizer.state.values():
             for moment in state.values():
                 moment.zero_()
+        if self._reference is not None:  # what reinforcement learning starts from
+            self._reference.model.load_state_dict(self.model.state_dict())
         self._warm_up_batches = 0
 
     # ----------------------------------------------------------------------- reinforcement learning
@@ -170,91 +162,116 @@ class TorchPolicy:
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
         """See `PolicyBackend.accumulate`.
 
-        A sample whose advantage is exactly 0 has no gradient: its tokens count, the model never sees it.
+        A sample whose advantage is exactly 0 has no gradient, unless a KL is in the loss: its tokens count, the model
+        never sees it.
         """
         started = perf_counter()
         if self._warm_up_batches:
             raise RuntimeError(f"policy {self.name}: call warm_up_done() before reinforcement learning")
-        chunks = self._prepare(batch)
+        checked = self._checked(batch)
         totals = _StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
-        sums = torch.zeros(3, device=self._device)
-        with self._own_randomness():
-            for rows, old_logprobs, advantages in chunks:
-                logprobs = self._logprobs(rows, self._temperature)
-                clip_low, clip_high = self._algorithm.clip_low, self._algorithm.clip_high
-                loss, diagnostics = clipped_policy_loss(
-                    logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high
-                )
-                torch.autograd.backward(loss)
-                sums += diagnostics
-                totals.trained_tokens += len(advantages)
-        totals.loss, totals.clipped, totals.deviation = sums.tolist()
+        if self._algorithm.streams:
+            self._backward(self._chunks(checked), totals)
+        else:
+            pad_rows([(sample.prompt_tokens, sample.tokens) for sample in batch], self._vocab_size)
+            self._held += batch
         self._totals.add(totals)
         return MicroBatchStats(
             samples=totals.samples,
             tokens=totals.tokens,
-            trained_samples=sum(len(rows.input_ids) for rows, _, _ in chunks),
+            trained_samples=sum(row.has_signal for row in checked),
             seconds=perf_counter() - started,
         )
 
+    def _backward(self, chunks: Sequence[Chunk], totals: _StepTotals) -> None:
+        """Adds the gradient of ``chunks``, and what it shows to ``totals``."""
+        sums = torch.zeros(3, device=self._device)
+        with self._own_randomness():
+            for chunk in chunks:
+                logprobs = self._completions.logprobs(chunk.rows, self._temperature)
+                tokens = CompletionTokens(
+                    logprobs,
+                    chunk.engine_logprobs,
+                    chunk.advantages,
+                    chunk.lengths,
+                    self._reference_logprobs(chunk.rows) if self._algorithm.kl_in_loss else None,
+                )
+                loss, diagnostics = batch_loss(self._algorithm, tokens)
+                torch.autograd.backward(loss)
+                sums += diagnostics
+                totals.trained_tokens += len(chunk.advantages)
+        totals.loss, totals.clipped, totals.deviation = sums.tolist()
+
+    def _backward_held(self) -> None:
+        """The gradient of all samples that waited for the step to be whole."""
+        samples, self._held = regrouped(self._held, self._algorithm.row.grouping), []
+        references = None
+        if self._algorithm.kl_coefficient and self._algorithm.kl_in_reward:
+            references = self._reference_logprobs_of(samples)
+        advantages = step_advantages(self._algorithm, samples, references).numpy().astype(np.float32)
+        ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
+        totals = _StepTotals()
+        self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
+        self._totals.add(totals)
+
     def optimizer_step(self) -> StepStats:
-        """See `PolicyBackend.optimizer_step`: divide by the step's tokens, clip, AdamW, schedule."""
-        totals, tokens = self._totals, max(1, self._totals.tokens)
+        """See `PolicyBackend.optimizer_step`: divide by the step's count, clip, AdamW, schedule."""
+        if self._held:
+            self._backward_held()
+        totals = self._totals
+        divisor = denominator(
+            self._algorithm.aggregation,
+            tokens=totals.tokens,
+            sequences=totals.samples,
+            constant=self._algorithm.constant_length,
+        )
         lr = learning_rate(self._optimizer_config, self._version, self._total_steps)
-        grad_norm = self._apply_gradient(tokens, lr)
+        grad_norm = self._apply_gradient(divisor, lr)
         self._version += 1
         self._totals = _StepTotals()
         return StepStats(
             samples=totals.samples,
             tokens=totals.tokens,
-            loss=totals.loss / tokens,
+            loss=totals.loss / divisor,
             grad_norm=grad_norm,
             clip_fraction=totals.clip_fraction,
             ratio_deviation=totals.ratio_deviation,
             lr=lr,
         )
 
-    def _prepare(self, batch: Sequence[Sample]) -> list[tuple[PaddedRows, Tensor, Tensor]]:
-        """Checks every sample, then makes chunks of (rows, old log-probs ``[N]``, advantages ``[N]``)."""
-        trained: list[tuple[Sample, float]] = []
+    def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
+        """Every sample with its advantage, as far as its group tells. Raises what `accumulate` raises."""
+        checked = []
         for sample in batch:
-            if sample.policy_version != self._version:
+            if not 0 <= self._version - sample.policy_version <= self._max_staleness:
                 raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
             if not len(sample.tokens) == len(sample.logprobs) > 0:
                 counts = f"{len(sample.tokens)} tokens, {len(sample.logprobs)} log-probabilities"
                 raise ValueError(
                     f"sample {sample.sample_id}: {counts}; need as many of each, and one at least"
                 )
-            scale = self._algorithm.scale_rewards
-            advantage = group_advantage(sample.reward, sample.group_rewards, scale=scale)
-            if advantage:
-                trained.append((sample, advantage))
-        lengths = np.array([len(s.prompt_tokens) + len(s.tokens) for s, _ in trained], np.int64)
-        return [self._chunk([trained[row] for row in rows]) for rows in split_by_length(lengths)]
+            checked.append(TrainedSample(sample, sample_advantage(self._algorithm, sample)))
+        return checked
 
-    def _chunk(self, trained: Sequence[tuple[Sample, float]]) -> tuple[PaddedRows, Tensor, Tensor]:
-        rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample, _ in trained], self._vocab_size)
-        old = np.concatenate([np.array(sample.logprobs, np.float32) for sample, _ in trained])
-        counts = [len(sample.tokens) for sample, _ in trained]
-        advantages = np.repeat(np.array([advantage for _, advantage in trained], np.float32), counts)
-        device = self._device
-        return rows.to(device), torch.from_numpy(old).to(device), torch.from_numpy(advantages).to(device)
+    def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
+        """The forwards of those that have a gradient."""
+        every = self._algorithm.kl_in_loss
+        trained = [row for row in samples if every or row.has_signal]
+        return make_chunks(trained, self._vocab_size, self._device)
 
-    def _logprobs(self, rows: PaddedRows, temperature: float) -> Tensor:
-        """Log-probabilities ``[N]`` of the completion tokens, with gradient."""
-        self._positions = rows.positions
-        try:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-                logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
-        finally:
-            self._positions = None
-        return token_logprobs(logits, rows.targets, temperature)
+    def _reference_logprobs(self, rows: PaddedRows) -> Tensor:
+        """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
+        assert self._reference is not None, "it is built wherever there is a kl_coefficient"
+        with torch.no_grad():
+            return self._reference.logprobs(rows, self._temperature)
 
-    def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""
-        if self._positions is None:
-            return None
-        return (args[0].flatten(0, 1).index_select(0, self._positions),)
+    def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """The same, sample by sample, on the CPU."""
+        found: dict[int, Tensor] = {}
+        for chunk in make_chunks([TrainedSample(s, 0.0) for s in samples], self._vocab_size, self._device):
+            logprobs = self._reference_logprobs(chunk.rows).cpu()
+            found |= zip(chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=True)
+        return [found[index] for index in range(len(samples))]
 
     # ----------------------------------------------------------------------- the optimizer
 
@@ -278,16 +295,16 @@ class TorchPolicy:
             }
         return optimizer
 
-    def _apply_gradient(self, tokens: int, lr: float) -> float:
-        """Divides the accumulated gradient by ``tokens``, clips, steps, zeroes; the norm before clipping."""
+    def _apply_gradient(self, divisor: int, lr: float) -> float:
+        """Divides the accumulated gradient by ``divisor``, clips, steps, zeroes; the norm before clipping."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        grad_norm = float(nn.utils.get_total_norm(gradients)) / tokens
+        grad_norm = float(nn.utils.get_total_norm(gradients)) / divisor
         if not math.isfinite(grad_norm):
             raise NonFiniteGradient(self.name, self._version, grad_norm)
         # Dividing and clipping are one factor, so one pass over the gradient.
         clip = min(1.0, self._optimizer_config.max_grad_norm / (grad_norm + _CLIP_EPSILON))
         for gradient in gradients:
-            gradient.mul_(clip / tokens)
+            gradient.mul_(clip / divisor)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -332,6 +349,8 @@ class TorchPolicy:
         tokenizer.save_pretrained(folder)
         write_tensors(folder / WEIGHTS_FILE, self._master_weights())
         write_tensors(folder / STATE_FILE, self._training_state())
+        if self._reference is not None:
+            write_tensors(folder / REFERENCE_FILE, _named_weights(self._reference.model))
         write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
 
     def load(self, folder: Path) -> None:
@@ -347,19 +366,20 @@ class TorchPolicy:
             WEIGHTS_FILE: self._master_weights(),
             STATE_FILE: self._training_state(),
         }
+        if self._reference is not None:
+            files[REFERENCE_FILE] = _named_weights(self._reference.model)
         for name, tensors in files.items():
             check_tensors(folder / name, tensors)
         for name, tensors in files.items():
             read_tensors_into(folder / name, tensors)
         self._version = version
         self._totals = _StepTotals()
+        self._held = []
         self._warm_up_batches = 0
         self._optimizer.zero_grad(set_to_none=False)
 
     def _master_weights(self) -> dict[str, Tensor]:
-        """The live state-dict tensors by name, those shared by several names (tied weights) once."""
-        named = without_ties(self.model.state_dict(keep_vars=True))
-        return {name: tensor.detach() for name, tensor in named.items()}
+        return _named_weights(self.model)
 
     def _training_state(self) -> dict[str, Tensor]:
         """The live tensors that a bit-equal continuation needs besides the weights."""
@@ -370,11 +390,6 @@ class TorchPolicy:
         return state
 
 
-def _derived_seed(seed: int, name: str) -> int:
-    """A seed of its own for every policy of a run, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
-
-
-def _random_stream(seed: int) -> Tensor:
-    """The state (uint8) of torch's CPU generator just seeded; touches neither the global one nor a GPU."""
-    return torch.Generator().manual_seed(seed).get_state()
+def _named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The live state-dict tensors by name, those shared by several names (tied weights) once."""
+    return {name: tensor.detach() for name, tensor in without_ties(model.state_dict(keep_vars=True)).items()}

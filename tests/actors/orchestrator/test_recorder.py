@@ -1,5 +1,7 @@
 """A step's line of metrics, from events at given times."""
 
+from dataclasses import replace
+
 import pytest
 
 from flexmarl.actors.messages import GroupClosed, MicroBatchTrained, PolicyStepped, Published
@@ -26,10 +28,10 @@ def record() -> StepRecord:
     """Started at 100 s; turns from 101 s; rolled out at 110 s; backward 104-106, 105-107 (shared) and 109-113."""
     record = StepRecord(3, {"a": 7}, started=100.0)
     record.group_closed(closed(2.0, [1.0, 0.0]), 2, now=103.0)
-    record.trained("a", trained(2.0, {7: 2}), now=106.0)
-    record.trained("a", trained(2.0, {7: 2}), now=107.0)
+    record.trained("a", trained(2.0, {7: 2}), version=7, now=106.0)
+    record.trained("a", trained(2.0, {7: 2}), version=7, now=107.0)
     record.group_closed(closed(1.0, [1.0, 1.0]), 2, now=110.0)
-    record.trained("a", trained(4.0, {7: 1, 6: 3}), now=113.0)
+    record.trained("a", trained(4.0, {7: 1, 6: 3}), version=7, now=113.0)
     return record
 
 
@@ -45,7 +47,7 @@ def test_the_line() -> None:
     step = record()
     step.optimizer_stepped("a", stepped(8), now=114.0)
     step.applied("a", now=114.5)
-    line = step.metrics(run_started=50.0, previous_end=104.5, now=114.5)
+    line = step.metrics({"a": 8}, {"a": 2}, run_started=50.0, previous_end=104.5, now=114.5)
     assert line["step"] == 3 and line["time_s"] == 64.5 and line["step_s"] == 10.0
     assert line["versions"] == {"a": 8} and line["generated_by"] == {"a": 7}
     assert line["tokens"] == 20 and line["tokens_per_s"] == 2.0
@@ -53,9 +55,21 @@ def test_the_line() -> None:
     assert line["backward_s/a"] == 8.0 and line["publish_s/a"] == 0.625
     assert line["clip_fraction/a"] == 0.1 and line["ratio_deviation/a"] == 2e-6
     assert line["stale_samples"] == 3, "samples of another version are counted from the rows themselves"
+    assert line["max_staleness"] == 1 and line["carried_samples/a"] == 2
+
+
+def test_what_became_of_groups_is_counted() -> None:
+    step = StepRecord(1, {"a": 0, "b": 0}, started=0.0)
+    group = closed(0.0, [1.0, 1.0])
+    step.group_closed(replace(group, dropped="no signal", without_signal=["a"], refilled=2), 2, now=1.0)
+    step.group_closed(replace(group, without_signal=["a"], surplus=3), 2, now=2.0)
+    line = step.metrics({"a": 0, "b": 0}, {}, 0.0, 0.0, 3.0)
+    assert line["dropped_groups"] == 1 and line["refilled_trajectories"] == 2
+    assert line["surplus_trajectories"] == 3
+    assert line["groups_without_signal/a"] == 2 and line["groups_without_signal/b"] == 0
 
 
 def test_an_agent_nobody_called_keeps_its_version() -> None:
     step = StepRecord(1, {"a": 0, "b": 5}, started=0.0)
-    line = step.metrics(0.0, 0.0, 1.0)
+    line = step.metrics({"a": 0, "b": 5}, {}, 0.0, 0.0, 1.0)
     assert line["versions"] == {"a": 0, "b": 5} and "reward/b" not in line

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.experience import ExperienceReader, segment_places
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
     GroupClosed,
     Published,
     Query,
+    Sample,
     TableStatistics,
 )
 from flexmarl.actors.rollout.actor import Rollout
@@ -87,7 +89,12 @@ class House:
         self.system = system
         self.folder = folder
         self.events = Events()
-        self.store = Store(["solver", "judge"])
+        places = segment_places(folder / "memory", folder / "store")
+        for path in (*places.all(), folder / "store"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.store = Store(["solver", "judge"], str(folder / "memory"), str(folder / "store"))
+        self.reader = ExperienceReader(places)
+        self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
@@ -98,7 +105,7 @@ class House:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
         rollout = Rollout(
             RecipeConfig(folder=str(self.folder), data={}, seed=3),
-            {agent: SamplingConfig() for agent in self.instances},
+            self.sampling,
             self.tokenizers,
             {
                 agent: [await self.system.add(fake, f"{agent}-{n}") for n, fake in enumerate(fakes)]
@@ -107,12 +114,18 @@ class House:
             await self.system.add(self.store, "store"),
             await self.system.add(self.events, "orchestrator"),
             RolloutConfig(**config),
+            str(self.folder / "memory"),
+            str(self.folder / "store"),
         )
         await self.system.add(rollout, "rollout")
         return rollout
 
     async def closed(self) -> GroupClosed:
         return await asyncio.wait_for(self.events.closed.get(), 5)
+
+    async def rows(self, agent: str, version: int, count: int) -> list[Sample]:
+        """What is leased of an agent's table."""
+        return self.reader.samples(agent, await self.store.lease(agent, version, count))
 
     async def statistics(self, agent: str) -> TableStatistics:
         return (await self.store.table_statistics())[agent]
@@ -139,9 +152,9 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
         [],
     )
     assert group.generated_tokens == sum(group.rewards["solver"]) + 6
-    batch = await house.store.lease("solver", 4, 6)
-    assert [row.sample_id for row in batch.samples] == [f"5:q7_0_{trajectory}" for trajectory in range(6)]
-    for row in batch.samples:
+    rows = await house.rows("solver", 4, 6)
+    assert [row.sample_id for row in rows] == [f"5:q7_0_{trajectory}" for trajectory in range(6)]
+    for row in rows:
         assert row.group_rewards == tuple(group.rewards["solver"])
         assert row.reward == len(row.tokens)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.advantage import group_advantage
-from flexmarl.actors.trainer.backends import torch as backend
+from flexmarl.actors.trainer.backends import chunks
 from flexmarl.actors.trainer.backends.base import PolicyBackend
 from flexmarl.actors.trainer.backends.torch import TorchPolicy, learning_rate
 from flexmarl.actors.trainer.batch import split_by_length
@@ -155,7 +155,7 @@ def test_long_and_short_rows_in_one_batch_give_the_same_gradient() -> None:
     long = tuple(rng.randrange(16) for _ in range(60))
     samples[0] = replace_tokens(samples[0], long)
     policy, plain = make_policy(), make_policy()
-    assert len(policy._prepare(samples)) == 2
+    assert len(policy._chunks(policy._checked(samples))) == 2
     policy.accumulate(samples)
     torch.autograd.backward(reference_loss(plain, samples))
     assert relative_error(gradient(policy), gradient(plain)) < 1e-5
@@ -166,10 +166,10 @@ def test_a_bound_on_the_tokens_of_a_forward_leaves_the_gradient_as_it_is(
 ) -> None:
     samples = make_samples(2, groups=2, group_size=16)
     whole, bounded = make_policy(), make_policy()
-    assert len(whole._prepare(samples)) == 1
+    assert len(whole._chunks(whole._checked(samples))) == 1
     whole.accumulate(samples)
-    monkeypatch.setattr(backend, "split_by_length", functools.partial(split_by_length, most_tokens=40))
-    forwards = [rows.input_ids.numel() for rows, _, _ in bounded._prepare(samples)]
+    monkeypatch.setattr(chunks, "split_by_length", functools.partial(split_by_length, most_tokens=40))
+    forwards = [chunk.rows.input_ids.numel() for chunk in bounded._chunks(bounded._checked(samples))]
     assert len(forwards) > 4 and max(forwards) <= 40
     bounded.accumulate(samples)
     assert relative_error(gradient(bounded), gradient(whole)) < 1e-5

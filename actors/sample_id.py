@@ -1,0 +1,78 @@
+"""What a sample's id says: ``{step}:{query}_{turn}_{trajectory}``, unique over the run, also where a query comes again.
+
+``{step}:{query}`` names the group, ``{step}:{query}_{trajectory}`` the trajectory, whose samples may lie in the
+tables of several agents. A turn of an evaluation has ``eval`` in place of the step; it never reaches the store.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from ..core.errors import StoreError
+
+_EVALUATION: Final = "eval"
+# One spelling per number, and none that leaves 64 bits: what was parsed is formatted to the same text. The query may
+# hold anything, the separators too: the step ends at the first colon, turn and trajectory are the last two numbers.
+_NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
+_SCOPE: Final = r"(eval|0|[1-9][0-9]{0,17})"
+SAMPLE_ID: Final = re.compile(rf"{_SCOPE}:(.*)_{_NUMBER}_{_NUMBER}", re.DOTALL)
+_TRAJECTORY: Final = re.compile(rf"{_SCOPE}:(.*)_{_NUMBER}", re.DOTALL)
+
+
+class TrajectoryName(NamedTuple):
+    """``{step}:{query}_{trajectory}``. ``step``: None for an evaluation. Numbers: 0 ... 10^18 - 1."""
+
+    step: int | None
+    query: str
+    trajectory: int
+
+    def __str__(self) -> str:
+        return f"{_scope(self.step)}:{self.query}_{self.trajectory}"
+
+    @classmethod
+    def parse(cls, text: str) -> "TrajectoryName":
+        """Raises StoreError where ``text`` is no trajectory's name."""
+        match = _TRAJECTORY.fullmatch(text)
+        if match is None:
+            raise StoreError(f"{text!r} is no trajectory's name: {{step}}:{{query}}_{{trajectory}}")
+        scope, query, trajectory = match.groups()
+        return cls(_step(scope), query, int(trajectory))
+
+
+class SampleId(NamedTuple):
+    """``{step}:{query}_{turn}_{trajectory}``. ``step``: None for an evaluation. Numbers: 0 ... 10^18 - 1.
+
+    ``turn`` counts the trajectory's turns over all agents.
+    """
+
+    step: int | None
+    query: str
+    turn: int
+    trajectory: int
+
+    def __str__(self) -> str:
+        return f"{self.group}_{self.turn}_{self.trajectory}"
+
+    @property
+    def group(self) -> str:
+        return f"{_scope(self.step)}:{self.query}"
+
+    @property
+    def trajectory_name(self) -> TrajectoryName:
+        return TrajectoryName(self.step, self.query, self.trajectory)
+
+    @classmethod
+    def parse(cls, text: str) -> "SampleId":
+        """Raises StoreError where ``text`` is no sample id."""
+        match = SAMPLE_ID.fullmatch(text)
+        if match is None:
+            raise StoreError(f"{text!r} is no sample id: {{step}}:{{query}}_{{turn}}_{{trajectory}}")
+        scope, query, turn, trajectory = match.groups()
+        return cls(_step(scope), query, int(turn), int(trajectory))
+
+
+def _scope(step: int | None) -> str:
+    return _EVALUATION if step is None else str(step)
+
+
+def _step(scope: str) -> int | None:
+    return None if scope == _EVALUATION else int(scope)

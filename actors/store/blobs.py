@@ -1,0 +1,274 @@
+"""The bulk columns of all tables: segments (``transport/segments.py``), who fills them, and what in them is alive.
+
+    grant --> the writer fills it, its rows are accepted (check, hold) --> seal --> release of the last row: removed
+
+Rules:
+- a segment belongs to one writer until it is sealed; only that writer may refer to it in what it puts;
+- every row counts each of its references: ``hold`` when it comes, ``release`` when it goes; two rows may share bytes;
+- a segment that is sealed, or whose writer is gone, and that nothing refers to is removed at once. So ``release``
+  comes after the journal has the record that the rows are gone, never before;
+- segments are made in memory up to its limit, then on the disk; what does not fit there either is refused.
+
+Segments are files, and outlive the process: what is not in the journal is told by ``recover``, and removed.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...core.errors import ProtocolViolation, StoreError, StoreFull
+from ...core.telemetry import get_logger
+from ...transport.segments import (
+    BlobRef,
+    Place,
+    SegmentGrant,
+    SegmentPlaces,
+    SegmentReader,
+    create,
+    is_segment_name,
+    remove,
+)
+
+__all__ = ["ArenaLimits", "ArenaStatistics", "BlobArena", "BlobRef", "SegmentGrant", "SegmentPlaces"]
+
+log = get_logger(__name__)
+
+_PAGE_BYTES: Final = 4096
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLimits:
+    """``memory_bytes`` and ``disk_bytes``: of all segments in the one place and in the other.
+    ``disk_free_bytes``: what spilling leaves free on the disk, for the journal not least."""
+
+    segment_bytes: int = 64 * 2**20
+    memory_bytes: int = 2**30
+    disk_bytes: int = 2**40
+    disk_free_bytes: int = 256 * 2**20
+
+    def of(self, place: Place) -> int:
+        return self.memory_bytes if place is Place.MEMORY else self.disk_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaStatistics:
+    """``memory_bytes`` and ``disk_bytes``: of whole segments. ``live_bytes``: what rows refer to, once per row."""
+
+    segments: int
+    granted: int
+    memory_bytes: int
+    disk_bytes: int
+    live_refs: int
+    live_bytes: int
+
+
+class _Segment:
+    """``writer``: None once it is sealed. ``live_refs`` counts references of no bytes too."""
+
+    __slots__ = ("live_bytes", "live_refs", "size_bytes", "writer")
+
+    def __init__(self, size_bytes: int, writer: str | None) -> None:
+        self.size_bytes = size_bytes
+        self.writer = writer
+        self.live_refs = 0
+        self.live_bytes = 0
+
+
+class BlobArena:
+    """One store's segments. Both directories are its alone: two stores must not be given the same."""
+
+    def __init__(self, places: SegmentPlaces, limits: ArenaLimits) -> None:
+        """Makes the directories that are missing. Raises UnsafeDirectory where one is open to others."""
+        for directory in (places.memory, places.disk):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.places = places
+        self.limits = limits
+        self._reader = SegmentReader(places)
+        self._segments: dict[str, _Segment] = {}
+        self._used = dict.fromkeys(Place, 0)
+        self._full_told = False
+
+    def granted(self) -> dict[str, str]:
+        """Who may write to which segments: writer by segment."""
+        return {
+            name: segment.writer for name, segment in self._segments.items() if segment.writer is not None
+        }
+
+    def recover(self, granted: Mapping[str, str], live: Iterable[BlobRef]) -> set[str]:
+        """Goes on from what the journal says, once, before anything else: the writers of segments that were not sealed,
+        and the references of all rows. Every other segment is removed.
+
+        Returns the segments that rows refer to and that are gone or too short (after the machine has restarted: memory
+        is empty then). Nothing of them is held; their rows are lost.
+        """
+        ends: dict[str, int] = {}
+        counted: dict[str, _Segment] = {}
+        for segment, offset, size_bytes in live:
+            found = counted.get(segment)
+            if found is None:
+                found = counted[segment] = _Segment(0, None)
+            found.live_refs += 1
+            found.live_bytes += size_bytes
+            ends[segment] = max(ends.get(segment, 0), offset + size_bytes)
+        for place in Place:
+            for path in self.places.directory(place).iterdir():
+                self._recover_file(place, path, granted.get(path.name), counted, ends.get(path.name, 0))
+        return counted.keys() - self._segments.keys()
+
+    def _recover_file(
+        self, place: Place, path: Path, writer: str | None, counted: Mapping[str, _Segment], end: int
+    ) -> None:
+        name = path.name
+        if not is_segment_name(name) or self.places.path(name) != path:
+            return
+        size_bytes = path.lstat().st_size
+        if (name in counted or writer is not None) and end <= size_bytes:
+            segment = counted.get(name) or _Segment(0, None)
+            segment.size_bytes, segment.writer = size_bytes, writer
+            self._segments[name] = segment
+            self._used[place] += size_bytes
+        else:
+            remove(self.places, name)
+
+    def grant(self, writer: str, at_least_bytes: int = 0) -> SegmentGrant:
+        """A new segment for ``writer``: of the usual size, or larger where a batch needs it.
+
+        Raises StoreFull where there is no room now, StoreError where there never is.
+        """
+        size_bytes = max(self.limits.segment_bytes, -(-at_least_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+        largest = max(self.limits.memory_bytes, self.limits.disk_bytes)
+        if size_bytes > largest:
+            raise StoreError(
+                f"{writer} asks for {size_bytes} bytes at once; the store may have {largest} in all"
+            )
+        problems = []
+        for place in Place:
+            problem = self._problem(place, size_bytes)
+            if problem is None:
+                try:
+                    name = create(self.places, place, size_bytes)
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    problem = f"{self.places.directory(place)}: {error.strerror}"
+                else:
+                    return self._granted(name, place, size_bytes, writer)
+            problems.append(problem)
+        text = "; ".join(problems)
+        if not self._full_told:
+            log.warning(
+                "store full: writers wait until rows are consumed", needed_bytes=size_bytes, problem=text
+            )
+            self._full_told = True
+        raise StoreFull(self.places.disk, size_bytes, text)
+
+    def _granted(self, name: str, place: Place, size_bytes: int, writer: str) -> SegmentGrant:
+        self._segments[name] = _Segment(size_bytes, writer)
+        self._used[place] += size_bytes
+        self._full_told = False
+        return SegmentGrant(name, size_bytes)
+
+    def _problem(self, place: Place, size_bytes: int) -> str | None:
+        """Why no segment of this size may be made there. What the file system says is another matter."""
+        limit = self.limits.of(place)
+        if self._used[place] + size_bytes > limit:
+            return f"{self._used[place]} of {limit} bytes are used in {self.places.directory(place)}"
+        if place is Place.DISK:
+            status = os.statvfs(self.places.disk)
+            free = status.f_bavail * status.f_frsize
+            if free - size_bytes < self.limits.disk_free_bytes:
+                return f"{free} bytes are free in {self.places.disk}, {self.limits.disk_free_bytes} are to be left"
+        return None
+
+    def seal(self, writer: str, segments: Iterable[str]) -> None:
+        """``writer`` writes no more to these. Does nothing where it was said before or the segment is not its own: a
+        message may come twice."""
+        for name in segments:
+            segment = self._segments.get(name)
+            if segment is not None and segment.writer == writer:
+                self._seal(name, segment)
+
+    def seal_all(self, writer: str) -> list[str]:
+        """``writer`` has left or died. Returns what it had: what it has not put is gone with it."""
+        names = [name for name, segment in self._segments.items() if segment.writer == writer]
+        self.seal(writer, names)
+        return names
+
+    def check(self, writer: str, refs: Iterable[BlobRef]) -> None:
+        """Raises StoreError unless every reference is into a segment that ``writer`` was granted and has not sealed."""
+        segments = self._segments
+        for segment, offset, size_bytes in refs:
+            known = segments.get(segment)
+            if known is None or known.writer != writer:
+                raise StoreError(f"{segment!r} is no segment that {writer} may write to: ask for another")
+            if offset < 0 or size_bytes < 0 or offset + size_bytes > known.size_bytes:
+                raise StoreError(
+                    f"bytes {offset} to {offset + size_bytes} are outside of segment {segment} "
+                    f"of {known.size_bytes} bytes"
+                )
+
+    def hold(self, refs: Iterable[BlobRef]) -> None:
+        """Rows that ``check`` has passed refer to these from now on."""
+        segments = self._segments
+        for segment, _, size_bytes in refs:
+            held = segments[segment]
+            held.live_refs += 1
+            held.live_bytes += size_bytes
+
+    def release(self, refs: Iterable[BlobRef]) -> None:
+        """Rows that referred to these are gone, for the journal too. Raises ProtocolViolation where none did."""
+        segments = self._segments
+        for name, _, size_bytes in refs:
+            held = segments.get(name)
+            if held is None or held.live_refs < 1 or held.live_bytes < size_bytes:
+                raise ProtocolViolation(f"a reference into segment {name} was released that nothing holds")
+            held.live_refs -= 1
+            held.live_bytes -= size_bytes
+            if not held.live_refs and held.writer is None:
+                self._remove(name, held)
+
+    def read_chunks(self, refs: Sequence[BlobRef], chunk_bytes: int) -> Iterator[bytes]:
+        """The bytes of ``refs``, one behind the other, for a reader elsewhere. They stay readable while they are read.
+
+        Raises StoreError, at once, where a reference, which may come from a peer, is into nothing of this store.
+        """
+        for segment, offset, size_bytes in refs:
+            known = self._segments.get(segment)
+            if known is None or offset < 0 or size_bytes < 0 or offset + size_bytes > known.size_bytes:
+                raise StoreError(
+                    f"{size_bytes} bytes at {offset} of segment {segment!r}: there are none such"
+                )
+        return self._reader.read_chunks(refs, chunk_bytes)
+
+    def statistics(self) -> ArenaStatistics:
+        segments = self._segments.values()
+        return ArenaStatistics(
+            segments=len(segments),
+            granted=sum(segment.writer is not None for segment in segments),
+            memory_bytes=self._used[Place.MEMORY],
+            disk_bytes=self._used[Place.DISK],
+            live_refs=sum(segment.live_refs for segment in segments),
+            live_bytes=sum(segment.live_bytes for segment in segments),
+        )
+
+    def close(self) -> None:
+        """Lets go of what was mapped for ``read_chunks``. Segments stay: they are for whoever recovers them."""
+        self._reader.close()
+
+    def _seal(self, name: str, segment: _Segment) -> None:
+        segment.writer = None
+        if not segment.live_refs:
+            self._remove(name, segment)
+
+    def _remove(self, name: str, segment: _Segment) -> None:
+        del self._segments[name]
+        self._used[Place(name[0])] -= segment.size_bytes
+        try:
+            remove(self.places, name)
+        except OSError as error:
+            log.error("segment not removed", segment=name, size_bytes=segment.size_bytes, error=str(error))
+        self._reader.forget_removed()

@@ -1,0 +1,70 @@
+"""Values in the blob arena: what refers to one, and to a whole column of them.
+
+A column is packed as pieces, one for each run of rows in the same segment and of the same dtype, so that a batch is
+a few lists of numbers instead of many small objects:
+
+    {"pieces": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby, repeat
+from typing import Any, Final
+
+from ...core.errors import StoreError
+from ...transport.handle import DTYPE_BYTES
+from ...transport.segments import BlobRef
+
+UTF8: Final = "utf8"
+ITEM_BYTES: Final = {**DTYPE_BYTES, UTF8: 1}
+
+Bulk = tuple[str, int, int, str, tuple[int, ...]]
+"""A value in the blob arena: segment, offset, size in bytes, dtype and shape of elements that are row-major and
+little-endian. ``dtype``: a name of ``DTYPE_BYTES``, or ``utf8`` for a long string, whose shape is its number of bytes.
+
+A plain tuple, of which there are several in each of perhaps a million rows: Python's garbage collector looks at every
+object of a class again and again, and leaves tuples of numbers and strings alone.
+"""
+
+Packed = dict[str, Any]
+
+
+def blob_refs(cells: Iterable[Any]) -> list[BlobRef]:
+    """Where those of ``cells`` lie that are Bulk."""
+    # What `BlobRef._make` does, without a Python frame for each.
+    return list(map(tuple.__new__, repeat(BlobRef), [cell[:3] for cell in cells if type(cell) is tuple]))
+
+
+def pack(values: Iterable[Bulk]) -> Packed:
+    pieces = []
+    for (segment, dtype, dimensions), run in groupby(
+        values, lambda value: (value[0], value[3], len(value[4]))
+    ):
+        _, offsets, _, _, shapes = zip(*run, strict=True)
+        pieces.append([segment, dtype, offsets, list(zip(*shapes, strict=True)) if dimensions else []])
+    return {"pieces": pieces}
+
+
+def packed(cells: Sequence[Any]) -> Sequence[Any] | Packed:
+    """A column as it is sent and journaled: packed where all of it is Bulk."""
+    return pack(cells) if set(map(type, cells)) == {tuple} else cells
+
+
+def unpack(column: Packed) -> list[Bulk]:
+    """Raises StoreError where ``column`` is not built as described, has an unknown dtype or a negative number."""
+    values: list[Bulk] = []
+    try:
+        for segment, dtype, offsets, dimensions in column["pieces"]:
+            shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
+            for numbers in (offsets, *dimensions):
+                if type(segment) is not str or set(map(type, numbers)) != {int} or min(numbers) < 0:
+                    raise ValueError
+            item_bytes = ITEM_BYTES[dtype]
+            sizes = [math.prod(shape) * item_bytes for shape in shapes]
+            names = repeat(segment, len(offsets)), repeat(dtype, len(offsets))
+            values += zip(names[0], offsets, sizes, names[1], shapes, strict=True)
+    except (KeyError, TypeError, ValueError):
+        raise StoreError(
+            "a packed column is wrong: {'pieces': [[segment, dtype, offsets, dimensions], ...]} is wanted"
+        ) from None
+    return values

@@ -1,0 +1,137 @@
+"""Questions by people: the rows for which an SQL expression is true.
+
+    reward > 0.5 and agent = 'checker'
+    group = '12:q7' and reward < (select avg(reward) from samples where group = '12:q7')
+
+The rows are copied into a table ``samples`` of an SQLite database in memory, made for the one question. The expression
+comes from whoever may talk to the store, so it can read that table and call harmless functions, and nothing else; its
+time, the length of its values and the rows it gets are limited.
+"""
+
+import re
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ...core.errors import StoreError
+from ..messages import Selection
+
+_NUMBERS: Final = ("abs", "avg", "count", "max", "min", "round", "sign", "sum", "total")
+_TEXT: Final = (
+    "glob",
+    "instr",
+    "length",
+    "like",
+    "lower",
+    "ltrim",
+    "rtrim",
+    "substr",
+    "substring",
+    "trim",
+    "upper",
+)
+_FUNCTIONS: Final = frozenset((*_NUMBERS, *_TEXT, "coalesce", "ifnull", "iif", "nullif", "typeof"))
+_EXPRESSION_LIMIT: Final = 10_000
+_VALUE_LIMIT_BYTES: Final = 2**20
+_STEPS_PER_LOOK: Final = 10_000
+# String literals, which are left alone; quoted and bare names.
+_WORD: Final = re.compile(r"""('(?:[^']|'')*')|"((?:[^"]|"")*)"|([A-Za-z_]\w*)""")
+
+
+def select(
+    columns: Mapping[str, str],
+    rows: Sequence[tuple[Any, ...]],
+    where: str,
+    *,
+    limit: int = 1000,
+    timeout_s: float = 5.0,
+) -> Selection:
+    """The first ``limit`` of ``rows`` (in their order) for which ``where`` is true; all where it is empty.
+
+    ``columns``: type by name (``float``, ``int``, ``bool``, ``str``), in the order of each row's values. Takes about
+    3 us a row, ``timeout_s`` at most: call it in a thread, with rows that nobody changes. Raises StoreError for an
+    expression that is wrong, not allowed, or takes too long.
+    """
+    if len(where) > _EXPRESSION_LIMIT:
+        raise StoreError(f"an expression of {len(where)} characters is over the limit of {_EXPRESSION_LIMIT}")
+    deadline = time.monotonic() + timeout_s
+    # On lines of their own: a comment at the end must not swallow the parenthesis.
+    condition = f"(\n{_quoted(where, columns) if where.strip() else '1'}\n)"
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_LOOK)
+        _fill(database, columns, rows)
+        _lock(database)
+        (total,) = database.execute(f"SELECT count(*) FROM samples WHERE {condition}").fetchone()
+        found = database.execute(
+            f"SELECT * FROM samples WHERE {condition} ORDER BY rowid LIMIT {limit:d}"
+        ).fetchall()
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        raise StoreError(_explained(str(error), where, columns, timeout_s)) from error
+    finally:
+        database.close()
+    bools = [name for name, kind in columns.items() if kind == "bool"]
+    plain = [dict(zip(columns, row, strict=True)) for row in found]
+    for row in plain:
+        row.update({name: bool(row[name]) for name in bools if row[name] is not None})
+    return Selection(plain, total)
+
+
+def _fill(database: sqlite3.Connection, columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> None:
+    names = ", ".join(f'"{name}"' for name in columns)
+    database.execute("BEGIN")
+    database.execute(f"CREATE TABLE samples ({names})")
+    database.executemany(f"INSERT INTO samples VALUES ({', '.join('?' * len(columns))})", rows)
+    database.execute("COMMIT")
+
+
+def _lock(database: sqlite3.Connection) -> None:
+    """From here on only ``samples`` can be read."""
+    database.execute("PRAGMA query_only = 1")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_LIMIT_BYTES)
+    database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    database.set_authorizer(_authorize)
+
+
+def _authorize(
+    action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
+) -> int:
+    allowed = (
+        action == sqlite3.SQLITE_SELECT
+        or (action == sqlite3.SQLITE_READ and first == "samples")
+        or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
+    )
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _quoted(where: str, columns: Mapping[str, str]) -> str:
+    """``where`` with ``group``, which is a word of SQL's own, quoted. Raises StoreError for a name in double quotes
+    that is no column: SQLite would take it for a string."""
+
+    def quote(match: re.Match[str]) -> str:
+        _, quoted, word = match.groups()
+        if quoted is not None and quoted.lower() not in columns:
+            raise StoreError(
+                f"there is no column \"{quoted}\" (text is quoted as '{quoted}'); {_known(columns)}"
+            )
+        return '"group"' if word is not None and word.lower() == "group" else match[0]
+
+    return _WORD.sub(quote, where)
+
+
+def _known(columns: Mapping[str, str]) -> str:
+    return f"there are: {', '.join(columns)}"
+
+
+def _explained(error: str, where: str, columns: Mapping[str, str], timeout_s: float) -> str:
+    if error.startswith("no such column: "):
+        return f"there is no column {error.removeprefix('no such column: ')}; {_known(columns)}"
+    if error == "interrupted":
+        return f"the expression {where!r} took longer than {timeout_s:g} s"
+    if any(sign in error for sign in ("authoriz", "prohibited", "no such function", "vtable")):
+        return (
+            f"the expression {where!r} may only read the table samples, with the functions "
+            f"{', '.join(sorted(_FUNCTIONS))}: {error}"
+        )
+    return f"the expression {where!r} is wrong: {error}; {_known(columns)}"

@@ -1,0 +1,273 @@
+"""What the rows of a table are made of: the columns a run declares for an agent, and the check of every value.
+
+A value is small and lies in the row (float, int, bool, short string), or it is bulk (tokens, a tensor, a long string)
+and the row holds a reference to bytes in the blob arena: type-aware hybrid storage (DESIGN, section 5).
+
+Values come by column, one list for many rows, and are checked by column: what runs once per value runs in C.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, Literal
+
+from pydantic import model_validator
+
+from ...core.config import Config
+from ...core.errors import ConfigError, StoreError
+from ...transport.handle import DTYPE_BYTES
+from .bulk import UTF8, Bulk, Packed, unpack
+
+Columns = Mapping[str, Sequence[Any] | Packed]
+"""Rows by column: name -> one value for each row, all lists equally long; bulk columns may come packed."""
+
+Checked = dict[str, Sequence[Any]]
+"""Rows by column, as cells."""
+
+MAX_STRING: Final = 256
+"""Characters of a string that lies in the row; a longer one is bulk, with dtype ``utf8``."""
+
+# What SQLite and MessagePack hold without loss.
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+META: Final = (
+    "agent",
+    "sample_id",
+    "step",
+    "group",
+    "query",
+    "turn",
+    "trajectory",
+    "policy_version",
+    "query_position",
+    "status",
+    "optimizer_step",
+)
+"""What every row has, besides ``reward``. A put gives ``sample_id``, ``policy_version`` and, where the order of the
+queries matters, ``query_position`` (the query's place in its step); the store knows the others."""
+
+
+Cell = float | int | bool | str | Bulk | None
+"""A value as a row holds it; None: not written (yet), or bulk that was freed when the row was consumed."""
+
+
+class Column(Config):
+    """A column that the run declares. A row is READY when all ``required`` columns of its table are written.
+
+    ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
+    of one dimension.
+    """
+
+    type: Literal["float", "int", "bool", "str", "tokens", "tensor"]
+    required: bool = False
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    @model_validator(mode="after")
+    def _only_tensors_have_shapes(self) -> "Column":
+        if self.type != "tensor" and (self.dtype, self.shape) != (None, None):
+            raise ValueError(f"a {self.type} has no dtype and shape to choose; a tensor has")
+        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPE_BYTES)}")
+        if any(size is not None and size < 0 for size in self.shape or ()):
+            raise ValueError(f"negative size in shape {self.shape}")
+        return self
+
+    @property
+    def is_bulk(self) -> bool:
+        return self.type in ("tokens", "tensor")
+
+
+REWARD: Final = Column(type="float", required=True)
+
+
+class Schema:
+    """The declared columns of one agent's table; ``reward`` is among them, as ``REWARD`` unless declared.
+
+    Raises ConfigError for a name that is no identifier in lower case or is one of ``META``, and for a ``reward`` that
+    is no float.
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        for name in columns:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"column {name!r}: a name is up to 63 of a-z, 0-9 and _, not beginning with 0-9"
+                )
+            if name in META:
+                raise ConfigError(f"column {name!r}: every table has it already; choose another name")
+        self.columns: dict[str, Column] = {"reward": REWARD, **columns}
+        if self.columns["reward"].type != "float":
+            raise ConfigError(f"column 'reward' is a float, not {self.columns['reward'].type}")
+        self.names = tuple(self.columns)
+        self.index = {name: place for place, name in enumerate(self.names)}
+        self.required = tuple(self.index[name] for name, column in self.columns.items() if column.required)
+        self.may_be_bulk = tuple(
+            self.index[name]
+            for name, column in self.columns.items()
+            if column.is_bulk or column.type == "str"
+        )
+
+    def check(self, table: str, ids: Sequence[str], columns: Columns) -> Checked:
+        """``columns`` as cells: ints in float columns become floats; references arrive as lists, or packed, and become
+        Bulk.
+
+        ``ids``: the sample ids of the rows, to name them. Raises StoreError for the first column that is unknown, not
+        as long as ``ids``, or holds a value it can't take.
+        """
+        checked: Checked = {}
+        for name, given in columns.items():
+            column = self.columns.get(name)
+            if column is None:
+                known = ", ".join(self.columns)
+                raise StoreError(f"table {table}: unknown column {name!r}; there are: {known}")
+            values = unpack(given) if isinstance(given, dict) else given
+            if len(values) != len(ids):
+                raise StoreError(f"table {table}: column {name} has {len(values)} values for {len(ids)} rows")
+            try:
+                checked[name] = (_unpacked if isinstance(given, dict) else _cells)(column, values)
+            except _Refused:
+                raise StoreError(_first_refused(table, name, column, ids, values)) from None
+        return checked
+
+    def restore(self, columns: Columns) -> Checked:
+        """Cells that were packed: references become Bulk again. Raises StoreError for an unknown column."""
+        if unknown := columns.keys() - self.columns.keys():
+            raise StoreError(f"unknown column {sorted(unknown)[0]!r}; there are: {', '.join(self.columns)}")
+        return {
+            name: unpack(values) if isinstance(values, dict) else list(map(_restored, values))
+            for name, values in columns.items()
+        }
+
+
+def _restored(value: Any) -> Cell:
+    if type(value) is not list:
+        return value  # type: ignore[no-any-return]  # a short string, or None
+    *place, shape = value
+    return (*place, tuple(shape))
+
+
+# --------------------------------------------------------------------------- the check of values, by column type
+
+
+class _Refused(Exception):
+    """The message says what the column wants."""
+
+
+def _first_refused(table: str, name: str, column: Column, ids: Sequence[str], values: Sequence[Any]) -> str:
+    for sample_id, value in zip(ids, values, strict=True):
+        try:
+            _cells(column, [value])
+        except _Refused as refused:
+            shown = repr(value) if len(repr(value)) <= 120 else f"{repr(value)[:120]}..."
+            return f"table {table}: sample {sample_id}: column {name} wants {refused}, not {shown}"
+    raise AssertionError("what is refused together is refused alone")
+
+
+def _cells(column: Column, values: Sequence[Any]) -> list[Cell]:
+    return _CHECKS[column.type](column, values) if values else []
+
+
+def _floats(column: Column, values: Sequence[Any]) -> list[Cell]:
+    if set(map(type, values)) <= {float, int}:
+        try:
+            numbers = list(map(float, values))
+        except OverflowError:
+            raise _Refused("a finite float") from None
+        if all(map(math.isfinite, numbers)):
+            return [*numbers]
+    raise _Refused("a finite float")
+
+
+def _ints(column: Column, values: Sequence[Any]) -> list[Cell]:
+    if set(map(type, values)) == {int} and min(values) >= _INT_MIN and max(values) <= _INT_MAX:
+        return list(values)
+    raise _Refused("an int of 64 bits")
+
+
+def _bools(column: Column, values: Sequence[Any]) -> list[Cell]:
+    if set(map(type, values)) == {bool}:
+        return list(values)
+    raise _Refused("a bool")
+
+
+def _strings(column: Column, values: Sequence[Any]) -> list[Cell]:
+    inline = [value for value in values if type(value) is str]
+    if inline and max(map(len, inline)) > MAX_STRING:
+        raise _Refused(f"a string of up to {MAX_STRING} characters, or a reference to a longer one")
+    if len(inline) == len(values):
+        return [*inline]
+    bulk = iter(_bulks(column, [value for value in values if type(value) is not str]))
+    return [value if type(value) is str else next(bulk) for value in values]
+
+
+def _bulks(column: Column, values: Sequence[Any]) -> list[Cell]:
+    try:
+        segments, offsets, sizes, dtypes, shapes = zip(*values, strict=True)
+        cells: list[Any] = list(zip(segments, offsets, sizes, dtypes, map(tuple, shapes), strict=True))
+        fits = (
+            set(map(type, segments)) | set(map(type, dtypes)) == {str}
+            and set(map(type, offsets)) | set(map(type, sizes)) == {int}
+            and set(map(type, chain.from_iterable(shapes))) <= {int}
+            and min(offsets) >= 0
+            and _describe(column, cells)
+        )
+    except (TypeError, ValueError):  # not built as a reference is
+        fits = False
+    if not fits:
+        raise _Refused(_wanted_bulk(column))
+    return cells
+
+
+def _unpacked(column: Column, values: Sequence[Bulk]) -> list[Cell]:
+    """The same for what ``unpack`` has looked at already."""
+    if (column.is_bulk or column.type == "str") and _describe(column, values):
+        return [*values]
+    raise _Refused(_wanted_bulk(column))
+
+
+def _describe(column: Column, values: Sequence[Bulk]) -> bool:
+    return all(_describes(column, *what) for what in {value[2:] for value in values})
+
+
+def _describes(column: Column, size_bytes: int, dtype: str, shape: tuple[Any, ...]) -> bool:
+    """Whether bulk of this size, dtype and shape is a value of the column."""
+    if min(shape, default=0) < 0:
+        return False
+    if column.type == "str":
+        return dtype == UTF8 and shape == (size_bytes,)
+    if dtype not in DTYPE_BYTES or math.prod(shape) * DTYPE_BYTES[dtype] != size_bytes:
+        return False
+    if column.type == "tokens":
+        return dtype == "int32" and len(shape) == 1
+    if column.dtype not in (None, dtype):
+        return False
+    return column.shape is None or (
+        len(shape) == len(column.shape)
+        and all(wanted in (None, size) for wanted, size in zip(column.shape, shape, strict=True))
+    )
+
+
+def _wanted_bulk(column: Column) -> str:
+    if not column.is_bulk and column.type != "str":
+        return f"values of type {column.type}"
+    if column.type == "str":
+        return f"a string, or a reference (segment, offset, size_bytes, {UTF8!r}, [size_bytes])"
+    if column.type == "tokens":
+        what = "int32 of one dimension"
+    else:
+        dims = "any shape" if column.shape is None else f"shape {list(column.shape)}".replace("None", "any")
+        what = f"{column.dtype or 'any dtype'} of {dims}"
+    return f"a reference (segment, offset, size_bytes, dtype, shape) to {what}"
+
+
+_CHECKS: Final[dict[str, Callable[[Column, Sequence[Any]], list[Cell]]]] = {
+    "float": _floats,
+    "int": _ints,
+    "bool": _bools,
+    "str": _strings,
+    "tokens": _bulks,
+    "tensor": _bulks,
+}

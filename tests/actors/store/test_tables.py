@@ -1,0 +1,644 @@
+"""The life of rows: a model against random writes, leases, ends, failures of the journal and crashes; then each
+refusal by its reason."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flexmarl.actors.sample_id import SampleId, TrajectoryName
+from flexmarl.actors.store.bulk import Bulk, blob_refs, unpack
+from flexmarl.actors.store.query import select
+from flexmarl.actors.store.schema import Column, Schema
+from flexmarl.actors.store.tables import Change, Tables
+from flexmarl.core.errors import ConfigError, StoreError
+from flexmarl.transport.segments import BlobRef
+
+COLUMNS = {"tokens": Column(type="tokens", required=True), "note": Column(type="str")}
+AGENTS = ("a", "b")
+REQUIRED = {"reward", "tokens"}
+NAMES = [
+    f"{query}_{turn}_{trajectory}"
+    for query in ("q", "q_1", "10")
+    for turn in (0, 1)
+    for trajectory in (2, 10)
+]
+# Complete, more often than not.
+SOME_NAMES = st.just({"reward", "tokens"}) | st.sets(st.sampled_from(["reward", "tokens", "note"]))
+# Of the steps around the first that is open: that before it, it, the next.
+SOME_IDS = st.lists(
+    st.tuples(st.sampled_from([0, 0, 0, 0, 1, 1, 1, -1]), st.sampled_from(NAMES)),
+    unique=True,
+    min_size=1,
+    max_size=6,
+)
+Ids = list[tuple[int, str]]
+
+
+def make(deterministic: bool = False) -> Tables:
+    return Tables({agent: Schema(COLUMNS) for agent in AGENTS}, deterministic=deterministic)
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """A row as it should be, by what the journal was told."""
+
+    agent: str
+    sample_id: str
+    version: int
+    position: int
+    cells: dict[str, Any] = field(default_factory=dict)
+    over: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.over is None and self.cells.keys() >= REQUIRED
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        sample = SampleId.parse(self.sample_id)
+        return sample.step, self.position, sample.query, sample.turn, sample.trajectory
+
+
+Rows = dict[tuple[str, str], Ideal]  # in the order of arrival
+
+
+class Life(RuleBasedStateMachine):
+    """``told``: what the model was when each record was written, the newest last."""
+
+    @initialize(deterministic=st.booleans())
+    def start(self, deterministic: bool) -> None:
+        self.deterministic = deterministic
+        self.tables = make(deterministic)
+        self.rows: Rows = {}
+        self.closed_before = 0
+        self.steps = dict.fromkeys(AGENTS, -1)
+        self.commits: dict[str, tuple[list[int], int]] = {}
+        self.totals: dict[str, int] = {
+            f"{agent} {end}": 0 for agent in AGENTS for end in ("consumed", "discarded")
+        }
+        self.leases: dict[int, tuple[str, list[str], float]] = {}
+        self.records: list[tuple[bytes, Any]] = []
+        self.changes: list[tuple[Change, Any, dict[int, tuple[str, list[str], float]]]] = []
+        self.compacted: list[bytes] = []
+        self.now = 0.0
+        self.last_token = 0
+        self.offset = 0
+        self.dead_tokens: list[tuple[str, int, str]] = []
+        self.begin()
+
+    # ------------------------------------------------------------------ keeping books
+
+    def state(self) -> Any:
+        return dict(self.rows), self.closed_before, dict(self.steps), dict(self.commits), dict(self.totals)
+
+    def set_state(self, state: Any) -> None:
+        rows, self.closed_before, steps, commits, totals = state
+        self.rows, self.steps, self.commits, self.totals = (
+            dict(rows),
+            dict(steps),
+            dict(commits),
+            dict(totals),
+        )
+
+    def told(self, change: Change, before: Any, leases: dict[int, tuple[str, list[str], float]]) -> None:
+        assert change.record is not None
+        self.records.append((change.record, self.state()))
+        self.changes.append((change, before, leases))
+
+    def begin(self) -> None:
+        change = self.tables.begin_epoch()
+        assert change.record is not None
+        # Durable before anything else happens.
+        self.compacted += [record for record, _ in self.records] + [change.record]
+        self.base = self.state()
+        self.records, self.changes = [], []
+
+    def cells(self, name: str, count: int) -> list[Any]:
+        if name != "tokens":
+            return [f"{name}" if name == "note" else float(self.offset + n) for n in range(count)]
+        self.offset += count
+        return [("m-1", 64 * (self.offset + n), 8, "int32", (2,)) for n in range(count)]
+
+    def over_by(self, agent: str, ids: list[str], end: str) -> None:
+        for sample_id in ids:
+            row = self.rows[agent, sample_id]
+            assert row.over is None, "a row ends twice"
+            cells = {name: cell for name, cell in row.cells.items() if type(cell) is not tuple}
+            self.rows[agent, sample_id] = replace(row, cells=cells, over=end)
+        self.totals[f"{agent} {end}"] += len(ids)
+
+    def ids(self, some: Ids) -> list[str]:
+        return list(dict.fromkeys(f"{max(0, self.closed_before + step)}:{name}" for step, name in some))
+
+    def is_closed(self, sample_id: str) -> bool:
+        return int(sample_id[: sample_id.index(":")]) < self.closed_before
+
+    def expect(self, refused: bool, act: Callable[[], Change]) -> Change | None:
+        if refused:
+            with pytest.raises(StoreError):
+                act()
+            return None
+        return act()
+
+    # ------------------------------------------------------------------ writing
+
+    @rule(
+        some=SOME_IDS,
+        fresh=st.sampled_from([True, True, True, False]),
+        agents=st.sampled_from([("a",), ("b",), ("a", "b")]),
+        version=st.integers(0, 2),
+        names=SOME_NAMES,
+        position=st.integers(0, 2),
+    )
+    def put(
+        self, some: Ids, agents: tuple[str, ...], version: int, names: set[str], position: int, fresh: bool
+    ) -> None:
+        ids = self.ids(some)
+        if fresh:
+            known = {sample_id for _, sample_id in self.rows}
+            ids = [sample_id for sample_id in ids if sample_id not in known and not self.is_closed(sample_id)]
+        parts: dict[str, dict[str, Any]] = {}
+        new = []
+        for agent in agents:
+            columns = {name: self.cells(name, len(ids)) for name in sorted(names)}
+            parts[agent] = {"sample_id": ids, "policy_version": [version] * len(ids), **columns}
+            parts[agent]["query_position"] = [position] * len(ids)
+            for place, sample_id in enumerate(ids):
+                cells = {name: columns[name][place] for name in columns}
+                new.append(Ideal(agent, sample_id, version, position, cells))
+        refused = any((row.agent, row.sample_id) in self.rows for row in new) or any(
+            self.is_closed(sample_id) for sample_id in ids
+        )
+        change = self.expect(refused, lambda: self.tables.put(parts))
+        if change is not None:
+            before = self.state()
+            self.rows |= {(row.agent, row.sample_id): row for row in new}
+            assert change.rows == len(new)
+            assert change.held == [ref for row in new for ref in blob_refs(row.cells.values())]
+            self.told(change, before, {})
+
+    @rule(
+        data=st.data(),
+        some=SOME_IDS,
+        agent=st.sampled_from(AGENTS),
+        names=st.sets(st.sampled_from(["reward", "tokens", "note"]), max_size=2),
+    )
+    def write(self, data: st.DataObject, some: Ids, agent: str, names: set[str]) -> None:
+        open_ids = [i for of, i in self.rows if of == agent and self.rows[of, i].over is None]
+        ids = (
+            data.draw(st.lists(st.sampled_from(open_ids), unique=True, min_size=1))
+            if open_ids
+            else self.ids(some)
+        )
+        columns = {name: self.cells(name, len(ids)) for name in sorted(names)}
+        rows = [self.rows.get((agent, sample_id)) for sample_id in ids]
+        refused = any(row is None or row.over is not None or row.cells.keys() & names for row in rows)
+        change = self.expect(refused, lambda: self.tables.write({agent: {"sample_id": ids, **columns}}))
+        if change is not None:
+            before = self.state()
+            for place, row in enumerate(rows):
+                assert row is not None
+                cells = row.cells | {name: columns[name][place] for name in columns}
+                self.rows[agent, row.sample_id] = replace(row, cells=cells)
+            self.told(change, before, {})
+
+    # ------------------------------------------------------------------ leases
+
+    def leased(self, agent: str) -> set[str]:
+        return {sample_id for of, ids, _ in self.leases.values() if of == agent for sample_id in ids}
+
+    def queue(self, agent: str, first: int, last: int) -> list[Ideal]:
+        leased = self.leased(agent)
+        ready = [
+            row
+            for row in self.rows.values()
+            if row.agent == agent
+            and row.is_ready
+            and row.sample_id not in leased
+            and first <= row.version <= last
+        ]
+        return sorted(ready, key=lambda row: (row.version, row.key if self.deterministic else ()))
+
+    @rule(data=st.data(), staleness=st.integers(0, 2), lasts=st.integers(1, 3), too_many=st.booleans())
+    def lease(self, data: st.DataObject, staleness: int, lasts: int, too_many: bool) -> None:
+        choices = [(agent, row.version) for agent in AGENTS for row in self.queue(agent, 0, 2)]
+        agent, version = data.draw(st.sampled_from([*choices, ("a", 0)]))
+        queue = self.queue(agent, version - staleness, version)
+        count = len(queue) + 1 if too_many else data.draw(st.integers(min(1, len(queue)), len(queue)))
+        assert self.tables.table(agent).ready(version, staleness) == len(queue)
+        if not 1 <= count <= len(queue):
+            with pytest.raises(
+                StoreError, match=f"{count} rows of .* were asked for, {len(queue)} are ready"
+            ):
+                self.tables.lease(agent, "trainer", version, count, 9.0, staleness)
+            return
+        lease = self.tables.lease(agent, "trainer", version, count, self.now + lasts, staleness)
+        assert lease.token > self.last_token
+        self.last_token = lease.token
+        assert lease.columns["sample_id"] == [row.sample_id for row in queue[:count]]
+        assert lease.columns["policy_version"] == [row.version for row in queue[:count]]
+        tokens: list[Bulk] = unpack(lease.columns["tokens"])  # type: ignore[arg-type]
+        assert tokens == [row.cells["tokens"] for row in queue[:count]]
+        assert list(lease.columns["note"]) == [row.cells.get("note") for row in queue[:count]]
+        self.leases[lease.token] = (agent, [row.sample_id for row in queue[:count]], self.now + lasts)
+
+    @rule(passed=st.integers(0, 2))
+    def time_passes(self, passed: int) -> None:
+        self.now += passed
+        gone = {token: lease for token, lease in self.leases.items() if lease[2] <= self.now}
+        expired = self.tables.advance(self.now)
+        assert sorted(token for tokens in expired.values() for token in tokens) == sorted(gone)
+        for token, (agent, _, _) in gone.items():
+            self.dead_tokens.append((agent, token, "it expired, held by trainer"))
+            del self.leases[token]
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        token = data.draw(st.sampled_from(sorted(self.leases)))
+        agent, ids, _ = self.leases[token]
+        self.tables.table(agent).renew(token, self.now + 5)
+        self.leases[token] = (agent, ids, self.now + 5)
+
+    @rule(agent=st.sampled_from(AGENTS))
+    def the_trainer_dies(self, agent: str) -> None:
+        mine = [token for token, lease in self.leases.items() if lease[0] == agent]
+        assert self.tables.table(agent).release("somebody else") == []
+        assert self.tables.table(agent).release("trainer") == mine
+        for token in mine:
+            self.dead_tokens.append((agent, token, "trainer is gone"))
+            del self.leases[token]
+
+    @precondition(lambda self: self.dead_tokens)
+    @rule(data=st.data())
+    def a_late_acknowledgement_is_refused(self, data: st.DataObject) -> None:
+        agent, token, why = data.draw(st.sampled_from(self.dead_tokens))
+        with pytest.raises(StoreError, match=f"no lease with token {token} is out: {why}"):
+            self.tables.commit(agent, [token], self.steps[agent] + 1)
+        with pytest.raises(StoreError, match=f"no lease with token {token} is out: {why}"):
+            self.tables.table(agent).renew(token, self.now + 99)
+
+    # ------------------------------------------------------------------ ends
+
+    @rule(agent=st.sampled_from(AGENTS), data=st.data())
+    def commit(self, agent: str, data: st.DataObject) -> None:
+        mine = sorted(token for token, lease in self.leases.items() if lease[0] == agent)
+        tokens = data.draw(st.lists(st.sampled_from(mine), unique=True, min_size=1)) if mine else []
+        step = self.steps[agent] + 1
+        before, leases = self.state(), {token: self.leases[token] for token in tokens}
+        ids = [sample_id for token in sorted(tokens) for sample_id in self.leases.pop(token)[1]]
+        change = self.tables.commit(agent, [*tokens, *tokens], step)
+        freed = [ref for sample_id in ids for ref in blob_refs(self.rows[agent, sample_id].cells.values())]
+        assert (change.rows, change.freed) == (len(ids), freed)
+        self.over_by(agent, ids, "consumed")
+        self.steps[agent], self.commits[agent] = step, (tokens, len(ids))
+        self.told(change, before, leases)
+
+    @rule(agent=st.sampled_from(AGENTS))
+    def commit_again(self, agent: str) -> None:
+        if agent in self.commits:
+            tokens, rows = self.commits[agent]
+            change = self.tables.commit(agent, tokens, self.steps[agent])
+            assert (change.record, change.rows, change.freed) == (None, rows, [])
+            with pytest.raises(StoreError, match="does not follow"):
+                self.tables.commit(agent, [*tokens, 77], self.steps[agent])
+
+    @rule(agent=st.sampled_from(AGENTS), data=st.data())
+    def discard(self, agent: str, data: st.DataObject) -> None:
+        mine = [sample_id for of, sample_id in self.rows if of == agent]
+        ids = data.draw(st.lists(st.sampled_from([*mine, "0:nobody's_0_0"]), unique=True, max_size=3))
+        rows = [self.rows.get((agent, sample_id)) for sample_id in ids]
+        leased = self.leased(agent)
+        refused = any(row is None or row.over == "consumed" or row.sample_id in leased for row in rows)
+        change = self.expect(refused, lambda: self.tables.discard({agent: ids}))
+        new = [row.sample_id for row in rows if row is not None and row.over is None]
+        if change is not None:
+            assert change.rows == len(new)
+            assert (change.record is None) == (not new)
+            if new:
+                before = self.state()
+                self.over_by(agent, new, "discarded")
+                self.told(change, before, {})
+
+    @rule(further=st.integers(0, 1))
+    def close(self, further: int) -> None:
+        step = self.closed_before + further
+        old = {
+            key: row for key, row in self.rows.items() if SampleId.parse(row.sample_id).step in range(step)
+        }
+        refused = step > self.closed_before and any(row.over is None for row in old.values())
+        change = self.expect(refused, lambda: self.tables.close_steps(step))
+        if change is not None and change.record is not None:
+            before = self.state()
+            assert change.rows == len(old)
+            self.rows = {key: row for key, row in self.rows.items() if key not in old}
+            self.closed_before = step
+            self.told(change, before, {})
+
+    # ------------------------------------------------------------------ what goes wrong
+
+    @precondition(lambda self: self.changes)
+    @rule(data=st.data())
+    def the_disk_is_full(self, data: st.DataObject) -> None:
+        """The newest changes are taken back, the last first; leases that depend on them end."""
+        for _ in range(data.draw(st.integers(1, len(self.changes)))):
+            change, before, leases = self.changes.pop()
+            self.records.pop()
+            change.undo()
+            self.set_state(before)
+            self.leases |= leases
+            for token, (agent, ids, _) in list(self.leases.items()):
+                if not all((row := self.rows.get((agent, i))) and row.is_ready for i in ids):
+                    self.dead_tokens.append((agent, token, "rows of it could not be written"))
+                    del self.leases[token]
+
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        """The store is started again with what its journal holds: all up to some record."""
+        kept = data.draw(st.integers(0, len(self.records)))
+        self.set_state(self.records[kept - 1][1] if kept else self.base)
+        self.records = self.records[:kept]
+        self.tables = make(self.deterministic)
+        for record in [*self.compacted, *(record for record, _ in self.records)]:
+            self.tables.apply(record)
+        why = f"it is of epoch {self.tables.epoch}, the store is in epoch"
+        self.dead_tokens = [(agent, token, why) for token, (agent, _, _) in self.leases.items()]
+        self.leases = {}
+        self.agrees()
+        self.begin()
+
+    @rule()
+    def compact(self) -> None:
+        """What is frozen does not change with what happens while it is read."""
+        snapshot = self.tables.snapshot()
+        self.compacted, self.base = [], self.state()
+        self.records, self.changes = [], []
+        self.put([(0, NAMES[0])], ("a",), 0, {"reward", "tokens"}, 0, False)
+        self.compacted = list(snapshot)
+
+    # ------------------------------------------------------------------ what always holds
+
+    @invariant()
+    def agrees(self) -> None:
+        names = list(self.tables.scalar_columns())
+        found = {(row[0], row[1]): dict(zip(names, row, strict=True)) for row in self.tables.scalars()}
+        assert found.keys() == self.rows.keys()
+        statuses: dict[str, list[str]] = {agent: [] for agent in AGENTS}
+        for key, row in self.rows.items():
+            status = row.over or ("ready" if row.is_ready else "writing")
+            if row.sample_id in self.leased(row.agent):
+                assert status == "ready", "a row that is leased is over, or lacks a column"
+                status = "leased"
+            statuses[row.agent].append(status)
+            expected = (status, row.version, row.position, row.cells.get("reward"), row.cells.get("note"))
+            seen = found[key]
+            names_seen = ("status", "policy_version", "query_position", "reward", "note")
+            assert tuple(seen[name] for name in names_seen) == expected
+            assert (seen["optimizer_step"] is None) == (row.over != "consumed")
+        for agent, counts in self.tables.counts().items():
+            assert counts.writing == statuses[agent].count("writing")
+            assert counts.ready == statuses[agent].count("ready")
+            assert counts.leased == statuses[agent].count("leased")
+            assert counts.consumed == self.totals[f"{agent} consumed"]
+            assert counts.discarded == self.totals[f"{agent} discarded"]
+        live = sorted(ref for row in self.rows.values() for ref in blob_refs(row.cells.values()))
+        assert sorted(self.tables.live_blobs()) == live
+
+
+Life.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestLife = Life.TestCase
+
+# --------------------------------------------------------------------------- refusals, and looking
+
+
+def columns(*ids: str, **more: list[Any]) -> dict[str, Any]:
+    tokens = [["m-1", 64 * place, 8, "int32", [2]] for place in range(len(ids))]
+    plain = {"policy_version": [3] * len(ids), "reward": [1.0] * len(ids), "tokens": tokens}
+    return {"sample_id": list(ids), **plain, **more}
+
+
+@pytest.fixture
+def tables() -> Tables:
+    """``1:q_0_0`` READY, ``1:q_0_1`` LEASED under the first token, ``1:q_0_2`` consumed, ``1:q_0_3`` discarded."""
+    tables = make()
+    tables.begin_epoch()
+    tables.put({"a": columns("1:q_0_2", "1:q_0_1", "1:q_0_3", "1:q_0_0")})
+    tables.discard({"a": ["1:q_0_3"]})
+    tokens = [tables.lease("a", "trainer", 3, 1, 10.0).token for _ in range(2)]
+    tables.commit("a", tokens[:1], 7)
+    return tables
+
+
+FIRST = 1 << 32 | 1
+
+REFUSED: list[tuple[str, Callable[[Tables], Any], str]] = [
+    (
+        "an unknown agent",
+        lambda t: t.put({"c": columns("1:q_0_9")}),
+        "no table for agent 'c'; there are: a, b",
+    ),
+    ("a duplicate", lambda t: t.put({"a": columns("1:q_0_0")}), "1:q_0_0 was written before and is ready"),
+    ("a leased duplicate", lambda t: t.put({"a": columns("1:q_0_1")}), "written before and is leased"),
+    ("a consumed duplicate", lambda t: t.put({"a": columns("1:q_0_2")}), "written before and is consumed"),
+    ("twice in one put", lambda t: t.put({"a": columns("1:q_1_0", "1:q_1_0")}), "1:q_1_0 comes twice"),
+    ("no sample id", lambda t: t.put({"a": columns("q_0_0")}), "'q_0_0' is not named {step}:{query}_{turn}"),
+    ("an evaluation", lambda t: t.put({"a": columns("eval:q_0_0")}), "'eval:q_0_0' is not named"),
+    ("ids that are no text", lambda t: t.put({"a": columns("1:q_1_0", sample_id=[1])}), "column sample_id"),
+    ("no ids", lambda t: t.put({"a": {"reward": [1.0]}}), "column sample_id is missing"),
+    (
+        "no version",
+        lambda t: t.put({"a": {"sample_id": ["1:q_1_0"], "reward": [1.0]}}),
+        "lacks the column policy_version",
+    ),
+    (
+        "a negative version",
+        lambda t: t.put({"a": columns("1:q_1_0", policy_version=[-1])}),
+        "column policy_version holds something else than whole numbers",
+    ),
+    (
+        "a version too many",
+        lambda t: t.put({"a": columns("1:q_1_0", policy_version=[1, 2])}),
+        "column policy_version has 2 values for 1 rows",
+    ),
+    (
+        "NaN",
+        lambda t: t.put({"a": columns("1:q_1_0", reward=[float("nan")])}),
+        "column reward wants a finite float",
+    ),
+    ("an unknown column", lambda t: t.put({"a": columns("1:q_1_0", score=[1.0])}), "unknown column 'score'"),
+    (
+        "a meta column",
+        lambda t: t.put({"a": columns("1:q_1_0", status=["ready"])}),
+        "unknown column 'status'",
+    ),
+    ("half a surrogate", lambda t: t.put({"a": columns("1:q\ud800_1_0")}), "can't be packed"),
+    (
+        "good for one agent, bad for the other",
+        lambda t: t.put({"b": columns("1:q_0_0"), "a": columns("1:q_0_0")}),
+        "table a: sample 1:q_0_0 was written before",
+    ),
+    (
+        "a write to a row that is not there",
+        lambda t: t.write({"a": {"sample_id": ["1:q_5_0"], "note": ["x"]}}),
+        "there is no sample '1:q_5_0'",
+    ),
+    (
+        "a write to a consumed row",
+        lambda t: t.write({"a": {"sample_id": ["1:q_0_2"], "note": ["x"]}}),
+        "1:q_0_2 is consumed: it takes no more columns",
+    ),
+    (
+        "a write to a discarded row",
+        lambda t: t.write({"a": {"sample_id": ["1:q_0_0", "1:q_0_3"], "note": ["x", "x"]}}),
+        "1:q_0_3 is discarded: it takes no more columns",
+    ),
+    (
+        "a column again",
+        lambda t: t.write({"a": {"sample_id": ["1:q_0_0"], "note": ["x"], "reward": [0.0]}}),
+        "1:q_0_0: column reward was written already",
+    ),
+    (
+        "too many rows",
+        lambda t: t.lease("a", "x", 3, 2, 9.0),
+        "2 rows of version 3 were asked for, 1 are ready",
+    ),
+    (
+        "too many rows of several versions",
+        lambda t: t.lease("a", "x", 5, 2, 9.0, 2),
+        "2 rows of versions 3 to 5 were asked for, 1 are ready",
+    ),
+    ("no rows", lambda t: t.lease("a", "x", 3, 0, 9.0), "0 rows of version 3 were asked for"),
+    ("a token never given", lambda t: t.commit("a", [FIRST + 1, FIRST + 2], 8), "it was never given out"),
+    ("no token at all", lambda t: t.commit("a", [5], 8), "token 5 is out: it was never given out"),
+    ("a used token", lambda t: t.commit("a", [FIRST], 8), "optimizer step 7 committed it"),
+    ("another agent's token", lambda t: t.commit("b", [FIRST + 1], 8), "is another table's"),
+    (
+        "the step again with other leases",
+        lambda t: t.commit("a", [FIRST + 1], 7),
+        "optimizer step 7 does not follow 7, which was committed with 1 leases, not these",
+    ),
+    ("an earlier step", lambda t: t.commit("a", [FIRST + 1], 6), "optimizer step 6 does not follow 7"),
+    ("discarding what is leased", lambda t: t.discard({"a": ["1:q_0_0", "1:q_0_1"]}), "1:q_0_1 is leased"),
+    ("discarding what is consumed", lambda t: t.discard({"a": ["1:q_0_2"]}), "1:q_0_2 is consumed"),
+    ("discarding what is not there", lambda t: t.discard({"a": ["1:q_5_0"]}), "there is no sample '1:q_5_0'"),
+    (
+        "closing a step with rows",
+        lambda t: t.close_steps(2),
+        "2 rows are left, among them 1:q_0_1, which is leased",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "act", "why"), REFUSED, ids=[what for what, _, _ in REFUSED])
+def test_what_is_refused_changes_nothing(
+    tables: Tables, what: str, act: Callable[[Tables], Any], why: str
+) -> None:
+    def state() -> object:
+        return list(tables.snapshot()), tables.scalars(), tables.counts()
+
+    before = state()
+    with pytest.raises(StoreError, match=why):
+        act(tables)
+    assert state() == before
+    assert tables.lease("a", "trainer", 3, 1, 10.0).token == FIRST + 2
+
+
+def test_a_token_of_an_earlier_epoch_is_refused(tables: Tables) -> None:
+    tables.begin_epoch()
+    with pytest.raises(StoreError, match="it is of epoch 1, the store is in epoch 2: its rows went back"):
+        tables.commit("a", [FIRST + 1], 8)
+    again = tables.lease("a", "trainer", 3, 2, 10.0)
+    assert again.columns["sample_id"] == ["1:q_0_1", "1:q_0_0"]
+    assert again.token == 2 << 32 | 1
+
+
+def test_nothing_is_leased_before_the_first_epoch() -> None:
+    tables = make()
+    tables.put({"a": columns("1:q_0_0")})
+    with pytest.raises(StoreError, match="before the store's epoch has begun"):
+        tables.lease("a", "trainer", 3, 1, 10.0)
+    assert tables.table("a").ready(3) == 1
+
+
+def test_a_closed_step_takes_nothing_more(tables: Tables) -> None:
+    tables.commit("a", [FIRST + 1], 8)
+    tables.discard({"a": ["1:q_0_0"]})
+    assert tables.close_steps(2).rows == 4
+    again = make()
+    for record in tables.snapshot():
+        again.apply(record)
+    for closed in (tables, again):
+        with pytest.raises(StoreError, match="sample 1:q_0_0 is of step 1, which is closed"):
+            closed.put({"a": columns("1:q_0_0")})
+        with pytest.raises(StoreError, match=r"no sample '1:q_0_0' \(steps before 2 are closed\)"):
+            closed.write({"a": {"sample_id": ["1:q_0_0"], "note": ["x"]}})
+        assert closed.close_steps(2).record is None
+
+
+@pytest.mark.parametrize("record", [b"", b"\xc1", b"\x91\x63", b"\x92\x02\x91\x92\xa1z\x80"])
+def test_a_record_that_does_not_fit_is_refused(record: bytes) -> None:
+    with pytest.raises(StoreError):
+        make().apply(record)
+
+
+def test_a_record_of_a_column_that_the_run_lacks_now_is_refused(tables: Tables) -> None:
+    record = tables.put({"a": columns("2:q_0_0", note=["x"])}).record
+    assert record is not None
+    with pytest.raises(StoreError, match="unknown column"):
+        Tables({"a": Schema({})}).apply(record)
+
+
+def test_two_agents_agree_about_a_columns_type() -> None:
+    score = Schema({"score": Column(type="float")})
+    with pytest.raises(ConfigError, match="column 'score' is str for agent 'b' and float for another"):
+        Tables({"a": score, "b": Schema({"score": Column(type="str")})})
+
+
+def test_a_sample_leads_to_its_trajectory_in_all_tables_and_back() -> None:
+    tables = make()
+    tables.put({"a": columns("1:q_1_0_2", "1:q_1_10_2", "1:q_0_2"), "b": columns("1:q_1_2_2", "2:q_1_2_2")})
+    trajectory = tables.trajectory(SampleId.parse("1:q_1_2_2").trajectory_name)
+    assert [(row["agent"], row["sample_id"]) for row in trajectory] == [
+        ("a", "1:q_1_0_2"),
+        ("b", "1:q_1_2_2"),
+        ("a", "1:q_1_10_2"),
+    ]
+    assert {SampleId.parse(row["sample_id"]).trajectory_name for row in trajectory} == {
+        TrajectoryName(1, "q_1", 2)
+    }
+    assert trajectory[0]["reward"] == 1.0
+    assert tables.trajectory(TrajectoryName(None, "q_1", 2)) == []
+
+
+def test_people_ask_about_all_tables(tables: Tables) -> None:
+    tables.put({"b": columns("4:q_0_0", note=["good"], reward=[0.25])})
+    found = select(
+        tables.scalar_columns(), tables.scalars(), "agent = 'b' and reward < 0.5 or status = 'consumed'"
+    )
+    assert [(row["sample_id"], row["status"], row["note"], row["optimizer_step"]) for row in found.rows] == [
+        ("1:q_0_2", "consumed", None, 7),
+        ("4:q_0_0", "ready", "good", None),
+    ]
+    assert found.rows[1] | {"agent": "b", "step": 4, "group": "4:q", "query": "q", "turn": 0} == found.rows[1]
+
+
+def test_rows_whose_segment_is_lost_are_found(tables: Tables) -> None:
+    tables.put({"b": columns("4:q_0_0", tokens=[["m-2", 0, 8, "int32", [2]]])})
+    assert tables.rows_in({"m-2"}) == {"b": ["4:q_0_0"]}
+    assert tables.rows_in({"m-1"}) == {"a": ["1:q_0_1", "1:q_0_0"]}
+    assert BlobRef("m-2", 0, 8) in list(tables.live_blobs())
+
+
+def test_the_next_deadline_is_the_earliest(tables: Tables) -> None:
+    table = tables.table("a")
+    assert table.next_deadline() == 10.0
+    tables.lease("a", "trainer", 3, 1, 5.0)
+    assert table.next_deadline() == 5.0
+    assert tables.advance(4.9) == {}
+    assert tables.advance(10.0) == {"a": [FIRST + 1, FIRST + 2]}
+    assert table.next_deadline() is None
