@@ -95,7 +95,7 @@ async def measure(options: Options, tell: Tell) -> dict[str, Any]:
     """
     environment = env.actor_environment()
     tell("how busy the machine is with other things")
-    machine = {**env.describe_machine(), "busy_percent": await _busy_percent()}
+    machine = {**env.describe_machine(), "busy_percent": await busy_percent()}
     result: dict[str, Any] = {}
     for transport in options.transports:
         result[transport] = await _measure_transport(transport, options, environment, tell)
@@ -107,22 +107,22 @@ async def measure(options: Options, tell: Tell) -> dict[str, Any]:
         )
     result["others_install"] = others.INSTALL
     result["machine"] = machine
-    result["versions"] = _versions()
+    result["versions"] = versions()
     result["settings"] = asdict(options)
     return result
 
 
-async def _busy_percent() -> float:
+async def busy_percent() -> float:
     """Of all cores, before anything is measured."""
     psutil.cpu_percent()
     await asyncio.sleep(_BUSY_WINDOW_S)
     return psutil.cpu_percent()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     packages = ("flexmarl", "pyzmq", "msgpack", "uvloop", "numpy", "pydantic")
-    versions = {package: importlib.metadata.version(package) for package in packages}
-    return {**versions, "libzmq": zmq.zmq_version()}
+    found = {package: importlib.metadata.version(package) for package in packages}
+    return {**found, "libzmq": zmq.zmq_version()}
 
 
 async def _measure_transport(
@@ -146,9 +146,9 @@ async def _measure_transport(
 
     await in_rounds("start", start)
     figures = medians(rounds)
-    by_key = {key: [_rounded(round_[key]) for round_ in rounds] for key in figures}
+    by_key = {key: [rounded(round_[key]) for round_ in rounds] for key in figures}
     goals = [asdict(verdict) for verdict in judge(transport, figures)]
-    return {**{key: _rounded(value) for key, value in figures.items()}, "rounds": by_key, "goals": goals}
+    return {**{key: rounded(value) for key, value in figures.items()}, "rounds": by_key, "goals": goals}
 
 
 InRounds = Callable[[str, Callable[[], Awaitable[Figures]]], Awaitable[None]]
@@ -248,6 +248,6 @@ async def _fan_in(curve: bool, options: Options, in_rounds: InRounds) -> None:
         await in_rounds("fan-in", one_round)
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Four significant digits say more than a benchmark knows."""
     return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)

@@ -1,4 +1,4 @@
-"""The command ``flexmarl bench calls``."""
+"""The commands ``flexmarl bench calls``, ``flexmarl bench store`` and ``flexmarl bench pipeline``."""
 
 import json
 import logging
@@ -74,11 +74,7 @@ def calls(
         array_mib=array_mib or (32 if quick else 256),
         others=others,
     )
-    # Standard output is for the result; of the runtime's own lines only what went wrong matters here.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-    )
+    _log_warnings_only()
     with show.progress(Console(stderr=True), parts(options)) as tell:
         result = uvloop.run(measure(options, tell))
     if as_json:
@@ -86,3 +82,92 @@ def calls(
     else:
         show.tables(Console(), result)
     return 0
+
+
+@bench.command()
+@click.argument("overrides", nargs=-1, metavar="[KEY.KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--rounds", type=click.IntRange(1), help="Of which the median is shown. Default: 3, 1 with --quick."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(2),
+    help="Of each run; the first is not counted. Default: 6, 3 with --quick.",
+)
+@click.option("--seed", type=click.IntRange(0), default=2048, show_default=True, help="Of all draws.")
+@click.option("--quick", is_flag=True, help="A first look in less than a minute; not for comparing.")
+def pipeline(
+    overrides: tuple[str, ...], as_json: bool, rounds: int | None, steps: int | None, seed: int, quick: bool
+) -> int:
+    """Measure how well rollout and training overlap: a step in the modes sync and strict, with simulated engines.
+
+    Real runs of three agents that are called 1:2:6 times per trajectory and answer at lengths with a long tail
+    (lognormal, sigma 1). Engines and trainer sleep instead of computing. Beside them what no step with a global
+    barrier can be faster than, and the CPU that arranging it all takes.
+
+    \b
+    Examples:
+      flexmarl bench pipeline
+      flexmarl bench pipeline --json > pipeline.json
+      flexmarl bench pipeline --quick
+      flexmarl bench pipeline training.queries_per_step=64 agents.checker.instances=2
+
+    Nothing else should be busy on the machine. What is under way is said on standard error; ctrl-C stops it.
+    """
+    from . import show
+    from .pipeline import Options, measure, parts
+
+    options = Options(
+        rounds=rounds or (1 if quick else 3),
+        steps=steps or (3 if quick else 6),
+        seed=seed,
+        overrides=overrides,
+    )
+    options.config("sync")  # refused before anything is begun
+    _log_warnings_only()
+    with show.progress(Console(stderr=True), parts(options)) as tell:
+        result = measure(options, tell)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        show.pipeline_tables(Console(), result)
+    return 0
+
+
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--rounds", type=click.IntRange(1), help="Of which the median is shown. Default: 5, 1 with --quick."
+)
+@click.option("--quick", is_flag=True, help="A first look in a few seconds; not for comparing.")
+def store(as_json: bool, rounds: int | None, quick: bool) -> int:
+    """Measure the experience store: samples of 10 KiB put and got by two client processes, journal on.
+
+    \b
+    Examples:
+      flexmarl bench store
+      flexmarl bench store --json > store.json
+
+    Nothing else should be busy on the machine. Needs 1 GiB of memory. Ctrl-C stops it.
+    """
+    from . import show
+    from .store import PUT_BATCH, Options, measure, parts
+
+    options = Options(rounds=rounds or (1 if quick else 5), samples=PUT_BATCH * (50 if quick else 400))
+    _log_warnings_only()
+    with show.progress(Console(stderr=True), parts(options)) as tell:
+        result = uvloop.run(measure(options, tell))
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        show.goals_tables(Console(), "experience store", result)
+    return 0
+
+
+def _log_warnings_only() -> None:
+    """Standard output is for the result; of the runtime's own lines only what went wrong matters here."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )

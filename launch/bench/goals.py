@@ -1,23 +1,25 @@
-"""What the figures of ``flexmarl bench calls`` should be."""
+"""What the figures of ``flexmarl bench`` should be."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure, and its bound. Where ``bare`` is the key of another figure, the bound is a multiple of that one."""
+    """A figure, and its bound. Where ``bare`` is the key of another figure, the bound is a multiple of that one, which
+    people call ``bare_words``."""
 
     key: str
     words: str
     bound: float
     at_most: bool
     bare: str | None = None
+    bare_words: str = "bare"
 
     @property
     def text(self) -> str:
         sign = "<=" if self.at_most else ">="
-        return f"{sign} {self.bound:g}x bare" if self.bare else f"{sign} {self.bound:,g}"
+        return f"{sign} {self.bound:g}x {self.bare_words}" if self.bare else f"{sign} {self.bound:,g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,20 @@ GOALS: dict[str, tuple[Goal, ...]] = {
 }
 
 
+PIPELINE = (
+    Goal("strict_s", "a strict step, s", 0.6, at_most=True, bare="sync_s", bare_words="sync"),
+    Goal("strict_s", "a strict step, s", 1.1, at_most=True, bare="lower_bound_s", bare_words="bound"),
+    Goal("orchestrator_core_share", "orchestrator, cores at 1,000 turns/s", 0.1, at_most=True),
+)
+
+
 def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
     """Every goal of ``transport`` held against ``figures``."""
-    return [_verdict(goal, figures) for goal in GOALS[transport]]
+    return judge_all(GOALS[transport], figures)
+
+
+def judge_all(goals: Iterable[Goal], figures: Mapping[str, float]) -> list[Verdict]:
+    return [_verdict(goal, figures) for goal in goals]
 
 
 def _verdict(goal: Goal, figures: Mapping[str, float]) -> Verdict:

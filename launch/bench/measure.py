@@ -5,10 +5,12 @@ import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from ...core.errors import BenchmarkFailed
 
 Call = Callable[[], Awaitable[object]]
+Contender = TypeVar("Contender")
 
 MAXIMUM_STALL_S = 60.0
 
@@ -97,7 +99,7 @@ async def calls_in_flight(call: Call, seconds: float, in_flight: int) -> tuple[i
     return ended, elapsed_s
 
 
-def in_turns(contenders: Sequence[str], slices: int) -> Iterable[str]:
+def in_turns(contenders: Sequence[Contender], slices: int) -> Iterable[Contender]:
     """Who is measured next: each ``slices`` times, and each as often first as second, so that noise hits all alike."""
     for number in range(slices):
         yield from contenders if number % 2 == 0 else reversed(contenders)

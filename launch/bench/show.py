@@ -41,19 +41,36 @@ def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
 def tables(console: Console, result: Mapping[str, Any]) -> None:
     for transport, title in _TITLES.items():
         if transport in result:
-            console.print(_transport_table(title, result[transport]["goals"]))
+            console.print(_goals_table(title, result[transport]["goals"]))
     if result["others"]:
         console.print(_others_table(result))
+    _say_if_busy(console, result)
+
+
+def _say_if_busy(console: Console, result: Mapping[str, Any]) -> None:
     if (busy := result["machine"]["busy_percent"]) > _BUSY_PERCENT:
         console.print(
             Text(f"The machine was {busy:.0f} % busy with other things: measure again.", style="yellow")
         )
 
 
-def _transport_table(title: str, goals: list[dict[str, Any]]) -> Table:
+def pipeline_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table("pipeline, simulated engines", result["goals"], "sync, bound"))
+    shares = result["load"]["core_share"].items()
+    turns_per_s = compact(result["load"]["turns_per_s"])
+    words = ", ".join(f"{name} {share:.2f}" for name, share in shares)
+    console.print(Text(f"cores at 1,000 turns/s (measured at {turns_per_s}): {words}"))
+    _say_if_busy(console, result)
+
+
+def goals_tables(console: Console, title: str, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table(title, result["goals"]))
+
+
+def _goals_table(title: str, goals: list[dict[str, Any]], beside: str = "bare") -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
-    for column in ("measured", "bare", "ratio"):
+    for column in ("measured", beside, "ratio"):
         table.add_column(column, justify="right")
     table.add_column("goal")
     table.add_column("")

@@ -1,0 +1,387 @@
+"""``flexmarl bench pipeline``: what a training step costs with a barrier (``sync``) and without one (``strict``).
+
+Runs of ``flexmarl train`` on ``pipeline_recipe``, every actor in a process of its own, over ipc. Engines and trainer
+are simulated: they sleep instead of computing, so what is measured is the order in which things happen and what it
+costs to arrange it. Both modes draw the same answers of the same lengths. The keys:
+
+    sync_s, strict_s          seconds per step; the median of the rounds, each the mean over its steps but the first
+    lower_bound_s             what no step with a global barrier can be faster than, the mean over the same steps
+    orchestrator_core_share   CPU seconds (user and system, by psutil) of the orchestrator's process per 1,000 turns,
+                              from a run of its own, scaled in time so that about 1,000 turns end per second
+    load                      that run: turns_per_s, and core_share of every process in the same unit
+    rounds                    every round's figures, by key
+    goals                     what each figure should be, and whether it is
+
+Beside them: ``machine``, ``versions``, ``settings``. ``barrier_bound_s`` says what a step's bound is. It is computed
+from rollouts of the same draws in virtual time, where nothing but the engines takes any. A run in ``strict`` may beat
+it: its barrier is per policy, and turns of the next step begin while other policies still train.
+"""
+
+import asyncio
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+import uvloop
+from rich.console import Console
+
+from ...actors.experience import ExperienceReader, segment_places
+from ...actors.messages import GroupClosed, InstanceApi, Leased, Published, Sample
+from ...actors.orchestrator.pipeline import Mode
+from ...actors.rollout.actor import Rollout
+from ...actors.rollout.engines.simulated import SimulatedEngineConfig
+from ...actors.rollout.simulated_instance import SimulatedInstance
+from ...actors.store.blobs import ArenaLimits, BlobArena, SegmentGrant
+from ...actors.trainer.backends.simulated import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
+from ...actors.workflow import Recipe
+from ...core import virtual_time
+from ...core.actor import Actor, endpoint
+from ...core.errors import BenchmarkFailed, Interrupted
+from ...core.ref import ActorRef
+from ...core.system import ActorSystem
+from ...core.wire_memory import MemoryNetwork
+from ...transport.state import StateTransport
+from .. import env, local
+from ..config import AgentConfig, RunConfig, resolve, to_yaml
+from ..progress import Progress
+from ..run_directory import RunDirectory
+from .calls import Tell, busy_percent, rounded, versions
+from .goals import PIPELINE, judge_all
+from .measure import in_turns
+
+RECIPE = Path(__file__).parent / "pipeline_recipe"
+MODES: tuple[Mode, ...] = ("sync", "strict")
+
+_LOAD_TURNS_PER_S = 1000.0
+_IDEAL_TIMEOUT_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``overrides``: of the recipe's config, as for ``flexmarl train``."""
+
+    rounds: int = 3
+    steps: int = 6
+    seed: int = 2048
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def counted_steps(self) -> int:
+        return self.steps - 1
+
+    def config(self, mode: Mode) -> RunConfig:
+        """Raises ConfigError for overrides that are none."""
+        own = (f"seed={self.seed}", f"training.steps={self.steps}", f"mode={mode}")
+        return resolve(str(RECIPE), [*self.overrides, *own])
+
+
+def parts(options: Options) -> int:
+    """How many times ``measure`` tells what it does."""
+    return 3 + len(MODES) * options.rounds
+
+
+def measure(options: Options, tell: Tell) -> dict[str, Any]:
+    """The object that ``--json`` prints; ``tell`` hears what is measured next.
+
+    Raises BenchmarkFailed where a trajectory failed, KeyboardInterrupt where ctrl-C stopped it, and what a run raises.
+    """
+    tell("how busy the machine is with other things")
+    machine = {**env.describe_machine(), "busy_percent": asyncio.run(busy_percent())}
+    tell("the lower bound, in virtual time")
+    bounds = lower_bounds_s(options.config("sync"))
+    rounds: dict[str, list[float]] = {f"{mode}_s": [] for mode in MODES}
+    numbers = dict.fromkeys(MODES, 0)
+    for mode in in_turns(MODES, options.rounds):
+        numbers[mode] += 1
+        tell(f"{mode}, round {numbers[mode]} of {options.rounds}")
+        run = _timed_run(options.config(mode))
+        rounds[f"{mode}_s"].append(run.step_s)
+    figures = {key: median(values) for key, values in rounds.items()}
+    figures["lower_bound_s"] = fmean(bounds[1:])  # of the steps that are measured
+    tell("the orchestrator under load")
+    turns_per_s = run.turns / options.counted_steps / figures["strict_s"]
+    load = _timed_run(scaled(options.config("strict"), turns_per_s / _LOAD_TURNS_PER_S))
+    figures["orchestrator_core_share"] = load.core_shares["orchestrator"]
+    return {
+        **{key: rounded(value) for key, value in figures.items()},
+        "load": {
+            "turns_per_s": rounded(load.turns_per_s),
+            "core_share": {name: rounded(share) for name, share in load.core_shares.items()},
+        },
+        "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
+        "goals": [asdict(verdict) for verdict in judge_all(PIPELINE, figures)],
+        "machine": machine,
+        "versions": versions(),
+        "settings": asdict(options),
+    }
+
+
+# --------------------------------------------------------------------------- the lower bound
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedGroup:
+    """``closed_s``: from the step's start until the last of the group's trajectories had ended."""
+
+    closed_s: float
+    samples: list[Sample]
+
+
+def barrier_bound_s(
+    groups: Sequence[ClosedGroup],
+    micro_batch: int,
+    trainers: Mapping[str, SimulatedTrainerConfig],
+    install_s: float,
+) -> float:
+    """Seconds that a step takes at least where no turn of the next begins before all policies have stepped.
+
+    The larger of two, for one trainer that computes one micro-batch at a time:
+
+    - the last group's closing + the shortest of the agents' last micro-batches + an optimizer step + a weight install;
+    - the moment at which some agent's first micro-batch is there + all micro-batches + all optimizer steps.
+
+    ``trainers`` is by agent; ``groups`` in the order in which they closed.
+    """
+    rolled_out_s = groups[-1].closed_s
+    first_ready_s = rolled_out_s
+    last_s: list[float] = []
+    work_s = 0.0
+    for agent, trainer in trainers.items():
+        rows = [
+            (group.closed_s, sample) for group in groups for sample in group.samples if sample.agent == agent
+        ]
+        if len(rows) >= micro_batch:
+            first_ready_s = min(first_ready_s, rows[micro_batch - 1][0])
+        batches = [rows[n : n + micro_batch] for n in range(0, len(rows), micro_batch)]
+        costs = [micro_batch_s(trainer, [sample for _, sample in batch]) for batch in batches]
+        last_s.append(costs[-1] + trainer.optimizer_s)
+        work_s += sum(costs) + trainer.optimizer_s
+    return max(rolled_out_s + min(last_s) + install_s, first_ready_s + work_s)
+
+
+def lower_bounds_s(config: RunConfig) -> list[float]:
+    """``barrier_bound_s`` of every step. Not to be called while a loop runs in this thread."""
+    trainers = {name: _trainer(agent) for name, agent in config.agents.items()}
+    install_s = min(_engine(agent).install_s for agent in config.agents.values())
+    with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
+        steps = virtual_time.run(_ideal_rollouts(config, Path(directory)))
+    micro_batch = config.training.micro_batch
+    return [barrier_bound_s(groups, micro_batch, trainers, install_s) for groups in steps]
+
+
+class _Recorder(Actor):
+    """Stands for store and orchestrator: what closes, and when."""
+
+    def __init__(self, directory: Path) -> None:
+        places = segment_places(directory, directory / "store")
+        self._arena = BlobArena(places, ArenaLimits())
+        self._reader = ExperienceReader(places)
+        self._samples: list[Sample] = []
+        self.closed: asyncio.Queue[tuple[float, GroupClosed, list[Sample]]] = asyncio.Queue()
+
+    @endpoint
+    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+        return self._arena.grant(writer, at_least_bytes)
+
+    @endpoint
+    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        for agent, columns in parts.items():
+            self._samples += self._reader.samples(agent, Leased(0, columns))
+
+    @endpoint
+    async def group_closed(self, group: GroupClosed) -> None:
+        ids = f"{group.step}:{group.query}"
+        samples = [sample for sample in self._samples if sample.group == ids]
+        self.closed.put_nowait((asyncio.get_running_loop().time(), group, samples))
+
+
+async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[ClosedGroup]]:
+    """Every step's groups as they close where only the engines take time."""
+    network = MemoryNetwork(keep_log=False)
+    recorder = _Recorder(directory)
+    async with (
+        ActorSystem("ideal", wire=network.wire("ideal")) as system,
+        StateTransport(directory) as transport,
+    ):
+        recorded: ActorRef[Any] = await system.add(recorder, "recorder")
+        instances: dict[str, list[ActorRef[InstanceApi]]] = {}
+        for name, agent in config.agents.items():
+            instances[name] = [
+                await system.add(
+                    SimulatedInstance(name, agent.model, agent.engine, str(directory)), f"{name}-{n}"
+                )
+                for n in range(agent.instances)
+            ]
+        rollout = await system.add(_rollout(config, instances, recorded, directory), "rollout")
+        for name, refs in instances.items():
+            policy = SimulatedPolicy(name, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
+            handle = await transport.set(name, policy.weights(), version=0)
+            for ref in refs:
+                await ref.within(_IDEAL_TIMEOUT_S).apply_weights(Published(name, 0, handle))
+            await rollout.api.serve(name, 0)
+        return [
+            await _ideal_step(config, step, rollout, recorder) for step in range(1, config.training.steps + 1)
+        ]
+
+
+def _rollout(
+    config: RunConfig,
+    instances: dict[str, list[ActorRef[InstanceApi]]],
+    recorded: ActorRef[Any],
+    directory: Path,
+) -> Rollout:
+    sampling = {name: agent.sampling for name, agent in config.agents.items()}
+    tokenizers = {name: agent.model.tokenizer or "" for name, agent in config.agents.items()}
+    return Rollout(
+        config.recipe_config(),
+        sampling,
+        tokenizers,
+        instances,
+        recorded,
+        recorded,
+        config.rollout,
+        str(directory),
+        str(directory / "store"),
+    )
+
+
+async def _ideal_step(
+    config: RunConfig, step: int, rollout: ActorRef[Rollout], recorder: _Recorder
+) -> list[ClosedGroup]:
+    recipe, training = Recipe(config.recipe_config()), config.training
+    first = (step - 1) * training.queries_per_step
+    queries = [recipe.train_query(first + n) for n in range(training.queries_per_step)]
+    started_s = asyncio.get_running_loop().time()
+    versions = dict.fromkeys(config.agents, 0)
+    await rollout.api.start_step(step, queries, training.trajectories_per_query, versions)
+    groups = []
+    for _ in queries:
+        closed_s, group, samples = await recorder.closed.get()
+        if group.failures:
+            raise BenchmarkFailed(
+                f"trajectory {group.failures[0].trajectory} failed: {group.failures[0].error}"
+            )
+        groups.append(ClosedGroup(closed_s - started_s, samples))
+    return groups
+
+
+# --------------------------------------------------------------------------- real runs
+
+
+@dataclass(slots=True)
+class _Moment:
+    """At the end of a step: seconds of the run, turns of the step, CPU seconds of every process so far."""
+
+    time_s: float
+    turns: int
+    cpu_s: dict[str, float]
+
+
+@dataclass(slots=True)
+class _Run:
+    """What was seen of one run, from the end of its first step to that of its last."""
+
+    moments: list[_Moment] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.moments[-1].time_s - self.moments[0].time_s
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / (len(self.moments) - 1)
+
+    @property
+    def turns_per_s(self) -> float:
+        return self.turns / self.seconds
+
+    @property
+    def turns(self) -> int:
+        return sum(moment.turns for moment in self.moments[1:])
+
+    @property
+    def core_shares(self) -> dict[str, float]:
+        """Of one core, by process, at 1,000 turns per second."""
+        first, last = self.moments[0].cpu_s, self.moments[-1].cpu_s
+        per_turn = {name: (last[name] - first[name]) / self.turns for name in last}
+        return {name: share * _LOAD_TURNS_PER_S for name, share in per_turn.items()}
+
+
+class _Watch(Progress):
+    """Shows nothing and takes notes at the end of each step."""
+
+    def __init__(self, config: RunConfig) -> None:
+        console = Console(file=io.StringIO())
+        super().__init__(
+            console,
+            run_name="bench",
+            mode=config.mode,
+            total_steps=config.training.steps,
+            agents=list(config.agents),
+        )
+        self.run = _Run()
+        self._agents = list(config.agents)
+        self._processes: dict[str, psutil.Process] = {}
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        if metrics["failed_trajectories"]:
+            raise BenchmarkFailed(
+                f"{metrics['failed_trajectories']} trajectories failed: the modes can't be compared"
+            )
+        if not self._processes:
+            self._processes = {_actor_of(child): child for child in psutil.Process().children()}
+        turns = sum(metrics[f"samples/{agent}"] for agent in self._agents)
+        cpu_s = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+        self.run.moments.append(_Moment(metrics["time_s"], turns, cpu_s))
+
+
+def _actor_of(process: psutil.Process) -> str:
+    """``python -P -m flexmarl.core.host DIRECTORY NAME private``"""
+    return process.cmdline()[-2]
+
+
+def _timed_run(config: RunConfig) -> _Run:
+    """One run from start to end. Raises KeyboardInterrupt where a signal stopped it, once nothing is left of it."""
+    watch = _Watch(config)
+    with tempfile.TemporaryDirectory(prefix="flexmarl-") as folder, _interrupts():
+        directory = RunDirectory.create(Path(folder) / "run", to_yaml(config))
+        result = uvloop.run(local.run(config, directory, watch, None))
+        if result.stopped:
+            raise KeyboardInterrupt
+    return watch.run
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    try:
+        yield
+    except Interrupted:
+        raise KeyboardInterrupt from None
+
+
+def scaled(config: RunConfig, factor: float) -> RunConfig:
+    """The same with all simulated times multiplied by ``factor``."""
+    agents = {}
+    for name, agent in config.agents.items():
+        model: dict[str, Any] = {"model_type": "simulated"}
+        for part, times in (("engine", _engine(agent)), ("trainer", _trainer(agent))):
+            model[part] = {
+                key: value * factor if key.endswith("_s") else value
+                for key, value in times.model_dump().items()
+            }
+        agents[name] = agent.model_copy(update={"model": agent.model.model_copy(update={"config": model})})
+    return config.model_copy(update={"agents": agents})
+
+
+def _engine(agent: AgentConfig) -> SimulatedEngineConfig:
+    return SimulatedEngineConfig.model_validate((agent.model.config or {}).get("engine", {}))
+
+
+def _trainer(agent: AgentConfig) -> SimulatedTrainerConfig:
+    return SimulatedTrainerConfig.model_validate((agent.model.config or {}).get("trainer", {}))

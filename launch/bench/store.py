@@ -1,0 +1,149 @@
+"""``flexmarl bench store``: samples into the experience store and out of it, by two client processes, journal on.
+
+A sample is what the peers of the figures below were measured with: 512 and 1024 int32, 1024 float32, and scalars. In
+batches of 64 in, of 16 out. What comes out is copied: a consumer keeps nothing of the store's memory.
+
+The keys of the result:
+
+    put_samples_per_s, get_samples_per_s                              of both clients together, median of the rounds
+    transferqueue_put_samples_per_s, transferqueue_get_samples_per_s  None: it is not measured here
+    rounds, goals, machine, settings
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ...actors.experience import ExperienceReader, ExperienceWriter, segment_places
+from ...actors.messages import Sample, StoreApi
+from ...actors.store.actor import Store
+from ...actors.store.blobs import ArenaLimits
+from ...core.actor import Actor, endpoint
+from ...core.errors import BenchmarkFailed
+from ...core.ref import ActorRef
+from ...core.system import ActorSystem
+from .. import env
+from .goals import Goal, judge_all
+
+AGENT = "solver"
+PUT_BATCH, GET_BATCH = 64, 16
+_CLIENTS = 2
+_CALL_TIMEOUT_S = 600.0
+
+GOALS = (
+    Goal("put_samples_per_s", "put, samples/s", 55_000, at_most=False),
+    Goal("get_samples_per_s", "get, samples/s", 30_000, at_most=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``samples``: put, and then got, by each client in each round."""
+
+    rounds: int = 5
+    samples: int = 25_600
+
+
+class Client(Actor):
+    def __init__(self, store: ActorRef[StoreApi], name: str, memory: str, folder: str) -> None:
+        places = segment_places(memory, folder)
+        self._store = store
+        self._name = name
+        self._writer = ExperienceWriter(store, name, places)
+        self._reader = ExperienceReader(places)
+        random = np.random.default_rng(1)
+        self._prompt, self._tokens = (random.integers(0, 2**17, n, np.int32) for n in (512, 1024))
+        self._logprobs = -random.random(1024, np.float32)
+
+    @endpoint
+    async def put(self, version: int, count: int) -> None:
+        for first in range(0, count, PUT_BATCH):
+            await self._writer.put([self._sample(version, n) for n in range(first, first + PUT_BATCH)])
+
+    def _sample(self, version: int, number: int) -> Sample:
+        group = f"{version}:{self._name}{number // 8}"
+        # Arrays where a workflow has tuples: what making one of the other costs is not the store's.
+        bulk: Any = (self._prompt, self._tokens, self._logprobs)
+        rewards = (0.0, 1.0)
+        return Sample(f"{group}_0_{number % 8}", AGENT, version, version, group, 1.0, rewards, *bulk)
+
+    @endpoint
+    async def get(self, version: int, count: int) -> list[int]:
+        """The fencing tokens of what it got. Raises BenchmarkFailed where it is not what was put."""
+        tokens = []
+        for _ in range(0, count, GET_BATCH):
+            leased = await self._store.api.lease(AGENT, version, GET_BATCH)
+            rows = zip(*self._reader.bulk(leased).values(), strict=True)
+            copies = [[cell.copy() for cell in row] for row in rows]
+            tokens.append(leased.token)
+            prompt, completion, logprobs, _ = copies[-1]
+            if (
+                prompt[-1] != self._prompt[-1]
+                or completion.sum() != self._tokens.sum()
+                or logprobs.size != 1024
+            ):
+                raise BenchmarkFailed("a sample did not come out as it was put in")
+        return tokens
+
+
+def parts(options: Options) -> int:
+    return options.rounds
+
+
+async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
+    """The object that ``--json`` prints. Raises BenchmarkFailed."""
+    rounds: list[dict[str, float]] = []
+    with (
+        TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as memory,
+        TemporaryDirectory() as folder,
+    ):
+        # All of a round lies in memory at once: the peers were measured so.
+        limits = ArenaLimits(memory_bytes=8 * 2**30)
+        async with ActorSystem("bench", Path(memory)) as system:
+            kwargs: dict[str, Any] = {"memory": memory, "folder": folder}
+            store = await system.spawn(
+                Store, "store", {"agents": [AGENT], "limits": limits, **kwargs}, process=True
+            )
+            names = [f"client{n}" for n in range(_CLIENTS)]
+            clients = [
+                await system.spawn(Client, name, {"store": store, "name": name, **kwargs}, process=True)
+                for name in names
+            ]
+            await _round(store, clients, 0, PUT_BATCH * 8)  # warm: connections, segments, memory
+            for number in range(1, options.rounds + 1):
+                tell(f"round {number} of {options.rounds}")
+                rounds.append(await _round(store, clients, number, options.samples))
+    figures = {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
+    return {
+        **{key: round(value) for key, value in figures.items()},
+        "transferqueue_put_samples_per_s": None,
+        "transferqueue_get_samples_per_s": None,
+        "rounds": {key: [round(round_[key]) for round_ in rounds] for key in figures},
+        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "machine": {**env.describe_machine(), "pid": os.getpid()},
+        "settings": asdict(options),
+    }
+
+
+async def _round(
+    store: ActorRef[Store], clients: list[ActorRef[Client]], version: int, count: int
+) -> dict[str, float]:
+    start = time.perf_counter()
+    await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).put(version, count) for client in clients))
+    put_s = time.perf_counter() - start
+    start = time.perf_counter()
+    got = await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).get(version, count) for client in clients))
+    get_s = time.perf_counter() - start
+    rows = await store.within(_CALL_TIMEOUT_S).commit(AGENT, [t for tokens in got for t in tokens], version)
+    total = count * len(clients)
+    if rows != total:
+        raise BenchmarkFailed(f"{total} samples were put and {rows} consumed")
+    return {"put_samples_per_s": total / put_s, "get_samples_per_s": total / get_s}
