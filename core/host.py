@@ -97,6 +97,7 @@ async def _host(name: str, init: HostInit, directory: Path) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
     async with ActorSystem(name, directory, tcp=init.tcp, keys=keys, settings=init.settings) as system:
+        system.expect(name)  # starting may last: who calls an actor that is being restarted waits for it
         system.ask_too(init.supervisor["address"])
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
         try:

@@ -118,6 +118,7 @@ class ActorSystem:
         self._actors: dict[str, Actor] = {}
         self._starting: dict[str, BaseException | None] = {}
         """Actors whose ``on_start`` runs, and what their background work has raised already."""
+        self._expected: set[str] = set()
         self._background: dict[asyncio.Task[None], Actor] = {}
         self.fates = Fates(self)
         self.supervisors: list[Supervisor] = []
@@ -272,12 +273,19 @@ class ActorSystem:
         """Starts ``actor`` in this process under ``name``. Raises ValueError where the name is none or is taken,
         SystemClosed."""
         self._check_running()
-        if self.has_actor(checked_name(name)) or name in self._starting:
+        is_taken = self.has_actor(checked_name(name)) and name not in self._expected
+        if is_taken or name in self._starting:
             raise ValueError(f"{self.name} already has an actor named {name!r}")
         await self._start_actor(actor, name)
-        mailbox = self._mailboxes[name] = Mailbox(name, self)
+        self._expected.discard(name)
+        mailbox = self._mailboxes.setdefault(name, Mailbox(name, self))
         mailbox.open(actor)
         return self.ref(name, self.address, type(actor))
+
+    def expect(self, name: str) -> None:
+        """What is asked of an actor of that name waits, from now on, for ``add`` to have started it."""
+        self._expected.add(checked_name(name))
+        self._mailboxes[name] = Mailbox(name, self)
 
     def _check_running(self) -> None:
         if not self._entered:

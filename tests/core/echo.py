@@ -182,6 +182,15 @@ class Worker(Actor):
         self.deaths.append(dead)
 
 
+class SlowToStart(Worker):
+    """Starts once the file beside its diary is there."""
+
+    async def on_start(self) -> None:
+        self.write("starting")
+        while not self._diary.with_name("gate").exists():
+            await asyncio.sleep(0.01)
+
+
 class NeverReady(Actor):
     async def on_start(self) -> None:
         await asyncio.Event().wait()

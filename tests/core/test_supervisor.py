@@ -267,6 +267,26 @@ class TestRestart:
             await eventually(lambda: asyncio.sleep(0, made.supervisor.running), lambda names: not names)
             assert await worker.api.pid() != pid
 
+    async def test_calls_made_while_the_next_incarnation_starts_wait_for_it(
+        self, private: Path, tmp_path: Path
+    ) -> None:
+        async with bench(private, tmp_path) as made:
+            gate = made.diary.with_name("gate")
+            gate.touch()
+            worker = await made.start("worker", actor_class="echo:SlowToStart")
+            pid = await worker.api.pid()
+            gate.unlink()
+            os.kill(pid, signal.SIGKILL)
+            assert await fate(worker.api.hang()) == "ActorDead"
+            await eventually(
+                lambda: asyncio.to_thread(made.written), lambda lines: lines.count("starting") == 2
+            )
+            call = asyncio.ensure_future(worker.api.pid())
+            done, _ = await asyncio.wait([call], timeout=0.3)  # in which it would be refused
+            assert not done
+            gate.touch()
+            assert await call != pid
+
     async def test_a_crash_in_the_actor_counts_like_the_death_of_its_process(
         self, private: Path, tmp_path: Path
     ) -> None:
