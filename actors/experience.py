@@ -84,6 +84,7 @@ def _columns(samples: Sequence[Sample], refs: Sequence[BlobRef]) -> dict[str, di
         part = parts[agent] = {
             "sample_id": [sample.sample_id for sample in own],
             "policy_version": [sample.policy_version for sample in own],
+            "query_position": [sample.query_position for sample in own],
             "reward": [sample.reward for sample in own],
         }
         for place, (name, dtype) in enumerate(BULK.items()):
@@ -105,9 +106,10 @@ class ExperienceReader:
     def samples(self, agent: str, leased: Leased) -> list[Sample]:
         """In the order of the lease. Raises ForeignHandle where their bytes are not there."""
         columns, bulk = leased.columns, self.bulk(leased)
-        rows = zip(columns["sample_id"], columns["policy_version"], columns["reward"], strict=True)
+        scalars = ("sample_id", "policy_version", "reward", "query_position")
+        rows = zip(*(columns[name] for name in scalars), strict=True)
         samples = []
-        for number, (sample_id, version, reward) in enumerate(rows):
+        for number, (sample_id, version, reward, position) in enumerate(rows):
             named = SampleId.parse(sample_id)
             cells = {name: tuple(values[number].tolist()) for name, values in bulk.items()}
             samples.append(
@@ -118,6 +120,7 @@ class ExperienceReader:
                     policy_version=version,
                     group=named.group,
                     reward=reward,
+                    query_position=position,
                     **cells,
                 )
             )

@@ -91,7 +91,8 @@ class Sample:
 
     ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also where
     a query comes again. ``group_rewards`` are the agent's rewards over the surviving trajectories of the group,
-    this sample's included; the advantage is a function of it alone.
+    this sample's included; the advantage is a function of it alone. ``query_position``: of its query in the training
+    data.
     """
 
     sample_id: str
@@ -104,6 +105,7 @@ class Sample:
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    query_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +299,11 @@ class RolloutApi(Protocol):
         trajectories: int,
         versions: dict[str, int],
         newer_too: bool = False,
+        first_position: int = 0,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
-        More queries of a step may follow.
+        The queries are those from ``first_position`` of the training data on. More of a step may follow.
 
         ``versions`` generate the turns, none other; with ``newer_too`` whichever of these or later is the newest served
         when a turn is asked for, and a turn that new weights interrupt is asked for again.

@@ -74,12 +74,14 @@ class RunConfig(Config):
     """Everything a run depends on. ``mode``: ``strict`` (rollout and training of a step overlap, strictly
     on-policy), ``sync`` (a barrier between them) or ``async`` (rollout runs up to ``max_staleness`` steps ahead, by
     default 1, and samples are trained by a policy at most that many versions newer than the one that generated them:
-    AReaL, arXiv 2505.24298, section 5.1)."""
+    AReaL, arXiv 2505.24298, section 5.1). ``deterministic``: two runs with the same seed, or one and its resumed
+    halves, have bit-equal losses."""
 
     recipe: str
     seed: Annotated[Natural, Field(lt=2**63)] = 0
     mode: Mode = "strict"
     max_staleness: Count | None = None
+    deterministic: bool = False
     data: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
     agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
@@ -128,6 +130,21 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _time_decides_nothing(self) -> "RunConfig":
+        if not self.deterministic:
+            return self
+        if self.mode == "async":
+            raise ValueError(
+                "deterministic=true is for strict and sync: under async, time decides which version generates"
+            )
+        if self.rollout.extra_trajectories:
+            raise ValueError(
+                f"rollout.extra_trajectories={self.rollout.extra_trajectories} takes the trajectories that end first, "
+                "which deterministic=true rules out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _global_batch_fits(self) -> "RunConfig":
         for name, agent in self.agents.items():
             if agent.global_batch is not None and agent.global_batch < self.training.micro_batch:
@@ -167,6 +184,10 @@ class RunConfig(Config):
     def warnings(self) -> list[str]:
         """What the person who starts the run should know of it."""
         told = []
+        if self.deterministic and any(agent.engine.max_batch > 1 for agent in self.agents.values()):
+            told.append(
+                "deterministic: engines generate one turn at a time: turns that are computed together round together"
+            )
         for name, agent in self.agents.items():
             reason = agent.algorithm.whole_batch_reason
             if reason is not None and self.mode != "sync":
@@ -185,6 +206,7 @@ class RunConfig(Config):
     def course(self) -> CourseConfig:
         return CourseConfig(
             mode=self.mode,
+            deterministic=self.deterministic,
             max_staleness=self.staleness,
             global_batch={
                 name: agent.global_batch
@@ -199,6 +221,11 @@ class RunConfig(Config):
             refill_queries=self.rollout.refill_queries,
             warm_up_batches={name: agent.warm_up.batches for name, agent in self.agents.items()},
         )
+
+    def engine(self, agent: str) -> EngineConfig:
+        """What the agent's instances are told."""
+        engine = self.agents[agent].engine
+        return engine.model_copy(update={"max_batch": 1}) if self.deterministic else engine
 
     def recipe_config(self) -> RecipeConfig:
         return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)

@@ -188,7 +188,7 @@ async def _start_actors(
         kwargs = {
             "agent": agent,
             "model": settings.model,
-            "engine": settings.engine,
+            "engine": config.engine(agent),
             "directory": str(private),
         }
         spawned |= {ref.name: supervisor.spawn(classes["instance"], ref.name, kwargs) for ref in refs}
@@ -217,7 +217,12 @@ def _arguments(
     for path in segment_places(private, directory.store).all():
         path.mkdir(mode=0o700)
     return {
-        "store": {**places, "agents": list(config.agents), "max_staleness": config.staleness},
+        "store": {
+            **places,
+            "agents": list(config.agents),
+            "max_staleness": config.staleness,
+            "deterministic": config.deterministic,
+        },
         "trainer": {
             "policies": config.policies(),
             "recipe": recipe,

@@ -56,7 +56,7 @@ from .pipeline import (
     StepOptimizer,
     Train,
 )
-from .query_order import QueryOrder
+from .query_order import ClosingOrder, QueryOrder
 from .recorder import StepRecord
 
 # Long work has long deadlines, queueing for it included: they catch what hangs, not what is slow.
@@ -93,6 +93,7 @@ class Orchestrator(Actor):
         self._first_failure: TrajectoryFailed | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
+        self._closing = ClosingOrder(course.deterministic)
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
         self._last_checkpoint = ""
@@ -124,8 +125,9 @@ class Orchestrator(Actor):
             failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
             self._finished.set_exception(self._too_many_failures(f"step {group.step}: {failed}"))
             return
-        closed = self._running.group_closed(group.step, group.samples, dropped=bool(group.dropped))
-        self._carry_out(closed)
+        for closed in self._closing.closed(group):
+            dropped = bool(closed.dropped)
+            self._carry_out(self._running.group_closed(closed.step, closed.samples, dropped=dropped))
 
     # ------------------------------------------------------------------ the run
 
@@ -240,13 +242,16 @@ class Orchestrator(Actor):
     async def _start_groups(self, step: int, positions: range) -> None:
         """The queries at ``positions`` of the training data, for the step."""
         queries = await asyncio.to_thread(self._train_queries, positions)  # user's code may read from a disk
-        self._queries.name(step, [query.id for query in queries])
+        ids = [query.id for query in queries]
+        self._queries.name(step, ids)
+        self._closing.begun(step, ids)
         await self._rollout.api.start_step(
             step,
             queries,
             self._course.training.trajectories_per_query,
             self._records[step].versions,
             self._course.mode == "async",
+            positions.start,
         )
 
     async def _train(self, decision: Train) -> None:
@@ -309,6 +314,7 @@ class Orchestrator(Actor):
         now = time.monotonic()
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
+        self._closing.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now
         if decision.evaluated:

@@ -36,6 +36,7 @@ class CourseConfig(Config):
     """All that the orchestrator needs to know of the config. For what it is not told elsewhere: ``Plan``."""
 
     mode: Mode
+    deterministic: bool
     max_staleness: Natural
     global_batch: dict[str, int]
     whole_step: tuple[str, ...]

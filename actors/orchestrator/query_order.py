@@ -1,8 +1,11 @@
-"""Which queries of the training data the steps draw: each once, in order. Pure."""
+"""Which queries of the training data the steps draw, each once, in order; and the order in which their groups close.
+Pure."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from ...core.errors import RecipeError
+from ..messages import GroupClosed
 
 
 class QueryOrder:
@@ -40,3 +43,33 @@ class QueryOrder:
     def position_after(self, step: int) -> int:
         """Where a run that goes on after ``step`` draws first."""
         return self._first.get(step + 1, self._next)
+
+
+class ClosingOrder:
+    """``deterministic``: a group that has closed is held until all that were begun before it, in its step, have
+    closed too. Then micro-batches are made of the same samples in every run, and still flow while others roll out."""
+
+    def __init__(self, deterministic: bool) -> None:
+        self._deterministic = deterministic
+        self._begun: dict[int, deque[str]] = {}
+        self._held: dict[tuple[int, str], GroupClosed] = {}
+
+    def begun(self, step: int, ids: Sequence[str]) -> None:
+        """The step has begun with these queries, or goes on with them."""
+        if not self._deterministic:
+            return
+        self._begun.setdefault(step, deque()).extend(ids)
+
+    def closed(self, group: GroupClosed) -> list[GroupClosed]:
+        """The groups whose turn has come."""
+        if not self._deterministic:
+            return [group]
+        self._held[group.step, group.query] = group
+        open_ids, released = self._begun[group.step], []
+        while open_ids and (group.step, open_ids[0]) in self._held:
+            released.append(self._held.pop((group.step, open_ids.popleft())))
+        return released
+
+    def end(self, step: int) -> None:
+        """All groups of the step have closed."""
+        self._begun.pop(step, None)

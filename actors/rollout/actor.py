@@ -63,6 +63,7 @@ class _GroupRun:
 
     step: int
     query: Query
+    position: int
     versions: dict[str, int]
     newer_too: bool
     group: Group
@@ -134,6 +135,7 @@ class Rollout(Actor):
         trajectories: int,
         versions: dict[str, int],
         newer_too: bool = False,
+        first_position: int = 0,
     ) -> None:
         _refuse_equal_ids(queries, f"step {step}")
         config = self._config
@@ -144,8 +146,8 @@ class Rollout(Actor):
             minimum=config.min_trajectories,
             max_refills=config.max_refills,
         )
-        for query in queries:
-            run = _GroupRun(step, query, versions, newer_too, Group(rules))
+        for position, query in enumerate(queries, first_position):
+            run = _GroupRun(step, query, position, versions, newer_too, Group(rules))
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -208,7 +210,11 @@ class Rollout(Actor):
             for agent in self._sampling
         }
         group_rewards = {agent: tuple(values) for agent, values in rewards.items()}
-        samples = [sample for trajectory in members for sample in trajectory.samples(run.step, group_rewards)]
+        samples = [
+            sample
+            for trajectory in members
+            for sample in trajectory.samples(run.step, run.position, group_rewards)
+        ]
         generated_tokens = sum(len(sample.tokens) for sample in samples)
         without_signal: list[str] = []
         if self._config.drop_without_signal:

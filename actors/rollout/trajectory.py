@@ -134,7 +134,9 @@ class Trajectory:
     def turn_begins(self) -> None:
         self.first_turn_at = min(self.first_turn_at, time.monotonic())
 
-    def samples(self, step: int, group_rewards: Mapping[str, tuple[float, ...]]) -> list[Sample]:
+    def samples(
+        self, step: int, query_position: int, group_rewards: Mapping[str, tuple[float, ...]]
+    ) -> list[Sample]:
         """Its turns as rows; ``group_rewards`` are those of all surviving trajectories, by agent."""
         return [
             Sample(
@@ -148,6 +150,7 @@ class Trajectory:
                 prompt_tokens=generation.prompt_tokens,
                 tokens=generation.tokens,
                 logprobs=generation.logprobs,
+                query_position=query_position,
             )
             for agent, sample_id, generation in self._turns
         ]

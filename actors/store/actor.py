@@ -58,14 +58,17 @@ class Store(Actor):
         max_staleness: int = 0,
         limits: ArenaLimits = _LIMITS,
         lease_s: float = _LEASE_S,
+        deterministic: bool = False,
     ) -> None:
         """``memory``: a private directory on tmpfs; ``folder``: one on a disk, for the journal and for what does not
         fit into memory. ``max_staleness``: how many versions older than a policy the rows may be that it is given.
-        ``lease_s``: seconds after which the rows of a lease are READY again."""
+        ``lease_s``: seconds after which the rows of a lease are READY again. ``deterministic``: rows are leased in the
+        order of their queries, not of their arrival."""
         self._folder = Path(folder)
         self._max_staleness = max_staleness
         self._lease_s = lease_s
-        self._tables = Tables({agent: Schema(training_columns()) for agent in agents})
+        schemas = {agent: Schema(training_columns()) for agent in agents}
+        self._tables = Tables(schemas, deterministic=deterministic)
         self._arena = BlobArena(segment_places(memory, folder), limits)
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()

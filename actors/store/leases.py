@@ -14,9 +14,9 @@ _ENDED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A micro-batch under its fencing token. ``columns``: ``sample_id``, ``policy_version`` and all of the schema's:
-    None where a column that is not required was not written, bulk columns packed (``bulk.py``) where no row lacks
-    them. ``deadline``: a reading of the store's clock."""
+    """A micro-batch under its fencing token. ``columns``: ``sample_id``, ``policy_version``, ``query_position`` and
+    all of the schema's: None where a column that is not required was not written, bulk columns packed (``bulk.py``)
+    where no row lacks them. ``deadline``: a reading of the store's clock."""
 
     agent: str
     token: int

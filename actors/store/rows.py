@@ -207,6 +207,7 @@ class Rows:
         columns: dict[str, Sequence[Any] | Packed] = {
             "sample_id": [row.sample_id for row in rows],
             "policy_version": [row.policy_version for row in rows],
+            "query_position": [row.query_position for row in rows],
         }
         cells = zip(*(row.cells for row in rows), strict=True)
         columns.update(zip(self.schema.names, map(packed, cells), strict=True))

@@ -231,6 +231,33 @@ class TestARunInPieces:
         assert not busy
 
 
+def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(launcher: Launcher) -> None:
+    """Several queries a step, whose groups end in whatever order the processes find, and two engines per agent."""
+    settings = (
+        "deterministic=true", "training.queries_per_step=6", "training.micro_batch=5", "training.steps=4",
+        "agent_defaults.instances=2", "checkpoint.every=2",
+    )  # fmt: skip
+    whole = launcher.train("unbroken", *settings)
+    assert whole.wait() == 0, whole.text
+    assert "deterministic: engines generate one turn at a time" in whole.text
+    broken = launcher.train("broken", *settings)
+    wait_until((broken.directory / "checkpoints" / "step_000002").exists, "the checkpoint of step 2")
+    broken.signal(signal.SIGKILL)
+    broken.wait()
+    resumed = launcher.resume("broken")
+    assert resumed.wait() == 0, resumed.text
+
+    def measured(run: Launched) -> list[tuple[float, ...]]:
+        names = [name for name in run.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
+        assert len(names) >= 6
+        return [tuple(line[name] for name in names) for line in run.metrics]
+
+    assert measured(resumed) == measured(whole)
+    for agent in ("solver", "checker"):
+        file = Path("checkpoints") / "step_000004" / agent / "model.safetensors"
+        assert (resumed.directory / file).read_bytes() == (whole.directory / file).read_bytes()
+
+
 # --------------------------------------------------------------------------- ends of all kinds
 
 

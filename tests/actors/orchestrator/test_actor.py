@@ -187,6 +187,7 @@ class House:
         recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
         (self.folder / "checkpoints").mkdir()
         course = CourseConfig(
+            deterministic=False,
             mode="async" if self.max_staleness else "strict",
             max_staleness=self.max_staleness,
             global_batch=global_batch or {},

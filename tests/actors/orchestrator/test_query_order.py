@@ -1,8 +1,11 @@
-"""Queries: each once, in order, whatever is refilled."""
+"""Queries: each once, in order, whatever is refilled. Groups: in the order they close, or in that of their queries."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flexmarl.actors.orchestrator.query_order import QueryOrder
+from flexmarl.actors.messages import GroupClosed
+from flexmarl.actors.orchestrator.query_order import ClosingOrder, QueryOrder
 from flexmarl.core.errors import RecipeError
 
 
@@ -25,3 +28,31 @@ def test_a_refill_may_not_repeat_an_id_of_its_step() -> None:
         order.name(1, ["x"])
     order.begin(2, 1)
     order.name(2, ["x"])
+
+
+def group(step: int, query: str) -> GroupClosed:
+    return GroupClosed(step, query, {}, 0, 0.0, {}, [])
+
+
+def test_groups_are_handed_on_as_they_close() -> None:
+    order = ClosingOrder(deterministic=False)
+    order.begun(1, ["a", "b"])
+    assert [closed.query for closed in order.closed(group(1, "b"))] == ["b"]
+
+
+@given(st.permutations("abcde"), st.permutations("abcde"))
+def test_deterministic_groups_are_handed_on_in_the_order_of_their_queries(first: str, second: str) -> None:
+    order = ClosingOrder(deterministic=True)
+    order.begun(1, "abc")
+    order.begun(1, "de")  # a refill
+    order.begun(2, "abcde")
+    handed: dict[int, list[str]] = {1: [], 2: []}
+    seen: dict[int, set[str]] = {1: set(), 2: set()}
+    for query_of_1, query_of_2 in zip(first, second, strict=True):  # strict has two steps under way
+        for step, query in ((1, query_of_1), (2, query_of_2)):
+            seen[step].add(query)
+            handed[step] += [closed.query for closed in order.closed(group(step, query))]
+            ready = next((n for n, name in enumerate("abcde") if name not in seen[step]), 5)
+            assert handed[step] == list("abcde"[:ready])
+    order.end(1)
+    order.end(2)
