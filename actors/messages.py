@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
+from ..core.actor import endpoint
 from ..core.config import Config
 from ..transport.handle import StateHandle
 from ..transport.segments import SegmentGrant
@@ -148,10 +149,12 @@ class Selection:
 class StoreApi(Protocol):
     """What ``experience.py`` speaks with."""
 
+    @endpoint(idempotent=True)
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
         """A segment for ``writer`` to fill; it writes no more to those that are ``finished``. Waits while there is no
         room. Raises StoreError where there never will be."""
 
+    @endpoint(idempotent=True)
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
         ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""

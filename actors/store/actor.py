@@ -101,7 +101,7 @@ class Store(Actor):
 
     # ------------------------------------------------------------------ endpoints
 
-    @endpoint
+    @endpoint(idempotent=True)
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
         if finished:
             await self._journal.append(msgpack.packb([_SEAL, writer, finished]))
@@ -117,9 +117,14 @@ class Store(Actor):
             await self._journal.append(msgpack.packb([_GRANT, writer, grant.segment]))
             return grant
 
-    @endpoint
+    @endpoint(idempotent=True)
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
-        change = self._tables.put(parts)
+        try:
+            change = self._tables.put(parts)
+        except StoreError:
+            if self._tables.holds(parts):  # this store was killed between writing them down and answering
+                return
+            raise
         try:
             self._arena.check(writer, change.held)
         except StoreError:

@@ -137,6 +137,21 @@ class Rows:
                 self._queue.push(row)
             self._counts[row.status] += 1
 
+    def holds(self, columns: Columns) -> bool:
+        """Whether these very rows are there, bytes and all: the put that brought them has come again."""
+        values = dict(columns)
+        ids = self._check_ids(values.pop("sample_id", None))
+        rows = [row for sample_id in ids if (row := self._rows.get(sample_id)) is not None]
+        if len(rows) != len(ids) or values.pop("policy_version", None) != [
+            row.policy_version for row in rows
+        ]:
+            return False
+        values.pop("query_position", None)
+        return all(
+            [row.cells[self.schema.index[name]] for row in rows] == list(cells)
+            for name, cells in self.schema.check(self.agent, ids, values).items()
+        )
+
     def remove(self, sample_ids: Iterable[str]) -> None:
         """Undoes ``insert``. Leases of the rows end: whoever holds one can't commit it."""
         for sample_id in sample_ids:

@@ -100,6 +100,13 @@ class Tables:
             self._tables[agent].insert(columns)
         return self._written(record, checked, partial(self._undo_put, checked))
 
+    def holds(self, parts: Mapping[str, Columns]) -> bool:
+        """Whether a put of just these rows is done already."""
+        try:
+            return all(self.table(agent).holds(columns) for agent, columns in parts.items())
+        except StoreError:  # they are no rows at all
+            return False
+
     def write(self, parts: Mapping[str, Columns]) -> Change:
         """Further columns of rows by agent, all or none. Raises StoreError: see ``Rows.check_write``."""
         checked = [(agent, self.table(agent).check_write(columns)) for agent, columns in parts.items()]

@@ -642,3 +642,22 @@ def test_the_next_deadline_is_the_earliest(tables: Tables) -> None:
     assert tables.advance(4.9) == {}
     assert tables.advance(10.0) == {"a": [FIRST + 1, FIRST + 2]}
     assert table.next_deadline() is None
+
+
+def test_a_put_that_comes_again_is_known_by_its_bytes() -> None:
+    tables = make()
+    parts = {"a": columns("1:q_0_0", "1:q_1_0")}
+    assert not tables.holds(parts)
+    tables.begin_epoch()
+    tables.put(parts)
+    assert tables.holds(parts)
+    elsewhere = {"tokens": [["m-2", 64 * place, 8, "int32", [2]] for place in range(2)]}
+    for other in (
+        {"a": columns("1:q_0_0", "1:q_2_0")},
+        {"b": columns("1:q_0_0", "1:q_1_0")},
+        {"a": columns("1:q_0_0", "1:q_1_0") | {"policy_version": [0, 1]}},
+        {"a": columns("1:q_0_0", "1:q_1_0") | elsewhere},
+        {"nobody": columns("1:q_0_0")},
+        {"a": {"sample_id": [7]}},
+    ):
+        assert not tables.holds(other)
