@@ -24,7 +24,6 @@ BULK: Final = {"prompt_tokens": "int32", "tokens": "int32", "logprobs": "float32
 
 # A store that is full makes its writers wait until rows are consumed.
 _ROOM_TIMEOUT_S: Final = 3600.0
-_ANSWER_TIMEOUT_S: Final = 60.0
 
 
 def segment_places(memory: str | Path, folder: str | Path) -> SegmentPlaces:
@@ -44,11 +43,11 @@ class ExperienceWriter:
         self._grants = 0
 
     async def put(self, samples: Sequence[Sample]) -> None:
-        """Adds the samples of a closed group, all or none. Raises StoreError where the store refuses one, StoreFull
+        """Adds the samples of a closed group, all or none. Raises RemoteError where the store refuses one, CallTimeout
         where it has had no room for an hour."""
         refs = await self._write([_array(sample, name) for sample in samples for name in BULK])
         try:
-            await self._store.within(_ANSWER_TIMEOUT_S).put(self._name, _columns(samples, refs))
+            await self._store.within(_ROOM_TIMEOUT_S).put(self._name, _columns(samples, refs))
         finally:
             self._segments.answered(refs)
 

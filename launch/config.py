@@ -18,6 +18,7 @@ from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, Evaluat
 from ..actors.orchestrator.pipeline import Mode
 from ..actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
 from ..actors.rollout.engines.simulated import SimulatedEngineConfig
+from ..actors.store.config import StoreConfig
 from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.backends.simulated import SimulatedTrainerConfig
 from ..actors.trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
@@ -86,6 +87,7 @@ class RunConfig(Config):
     agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
     rollout: RolloutConfig = RolloutConfig()
+    store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 

@@ -66,6 +66,10 @@ class Console(Actor):
             case "actor_silent":
                 hint = "; does the workflow block its event loop?" if fields["actor"] == "rollout" else ""
                 self._progress.warn(f"{fields['actor']} has not answered for {fields['seconds']:g} s{hint}")
+            case "store_full":
+                self._progress.warn(f"the store waits for room: {fields['problem']}")
+            case "store_has_room":
+                self._progress.note("the store has room again")
             case "evaluated" if fields["step"] == 0:  # later ones come with their step's metrics
                 metrics = {name: value for name, value in fields.items() if name not in ("step", "eval_s")}
                 figures = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())

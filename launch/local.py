@@ -222,6 +222,8 @@ def _arguments(
             "agents": list(config.agents),
             "max_staleness": config.staleness,
             "deterministic": config.deterministic,
+            "limits": config.store.limits(),
+            "console": console.ref,
         },
         "trainer": {
             "policies": config.policies(),

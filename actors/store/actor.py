@@ -5,9 +5,15 @@
     commit   what an optimizer step has used is consumed; its blobs are freed once the record is durable
 
 Killed and started anew with the same folders it goes on with all that was acknowledged; what was leased is READY.
+
+Where there is no room, on the disk or within the limits, whoever asks waits until there is: nothing is lost, and the
+console is told.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +21,16 @@ import msgpack
 
 from ...core.actor import Actor, endpoint
 from ...core.errors import StoreError, StoreFull
+from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ...transport.segments import BlobRef, SegmentGrant
 from ..experience import BULK, segment_places
-from ..messages import Leased, Selection, StoreStatistics, TableStatistics
+from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
 from .blobs import ArenaLimits, BlobArena
 from .journal import StoreJournal
 from .query import select
 from .schema import Column, Schema
-from .tables import Change, Tables
+from .tables import UNCHANGED, Change, Tables
 
 log = get_logger(__name__)
 
@@ -33,6 +40,8 @@ _SEAL: Final = 17  # writer, segments
 # Consumed rows stay to be looked at for so many steps.
 _KEPT_STEPS: Final = 16
 _EXPIRY_INTERVAL_S: Final = 10.0
+# Room comes when rows are consumed, which is told here, or when somebody clears the disk, which is not.
+_ROOM_INTERVAL_S: Final = 1.0
 _LEASE_S: Final = 24 * 3600.0
 _MOST_ROWS: Final = 10_000
 _LIMITS: Final = ArenaLimits()
@@ -59,11 +68,13 @@ class Store(Actor):
         limits: ArenaLimits = _LIMITS,
         lease_s: float = _LEASE_S,
         deterministic: bool = False,
+        console: ActorRef[ConsoleApi] | None = None,
     ) -> None:
         """``memory``: a private directory on tmpfs; ``folder``: one on a disk, for the journal and for what does not
         fit into memory. ``max_staleness``: how many versions older than a policy the rows may be that it is given.
         ``lease_s``: seconds after which the rows of a lease are READY again. ``deterministic``: rows are leased in the
-        order of their queries, not of their arrival."""
+        order of their queries, not of their arrival. ``console``: hears of it when there is no room, and when there is
+        again."""
         self._folder = Path(folder)
         self._max_staleness = max_staleness
         self._lease_s = lease_s
@@ -71,16 +82,18 @@ class Store(Actor):
         self._tables = Tables(schemas, deterministic=deterministic)
         self._arena = BlobArena(segment_places(memory, folder), limits)
         self._granted: dict[str, str] = {}
+        self._console = console
         self._room = asyncio.Event()
+        self._full = False
 
     async def on_start(self) -> None:
         self._journal = StoreJournal.open(self._folder / "samples.journal", self._read)
         lost = self._arena.recover(self._granted, self._tables.live_blobs())
-        await self._log(self._tables.begin_epoch())
+        await self._written(self._tables.begin_epoch())
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
             log.error("rows lost with the memory they lay in", segments=len(lost), rows=rows)
-            await self._log(self._tables.discard(rows))
+            await self._written(self._tables.discard(rows))
         self.background(self._expire(), "expiry")
 
     async def on_stop(self) -> None:
@@ -110,34 +123,16 @@ class Store(Actor):
         while True:
             try:
                 grant = self._arena.grant(writer, at_least_bytes)
-            except StoreFull:
-                self._room.clear()
-                await self._room.wait()
+            except StoreFull as full:
+                await self._until_there_is_room(full)
                 continue
+            self._has_room()
             await self._journal.append(msgpack.packb([_GRANT, writer, grant.segment]))
             return grant
 
     @endpoint(idempotent=True)
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
-        try:
-            change = self._tables.put(parts)
-        except StoreError:
-            if self._tables.holds(parts):  # this store was killed between writing them down and answering
-                return
-            raise
-        try:
-            self._arena.check(writer, change.held)
-        except StoreError:
-            change.undo()
-            raise
-        self._arena.hold(change.held)
-
-        def undo() -> None:
-            self._arena.release(change.held)
-            change.undo()
-
-        assert change.record is not None
-        await self._journal.append(change.record, undo)
+        await self._durably(lambda: self._put(writer, parts))
 
     @endpoint
     async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
@@ -148,11 +143,11 @@ class Store(Actor):
 
     @endpoint
     async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
-        change = self._tables.commit(agent, tokens, optimizer_step)
-        await self._log(change)
-        self._forget_old_steps()
+        change = await self._durably(lambda: self._tables.commit(agent, tokens, optimizer_step))
+        self._release(change.freed)
+        await self._forget_old_steps()
         if self._journal.compaction_is_due:
-            self.background(self._journal.compact([*self._grants(), *self._tables.snapshot()]), "compaction")
+            self.background(self._compact(), "compaction")
         return change.rows
 
     @endpoint
@@ -181,11 +176,59 @@ class Store(Actor):
 
     # ------------------------------------------------------------------ inside
 
-    async def _log(self, change: Change) -> None:
-        """Waits until what has happened is durable; then what it freed may go."""
-        if change.record is not None:
-            await self._journal.append(change.record, change.undo)
-            self._release(change.freed)
+    async def _durably(self, make: Callable[[], Change]) -> Change:
+        """What ``make`` has done, once that is in the journal. Where there is no room for that it is taken back, and
+        done again when there is."""
+        while True:
+            change = make()
+            if change.record is None:
+                return change
+            try:
+                await self._journal.append(change.record, change.undo)
+            except StoreFull as full:
+                await self._until_there_is_room(full)
+                continue
+            self._has_room()
+            return change
+
+    def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> Change:
+        try:
+            change = self._tables.put(parts)
+        except StoreError:
+            if self._tables.holds(parts):  # this store was killed between writing them down and answering
+                return UNCHANGED
+            raise
+        try:
+            self._arena.check(writer, change.held)
+        except StoreError:
+            change.undo()
+            raise
+        self._arena.hold(change.held)
+
+        def undo() -> None:
+            self._arena.release(change.held)
+            change.undo()
+
+        return replace(change, undo=undo)
+
+    async def _until_there_is_room(self, full: StoreFull) -> None:
+        """Returns when it is worth another try."""
+        if not self._full:
+            self._full = True
+            log.error("no room", problem=str(full))
+            if self._console is not None:
+                self._console.tell_nowait("event", "store_full", {"problem": str(full)})
+        self._room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ROOM_INTERVAL_S):
+                await self._room.wait()
+
+    def _has_room(self) -> None:
+        if self._full:
+            self._full = False
+            log.info("there is room again")
+            if self._console is not None:
+                self._console.tell_nowait("event", "store_has_room", {})
 
     def _release(self, freed: list[BlobRef]) -> None:
         self._arena.release(freed)
@@ -195,12 +238,22 @@ class Store(Actor):
     def _grants(self) -> list[bytes]:
         return [msgpack.packb([_GRANT, writer, segment]) for segment, writer in self._arena.granted().items()]
 
-    def _forget_old_steps(self) -> None:
+    async def _forget_old_steps(self) -> None:
         before = self._tables.last_step - _KEPT_STEPS
         if before > self._tables.closed_before and self._tables.may_close(before):
-            change = self._tables.close_steps(before)
-            assert change.record is not None
-            self._journal.append(change.record, change.undo)
+            with suppress(StoreFull):  # the next commit tries again
+                await self._written(self._tables.close_steps(before))
+
+    async def _written(self, change: Change) -> None:
+        if change.record is not None:
+            await self._journal.append(change.record, change.undo)
+            self._release(change.freed)
+
+    async def _compact(self) -> None:
+        try:
+            await self._journal.compact([*self._grants(), *self._tables.snapshot()])
+        except StoreFull as full:  # the journal is as it was, and goes on growing
+            log.warning("journal not compacted", problem=str(full))
 
     async def _expire(self) -> None:
         while True:

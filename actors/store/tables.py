@@ -56,6 +56,9 @@ class Change:
 def _nothing() -> None: ...
 
 
+UNCHANGED: Final = Change(None, _nothing, 0, [], [])
+
+
 class Tables:
     """``deterministic``: leases go by what a sample is, not by when it came (``rows.py``).
 
@@ -133,7 +136,7 @@ class Tables:
         checked = [(agent, self.table(agent).check_discard(ids)) for agent, ids in parts.items()]
         checked = [(agent, ids) for agent, ids in checked if ids]
         if not checked:
-            return Change(None, _nothing, 0, [], [])
+            return UNCHANGED
         record = _pack(_Kind.DISCARD, checked)
         ended = [(self._tables[agent], self._tables[agent].discard(ids)) for agent, ids in checked]
         return self._ended(record, ended)
@@ -156,7 +159,7 @@ class Tables:
         """Every row of the steps earlier than ``before`` is consumed or discarded: they are forgotten, and what still
         comes for these steps is refused. Raises StoreError where there are others."""
         if before <= self.closed_before:
-            return Change(None, _nothing, 0, [], [])
+            return UNCHANGED
         for table in self._tables.values():
             table.check_close(before)
         earlier, self.closed_before = self.closed_before, before

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 # Only against hanging for good: a large model takes as long as it takes.
 _TRANSFER_TIMEOUT_S = 3600.0
+# The store waits for a full disk to be cleared.
+_COMMIT_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Trainer(Actor):
         tokens, self._leases[agent] = self._leases[agent], []
         with first_error():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._store.api.commit(agent, tokens, weights.version))
+                group.create_task(self._committed(agent, tokens, weights.version))
                 publishing = group.create_task(self._publish(agent, weights))
         self._experience.forget_consumed()
         published = publishing.result()
@@ -178,6 +180,9 @@ class Trainer(Actor):
         return policy.optimizer_step(), _weights(policy)
 
     # ------------------------------------------------------------------ small things
+
+    async def _committed(self, agent: str, tokens: list[int], version: int) -> None:
+        await self._store.within(_COMMIT_TIMEOUT_S).commit(agent, tokens, version)
 
     async def _publish(self, agent: str, weights: _Weights) -> Published:
         handle = await self._transport.set(

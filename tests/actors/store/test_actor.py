@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segment_places
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.store.blobs import ArenaLimits
+from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import ActorDead, RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -185,6 +187,43 @@ async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
             house.reader.samples("solver", leased)
             done += await house.store.api.commit("solver", [leased.token], done + 1)
     await asyncio.gather(*puts)
+
+
+class Listener(Actor):
+    """A console that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+
+    @endpoint
+    async def event(self, event: str, fields: dict[str, Any]) -> None:
+        self.events.put_nowait((event, fields))
+
+
+async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
+    house: House, system: ActorSystem
+) -> None:
+    console = Listener()
+    await house.open(console=await system.add(console, "console"))
+    await house.writer.put([sample(n) for n in range(8)])
+    leased = await house.store.api.lease("solver", 0, 8)
+    process = psutil.Process((await system.supervisors[0].statistics())["store"].pid)
+    no_limit = process.rlimit(psutil.RLIMIT_FSIZE)
+    journal = (house.folder / "samples.journal").stat().st_size
+    process.rlimit(psutil.RLIMIT_FSIZE, (journal, no_limit[1]))  # as a full disk: not a byte more fits
+    put = asyncio.ensure_future(house.writer.put([sample(n) for n in range(8, 16)]))
+    commit = asyncio.ensure_future(house.store.api.commit("solver", [leased.token], 1))
+    async with asyncio.timeout(30):
+        event, fields = await console.events.get()
+        assert event == "store_full" and "no room for" in fields["problem"]
+        assert not put.done() and not commit.done()
+        counts = (await house.store.api.table_statistics())["solver"]
+        assert (counts.ready, counts.leased, counts.consumed) == (0, 8, 0)
+        process.rlimit(psutil.RLIMIT_FSIZE, no_limit)
+        assert await commit == 8
+        await put
+        assert (await console.events.get())[0] == "store_has_room"
+    assert [row.sample_id for row in await house.rows(0, 8)] == [sample(n).sample_id for n in range(8, 16)]
 
 
 async def test_people_may_look_into_it(house: House) -> None:
