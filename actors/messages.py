@@ -83,6 +83,11 @@ class Query:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+Grouping = Literal["trajectory", "agent_turns", "turn"]
+"""Whose rewards an agent's are compared with in a group: one per trajectory, one per turn of the agent, or one per
+trajectory that reached the same turn of the agent."""
+
+
 # --------------------------------------------------------------------------- the experience store
 
 
@@ -91,8 +96,9 @@ class Sample:
     """One turn with its reward: a row of its agent's table.
 
     ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also where
-    a query comes again. ``group_rewards`` are the agent's rewards over the surviving trajectories of the group,
-    this sample's included; the advantage is a function of it alone. ``query_position``: of its query in the training
+    a query comes again. ``group_rewards`` are those that ``reward`` is compared with, itself included: the agent's over
+    the surviving trajectories of the group, or over its turns, as its `Grouping` says. They are known when the group
+    closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
     data.
     """
 
@@ -263,10 +269,10 @@ class TrajectoryFailed:
 class GroupClosed:
     """The group of one query is settled, and the samples of its trajectories that count are in the store.
 
-    ``waited_s``: from the step's start until the group's first turn went to an instance, seconds. ``rewards`` and
-    ``generated_tokens`` are of all trajectories that count, also where samples were left out: ``without_signal`` are
-    the agents whose were. ``dropped``: why no sample came of the group at all, or empty. ``refilled``: stragglers that
-    were replaced. ``surplus``: trajectories that the group did not wait for.
+    ``waited_s``: from the step's start until the group's first turn went to an instance, seconds. ``rewards`` (less
+    what overlong turns cost) and ``generated_tokens`` are of all trajectories that count, also where samples were left
+    out: ``without_signal`` are the agents whose were. ``dropped``: why no sample came of the group at all, or empty.
+    ``refilled``: stragglers that were replaced. ``surplus``: trajectories that the group did not wait for.
     """
 
     step: int

@@ -244,6 +244,7 @@ def _arguments(
             "store": store,
             "orchestrator": supervisor.reference("orchestrator", OrchestratorApi),
             "config": config.rollout,
+            "grouping": {name: agent.algorithm.row.grouping for name, agent in config.agents.items()},
             **places,
         },
         "orchestrator": {

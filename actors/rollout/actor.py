@@ -29,6 +29,7 @@ from ..messages import (
     GenerateRequest,
     Generation,
     GroupClosed,
+    Grouping,
     InstanceApi,
     OrchestratorApi,
     Query,
@@ -37,6 +38,8 @@ from ..messages import (
 )
 from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .config import RolloutConfig, SamplingConfig
+from .grouping import grouped
+from .overlong import punished
 from .pool import AgentPool
 from .sampling import Abort, Close, Drop, Group, GroupRules, Start, has_signal
 from .trajectory import Deadline, Trajectory, where_it_hangs
@@ -99,9 +102,10 @@ class Rollout(Actor):
         config: RolloutConfig,
         memory: str,
         folder: str,
+        grouping: dict[str, Grouping] | None = None,
     ) -> None:
-        """``sampling``, ``tokenizers`` (a name or folder) and ``instances`` are by agent; ``memory`` and ``folder`` as
-        the store has them."""
+        """``sampling``, ``tokenizers`` (a name or folder), ``instances`` and ``grouping`` (without a word
+        ``trajectory``) are by agent; ``memory`` and ``folder`` as the store has them."""
         self._seed = recipe.seed
         self._recipe = Recipe(recipe)
         self._sampling = sampling
@@ -111,6 +115,7 @@ class Rollout(Actor):
         self._places = segment_places(memory, folder)
         self._orchestrator = orchestrator
         self._config = config
+        self._grouping = grouping or {}
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
     async def on_start(self) -> None:
@@ -210,11 +215,12 @@ class Rollout(Actor):
             for agent in self._sampling
         }
         group_rewards = {agent: tuple(values) for agent, values in rewards.items()}
-        samples = [
+        turns = [
             sample
             for trajectory in members
             for sample in trajectory.samples(run.step, run.position, group_rewards)
         ]
+        samples = grouped(turns, self._grouping)
         generated_tokens = sum(len(sample.tokens) for sample in samples)
         without_signal: list[str] = []
         if self._config.drop_without_signal:
@@ -280,6 +286,8 @@ class Rollout(Actor):
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             trajectory.rewards = work.result()
+            if not trajectory.greedy:  # evaluations show what the workflow itself says
+                trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
             return _End(trajectory)
         if isinstance(error, RecipeError):
             raise error

@@ -15,12 +15,27 @@ class SamplingConfig(Config):
 
     ``turn_timeout_s`` and ``on_timeout``: of this agent's turns, by default what ``rollout`` says. The workflow gets a
     CallTimeout; where it does not catch that, the trajectory has overrun.
+
+    ``overlong_buffer``: so many tokens before ``max_new_tokens`` a turn's length begins to cost reward, up to 1 at
+    ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
+    trajectory is lowered by what its longest turn costs before groups are compared, and is reported so; evaluations
+    are not.
     """
 
     temperature: Positive = 1.0
     max_new_tokens: Count = 64
+    overlong_buffer: Natural = 0
     turn_timeout_s: Seconds | None = None
     on_timeout: OnTimeout | None = None
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "SamplingConfig":
+        if self.overlong_buffer > self.max_new_tokens:
+            raise ValueError(
+                f"overlong_buffer={self.overlong_buffer} is more than max_new_tokens={self.max_new_tokens}: it is the "
+                "last part of a turn's tokens"
+            )
+        return self
 
 
 class EngineConfig(Config):
@@ -52,7 +67,8 @@ class RolloutConfig(Config):
     what is learned.
 
     ``drop_without_signal``: an agent's samples of a query on which all its rewards are equal are left out, and the
-    whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2).
+    whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). It is for
+    algorithms that compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
     ``refill_queries``: a dropped group is replaced by a further query, at most so many in a step.
     """
 

@@ -117,7 +117,7 @@ class Group:
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches its agent anything: with equal rewards every advantage is 0.
+    """Whether a group teaches its agent anything: with equal rewards every advantage within it is 0.
 
     Dynamic sampling keeps only groups that do (DAPO, arXiv 2503.14476, section 3.2, equation 11).
     """

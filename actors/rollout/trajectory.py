@@ -113,6 +113,13 @@ class Trajectory:
     def agents_used(self) -> set[str]:
         return {agent for agent, _, _ in self._turns}
 
+    def longest_turns(self) -> dict[str, int]:
+        """Generated tokens of each agent's longest turn, for agents that had one."""
+        longest: dict[str, int] = {}
+        for agent, _, generation in self._turns:
+            longest[agent] = max(longest.get(agent, 0), len(generation.tokens))
+        return longest
+
     @contextmanager
     def waiting_for_a_version(self) -> Iterator[None]:
         """The time inside does not count against the deadline: it is the trainer's, not the trajectory's."""

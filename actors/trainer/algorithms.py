@@ -5,12 +5,14 @@ An algorithm is a choice in each of these columns; `objective.py` puts the chose
 baseline      what is taken from a sample's reward                        `advantage.py`
 surrogate     what is maximised, token by token                           `loss.py`
 aggregation   what the sum over tokens is divided by at the step          `loss.py`
-grouping      whose rewards are compared                                  `grouping.py`
+grouping      whose rewards are compared                                  `actors/rollout/grouping.py`
 KL            which estimator, in the loss or in the reward               `kl.py`
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from ..messages import Grouping
 
 AlgorithmName = Literal[
     "grpo",
@@ -28,7 +30,6 @@ AlgorithmName = Literal[
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 Surrogate = Literal["clipped", "clipped_sequence", "clipped_weight", "reinforce"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
-Grouping = Literal["trajectory", "agent_turns", "turn"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "truncate", "mask", "decoupled"]
 
@@ -59,7 +60,8 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     "dr_grpo": Algorithm(
         "Liu et al., arXiv 2503.20783, section 3.2", aggregation="constant", scale_rewards=False
     ),
-    # Dynamic sampling, DAPO's other half, is the orchestrator's; its overlong penalty is the workflow's reward.
+    # Its other halves are settings of their own: `rollout.drop_without_signal` (eq. 11), `sampling.overlong_buffer`
+    # (eq. 13).
     "dapo": Algorithm("Yu et al., arXiv 2503.14476, eq. 8 and 9", clip_high=0.28),
     "gspo": Algorithm(
         "Zheng et al., arXiv 2507.18071, eq. 5 to 7; clip range of section 5.1",
@@ -121,8 +123,6 @@ def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
     """
     if algorithm.whiten:
         return "it normalises the advantages over all samples of a step"
-    if algorithm.grouping != "trajectory":
-        return "its groups are made of the turns of a step"
     if kl_in_reward:
         return "the KL in its rewards is compared within the group"
     return None

@@ -115,9 +115,8 @@ def step_advantages(
 ) -> Tensor:
     """The advantages of all completion tokens of a step, for an algorithm that doesn't stream: ``[N]`` float64.
 
-    ``samples`` (at least one) are those of the step, already `grouping.regrouped`; ``reference_logprobs`` has ``[T]``
-    for each and is needed for a KL in the reward alone. That KL is between the engine's policy, which drew the tokens,
-    and the reference.
+    ``samples`` (at least one) are those of the step; ``reference_logprobs`` has ``[T]`` for each and is needed for a
+    KL in the reward alone. That KL is between the engine's policy, which drew the tokens, and the reference.
     """
     float64 = torch.float64
     lengths = torch.tensor([len(sample.tokens) for sample in samples])

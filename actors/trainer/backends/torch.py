@@ -26,7 +26,6 @@ from ....transport.state_dict import without_ties
 from ...messages import ModelConfig, Sample
 from ..batch import PaddedRows, TokenRow, pad_rows
 from ..config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
-from ..grouping import regrouped
 from ..loss import denominator
 from ..objective import CompletionTokens, batch_loss, sample_advantage, step_advantages
 from ..state_files import check_tensors, read_tensors_into, write_tensors
@@ -204,7 +203,7 @@ class TorchPolicy:
 
     def _backward_held(self) -> None:
         """The gradient of all samples that waited for the step to be whole."""
-        samples, self._held = regrouped(self._held, self._algorithm.row.grouping), []
+        samples, self._held = self._held, []
         references = None
         if self._algorithm.kl_coefficient and self._algorithm.kl_in_reward:
             references = self._reference_logprobs_of(samples)

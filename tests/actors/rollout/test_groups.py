@@ -211,6 +211,46 @@ async def test_a_group_that_teaches_nobody_anything_is_dropped(house: House) -> 
     assert group.samples["solver"] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
 
 
+THE_FIRST_TALKS_TWICE = """
+    await agents["solver"].generate("x")
+    workflow.calls += 1
+    reward = workflow.calls
+    if reward == 1:
+        await agents["solver"].generate("y")
+    await agents["judge"].generate("?")
+    return Rewards(solver=float(reward), judge=float(reward))
+workflow.calls = 0
+"""
+
+
+async def test_rewards_are_compared_agent_by_agent_when_the_group_closes(house: House) -> None:
+    house.grouping = {"solver": "turn"}
+    rollout = await house.open(THE_FIRST_TALKS_TWICE)
+    await rollout.serve("judge", 0)
+    group = await group_of(house, rollout, 3)
+    assert group.samples == {"solver": 4, "judge": 3}
+    solver = {(row.reward, tuple(sorted(row.group_rewards))) for row in await house.rows("solver", 0, 4)}
+    everyone = (1.0, 2.0, 3.0)
+    assert solver == {(1.0, everyone), (2.0, everyone), (3.0, everyone), (1.0, (1.0,))}
+    judge = await house.rows("judge", 0, 3)
+    assert {tuple(sorted(row.group_rewards)) for row in judge} == {everyone}, "its trajectories, as ever"
+
+
+async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_evaluation(house: House) -> None:
+    lengths = iter((2, 3, 4, 4))
+    use(house, FakeInstance(lambda request: (65,) * next(lengths)))
+    house.sampling["solver"] = SamplingConfig(max_new_tokens=4, overlong_buffer=2)
+    body = "await agents['solver'].generate('x'); return Rewards(solver=1.0)"
+    rollout = await house.open(body)
+    group = await group_of(house, rollout, 3)
+    assert sorted(group.rewards["solver"]) == [0.0, 0.5, 1.0]
+    for row in await house.rows("solver", 0, 3):
+        assert row.reward == 1.0 - (len(row.tokens) - 2) / 2
+        assert sorted(row.group_rewards) == [0.0, 0.5, 1.0]
+    evaluation = await rollout.evaluate([QUERY], {"solver": 0, "judge": 0})
+    assert evaluation.metrics["reward/solver"] == 1.0
+
+
 class Updating(FakeInstance):
     """Takes new weights while the first turn is under way: refuses or ends turns of any other version than its own."""
 

@@ -12,6 +12,7 @@ from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
     GroupClosed,
+    Grouping,
     Published,
     Query,
     Sample,
@@ -96,6 +97,7 @@ class House:
         self.reader = ExperienceReader(places)
         self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
         self.tokenizers = {"solver": "one", "judge": "one"}
+        self.grouping: dict[str, Grouping] = {}
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -116,6 +118,7 @@ class House:
             RolloutConfig(**config),
             str(self.folder / "memory"),
             str(self.folder / "store"),
+            self.grouping,
         )
         await self.system.add(rollout, "rollout")
         return rollout

@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(given: dict[str, Any], why
 
 def test_what_needs_the_whole_batch_does_not_stream_and_says_why() -> None:
     streams = {name for name in ALGORITHMS if config(name=name).streams}
-    assert streams == {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"}
+    assert streams == {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "at_grpo", "dr_mas"}
     assert config(name="grpo", kl_coefficient=0.1).streams
     assert not config(name="rloo", kl_coefficient=0.1).streams
     assert config(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3").streams

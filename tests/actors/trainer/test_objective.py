@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.rollout.grouping import grouped
 from flexmarl.actors.trainer.config import AlgorithmConfig
-from flexmarl.actors.trainer.grouping import regrouped
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import (
     CompletionTokens,
@@ -184,13 +184,26 @@ def plain_loss(config: AlgorithmConfig, rows: Sequence[Row], logprobs: list[list
 # --------------------------------------------------------------------------- what the trainer does
 
 
+def as_grouped(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Sample]:
+    """The samples as the rollout sends them, group by group when each closes."""
+    groups = {
+        row.sample.group: [r.sample for r in rows if r.sample.group == row.sample.group] for row in rows
+    }
+    named = {
+        sample.sample_id: sample
+        for group in groups.values()
+        for sample in grouped(group, {"solver": config.row.grouping})
+    }
+    return [named[row.sample.sample_id] for row in rows]
+
+
 def token_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Tensor]:
+    samples = as_grouped(config, rows)
     if config.streams:
         return [
-            torch.full((len(row.logprobs),), sample_advantage(config, row.sample), dtype=torch.float64)
-            for row in rows
+            torch.full((len(row.logprobs),), sample_advantage(config, sample), dtype=torch.float64)
+            for row, sample in zip(rows, samples, strict=True)
         ]
-    samples = regrouped([row.sample for row in rows], config.row.grouping)
     references = [torch.tensor(row.reference, dtype=torch.float64) for row in rows]
     found = step_advantages(config, samples, references)
     return list(torch.split(found, [len(row.logprobs) for row in rows]))
@@ -290,7 +303,7 @@ def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: 
     config = AlgorithmConfig.model_validate(given_config)
     for trajectories in (1, 3):
         rows = [
-            Row(Sample(f"q_0_{n}", "solver", 1, 0, "q", 1.0, (1.0,) * trajectories, (1,), (2, 3), (-1.0, -500.0)),
+            Row(Sample(f"1:q_0_{n}", "solver", 1, 0, "1:q", 1.0, (1.0,) * trajectories, (1,), (2, 3), (-1.0, -500.0)),
                 (-500.0, -1.0), (-1.0, -1.0))
             for n in range(trajectories)
         ]  # fmt: skip

@@ -147,7 +147,7 @@ def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: p
 
 
 def test_held_samples_are_gone_after_their_step_and_after_loading(tmp_path: Path) -> None:
-    policy = make_policy(name="at_grpo")
+    policy = make_policy(name="reinforce_pp")
     tokenizer = make_tokenizer()
     policy.save(tmp_path / "start", tokenizer)
     policy.accumulate(make_samples(1))
