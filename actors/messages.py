@@ -210,7 +210,8 @@ class PolicyStepped:
     """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
 
     ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
-    about 1e-6 where they agree. ``busy_s``: computing the step and the weights to publish.
+    about 1e-6 where they agree. ``busy_s``: computing the step and the weights to publish. ``value_loss`` and
+    ``explained_variance``: of the policy's critic (`critic.explained_variance`), if it has one.
     """
 
     published: Published
@@ -223,6 +224,8 @@ class PolicyStepped:
     ratio_deviation: float
     busy_s: float
     publish_s: float
+    value_loss: float | None = None
+    explained_variance: float | None = None
 
 
 class TrainerApi(Protocol):

@@ -8,7 +8,7 @@ A run directory keeps the resolved config as ``config.yaml``, which resolves to 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
@@ -374,5 +374,6 @@ def _allowed_keys(location: Sequence[int | str]) -> str:
         elif model is None:
             model = AgentConfig
         else:
-            model = model.model_fields[part].annotation
+            annotation = model.model_fields[part].annotation
+            model = next((kind for kind in get_args(annotation) if hasattr(kind, "model_fields")), annotation)
     return f"allowed: {', '.join(model.model_fields)}" if model is not None else ""

@@ -129,4 +129,8 @@ class StepRecord:
                     f"optimizer_s/{agent}": stepped.busy_s,
                     f"publish_s/{agent}": self.publish_s[agent],
                 }
+                if stepped.value_loss is not None:
+                    flat[f"value_loss/{agent}"] = stepped.value_loss
+                if stepped.explained_variance is not None:
+                    flat[f"explained_variance/{agent}"] = stepped.explained_variance
         return flat

@@ -128,6 +128,8 @@ class Trainer(Actor):
             ratio_deviation=stats.ratio_deviation,
             busy_s=stepped - started,
             publish_s=publish_s,
+            value_loss=stats.value_loss,
+            explained_variance=stats.explained_variance,
         )
 
     @endpoint

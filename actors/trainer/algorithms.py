@@ -27,7 +27,7 @@ AlgorithmName = Literal[
     "dr_mas",
     "ppo",
 ]
-Baseline = Literal["group_mean", "leave_one_out", "none"]
+Baseline = Literal["group_mean", "leave_one_out", "critic", "none"]
 Surrogate = Literal["clipped", "clipped_sequence", "clipped_weight", "reinforce"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -38,8 +38,8 @@ Correction = Literal["none", "truncate", "mask", "decoupled"]
 class Algorithm:
     """One row of the table. ``scale_rewards``: whether the centred reward is divided by the group's standard
     deviation; None where the algorithm has no such division. ``whiten``: the advantages are normalised over all
-    tokens of the step. ``kl_estimator`` and ``kl_in_reward`` say how a KL to a reference policy enters, where the
-    user asks for one (``kl_coefficient``)."""
+    tokens of the step, which is why such an algorithm does not stream. ``kl_estimator`` and ``kl_in_reward`` say how a
+    KL to a reference policy enters, where the user asks for one (``kl_coefficient``)."""
 
     paper: str
     baseline: Baseline = "group_mean"
@@ -98,14 +98,16 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     ),
     "at_grpo": Algorithm("Zhao et al., arXiv 2510.11062, section 4.1", grouping="turn"),
     "dr_mas": Algorithm("Feng et al., arXiv 2602.08847, eq. 5", grouping="agent_turns"),
+    # Not whitened: an advantage depends on its own sample and the critic alone, so that PPO streams.
+    "ppo": Algorithm(
+        "Schulman et al., arXiv 1707.06347, eq. 7; of language models Ouyang et al., arXiv 2203.02155, section 3.5",
+        baseline="critic",
+        scale_rewards=None,
+        kl_estimator="k1",
+        kl_in_reward=True,
+    ),
 }
-"""Every algorithm that can be configured. ``ppo`` is a name without a row: see `NO_CRITIC`."""
-
-NO_CRITIC = (
-    "needs a critic: a second trained model, with an optimizer and a checkpoint of its own, which a policy does not "
-    "have here (its estimator and value loss are in actors/trainer/critic.py). Without one: reinforce_pp keeps PPO's "
-    "clip and its token-wise KL, grpo and rloo compare the trajectories of a query"
-)
+"""Every algorithm that can be configured."""
 
 CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
     "none": (None, None),
@@ -123,7 +125,7 @@ def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
     """
     if algorithm.whiten:
         return "it normalises the advantages over all samples of a step"
-    if kl_in_reward:
+    if kl_in_reward and algorithm.baseline == "leave_one_out":
         return "the KL in its rewards is compared within the group"
     return None
 

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ...core.config import Config, Count, Natural, NonNegative, Positive, Share
 from ..messages import ModelConfig
 from .algorithms import (
     ALGORITHMS,
     CORRECTION_BOUNDS,
-    NO_CRITIC,
     Aggregation,
     Algorithm,
     AlgorithmName,
@@ -38,6 +37,20 @@ class OptimizerConfig(Config):
     warmup_steps: Natural = 0
 
 
+class CriticConfig(Config):
+    """PPO's critic, a second model of the policy's size; what is not said here of its optimizer is the policy's.
+
+    ``lr`` and ``max_grad_norm`` are its own, on the policy's schedule; 9e-6 beside the policy's 1e-6 is OpenRLHF's
+    default. ``gamma``, ``lam``: discount and trace of the advantage estimator; 1 and 0.95 are InstructGPT's (Ouyang et
+    al., arXiv 2203.02155, appendix C.4).
+    """
+
+    lr: Positive = 9e-6
+    max_grad_norm: Positive = 1.0
+    gamma: Share = 1.0
+    lam: Share = 0.95
+
+
 class AlgorithmConfig(Config):
     """Which algorithm trains the policy; every number left out is the one in `ALGORITHMS`, from its paper.
 
@@ -45,9 +58,9 @@ class AlgorithmConfig(Config):
     group-centred reward by the group's standard deviation. ``aggregation``: what the sum over tokens is divided by
     (`loss.denominator`); ``constant_length`` is ``constant``'s, by default ``sampling.max_new_tokens``.
     ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; 0 does
-    without one. ``kl_in_reward``: in the rewards (rloo and both reinforce_pp), or else a term of the loss.
+    without one. ``kl_in_reward``: in the rewards (ppo, rloo and both reinforce_pp), or else a term of the loss.
     ``correction``: for what the trainer's log-probabilities differ from the engine's (`corrections.py`), with bounds
-    of its weight. Under ``async`` it is what makes the objective the decoupled one.
+    of its weight. Under ``async`` it is what makes the objective the decoupled one. ``critic``: ppo's, which has one.
     """
 
     name: AlgorithmName = "grpo"
@@ -62,6 +75,7 @@ class AlgorithmConfig(Config):
     correction: Correction = "none"
     correction_low: NonNegative | None = None
     correction_high: Positive | None = None
+    critic: CriticConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -79,17 +93,12 @@ class AlgorithmConfig(Config):
             "kl_estimator": row.kl_estimator,
             "kl_in_reward": row.kl_in_reward,
         }
+        if row.baseline == "critic":
+            numbers["critic"] = CriticConfig()
         if isinstance(kind := given.get("correction"), str) and kind in CORRECTION_BOUNDS:
             low, high = CORRECTION_BOUNDS[kind]
             numbers |= {"correction_low": low, "correction_high": high}
         return numbers | given
-
-    @field_validator("name")
-    @classmethod
-    def _has_no_critic(cls, name: AlgorithmName) -> AlgorithmName:
-        if name == "ppo":
-            raise ValueError(f"ppo {NO_CRITIC}")
-        return name
 
     @model_validator(mode="after")
     def _fits_the_algorithm(self) -> "AlgorithmConfig":
@@ -98,8 +107,12 @@ class AlgorithmConfig(Config):
             raise ValueError(f"{self.name} clips nothing: leave out clip_low and clip_high")
         if row.scale_rewards is None and self.scale_rewards:
             raise ValueError(f"{self.name} does not divide by a group's deviation: leave out scale_rewards")
-        if self.kl_in_reward and not row.whiten and row.baseline != "leave_one_out":
-            raise ValueError(f"{self.name} has its KL in the loss; kl_in_reward is for rloo and reinforce_pp")
+        if (self.critic is None) == (row.baseline == "critic"):
+            raise ValueError("ppo wants a critic" if self.critic is None else f"{self.name} has no critic")
+        if self.kl_in_reward and not row.whiten and row.baseline not in ("leave_one_out", "critic"):
+            raise ValueError(
+                f"{self.name} has its KL in the loss; kl_in_reward is for ppo, rloo and reinforce_pp"
+            )
         if self.kl_coefficient and self.kl_estimator == "k1" and not self.kl_in_reward:
             raise ValueError(
                 "the gradient of k1 in the loss is zero on average: take k2 or k3, or kl_in_reward"

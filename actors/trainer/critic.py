@@ -1,8 +1,22 @@
-"""What PPO needs of a critic's values: the advantage estimator and the value loss. No critic is trained here yet."""
+"""What PPO makes of a critic's values: the advantages, what the critic learns from, and how well it foresees.
+
+A sample, one turn, is an episode of its own: its reward comes with its last token, and the value after that is 0.
+``[N]`` are the completion tokens of ``R`` sequences, one after the other; ``lengths`` ``[R]`` (int64, each at least 1).
+"""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
+
+
+def token_rewards(rewards: Tensor, penalties: Tensor, lengths: Tensor) -> Tensor:
+    """``-penalties_t``, and with a sequence's last token its reward (InstructGPT, Ouyang et al., arXiv 2203.02155,
+    eq. 2 token by token, with ``penalties = beta KL``).
+
+    ``rewards`` ``[R]``, ``penalties`` ``[N]``. Returns ``[N]`` in the dtype of ``penalties``.
+    """
+    return (-penalties).index_add(0, lengths.cumsum(0) - 1, rewards.to(penalties.dtype))
 
 
 def generalized_advantages(
@@ -11,39 +25,55 @@ def generalized_advantages(
     """Generalised advantage estimation (Schulman et al., arXiv 1506.02438, eq. 16), sequence by sequence.
 
     ``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``; after a sequence's last token
-    both ``V`` and ``A`` are 0. ``rewards`` (token-wise, a trajectory's reward on its last token) and ``values`` are
-    ``[N]``, ``lengths`` ``[R]``. Returns ``(advantages, returns)``, both ``[N]``; the returns ``A_t + V_t`` are what
-    the critic learns. ``gamma`` 1 and ``lam`` 0.95 are InstructGPT's (Ouyang et al., arXiv 2203.02155, appendix C.4).
+    both ``V`` and ``A`` are 0. ``rewards`` (`token_rewards`) and ``values`` are ``[N]``. Returns ``(advantages,
+    returns)``, both ``[N]``; the returns ``A_t + V_t`` are what the critic learns. ``gamma`` 1 and ``lam`` 0.95 are
+    InstructGPT's (Ouyang et al., arXiv 2203.02155, appendix C.4).
     """
-    value, reward = padded(values, lengths), padded(rewards, lengths)
-    after = torch.nn.functional.pad(value, (0, 1))[:, 1:]
-    delta = reward + gamma * after - value
-    carried = torch.zeros_like(delta[:, 0])
-    advantages = torch.empty_like(delta)
-    # Right padding has a delta of 0 and comes first from the end: it carries nothing in.
-    for t in range(delta.shape[1] - 1, -1, -1):
-        carried = delta[:, t] + gamma * lam * carried
-        advantages[:, t] = carried
-    packed = advantages[_inside(lengths)]
-    return packed, packed + values
+    value, reward = _padded(values, lengths), _padded(rewards, lengths)
+    sums = reward + gamma * _shifted(value, 1) - value
+    # Every round doubles how many tokens ahead a sum reaches: log2(longest) rounds instead of one per token. The
+    # padding is 0, so a sequence's sums are the same bits whatever it is padded to.
+    reach, decay = 1, gamma * lam
+    while reach < sums.shape[1]:
+        sums = sums + decay * _shifted(sums, reach)
+        reach, decay = 2 * reach, decay * decay
+    inside = torch.arange(sums.shape[1], device=lengths.device) < lengths.unsqueeze(1)
+    advantages = sums[inside]
+    return advantages, advantages + values
 
 
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
-    """The critic's loss per token, ``[N]``, to be summed and divided by the step's tokens.
+def value_loss(values: Tensor, returns: Tensor) -> Tensor:
+    """The critic's loss per token, ``(V_t - R_t)^2 / 2`` (PPO, Schulman et al., arXiv 1707.06347, eq. 9), ``[N]``: to
+    be summed and divided by the step's tokens. Gradients flow through ``values`` only.
 
-    ``max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2``: PPO's squared error (arXiv 1707.06347, eq. 9)
-    with the clip of its published code (Engstrom et al., arXiv 2005.12729, section 3). Gradients flow through
-    ``values`` only.
+    There is no clip around older values, as PPO's code has it, for a sample is trained on once: those would be the
+    values themselves, and the clip would never hold.
     """
-    bounded = torch.clamp(values, old_values - clip, old_values + clip)
-    return torch.maximum((values - returns).square(), (bounded - returns).square()) / 2
+    return (values - returns.detach()).square() / 2
 
 
-def padded(values: Tensor, lengths: Tensor) -> Tensor:
+def value_sums(values: Tensor, returns: Tensor) -> Tensor:
+    """``[4]`` float64, to be added up over a step: ``sum R``, ``sum R^2``, ``sum (R - V)``, ``sum (R - V)^2``."""
+    targets = returns.detach().double()
+    errors = targets - values.detach().double()
+    return torch.stack([targets.sum(), targets.square().sum(), errors.sum(), errors.square().sum()])
+
+
+def explained_variance(tokens: int, sums: Tensor) -> float | None:
+    """``1 - var(R - V) / var(R)`` over ``tokens`` tokens from their `value_sums`: 1 is perfect foresight, 0 a constant
+    guess, and less is worse than that. None where all returns are equal."""
+    target, target_square, error, error_square = (float(each) / max(1, tokens) for each in sums)
+    variance = target_square - target**2
+    if variance <= 1e-12 * target_square:  # what rounding leaves of equal returns
+        return None
+    return 1.0 - (error_square - error**2) / variance
+
+
+def _padded(values: Tensor, lengths: Tensor) -> Tensor:
     """``[N]`` to ``[R, longest]``, zeros on the right."""
     return pad_sequence(list(torch.split(values, lengths.tolist())), batch_first=True)
 
 
-def _inside(lengths: Tensor) -> Tensor:
-    """``[R, longest]`` bool: where `padded` has values."""
-    return torch.arange(int(lengths.max()), device=lengths.device) < lengths.unsqueeze(1)
+def _shifted(values: Tensor, by: int) -> Tensor:
+    """``[R, T]``: what comes ``by`` tokens later, 0 after the end."""
+    return pad(values, (0, by))[:, by:]

@@ -16,6 +16,7 @@ from .advantage import (
 )
 from .config import AlgorithmConfig
 from .corrections import correction_weights
+from .critic import generalized_advantages, token_rewards
 from .kl import kl_estimate
 from .loss import (
     TokenLosses,
@@ -96,7 +97,7 @@ def _surrogate(config: AlgorithmConfig, batch: CompletionTokens, old_logprobs: T
 
 
 def sample_advantage(config: AlgorithmConfig, sample: Sample) -> float:
-    """A sample's advantage from its group's rewards alone, before what needs the whole step.
+    """A sample's advantage from its group's rewards alone, before what needs the whole step or the critic.
 
     Raises ``ValueError`` where the reward is not among its group's or is not finite.
     """
@@ -105,9 +106,40 @@ def sample_advantage(config: AlgorithmConfig, sample: Sample) -> float:
             return leave_one_out_advantage(sample.reward, sample.group_rewards)
         case "group_mean":
             return group_advantage(sample.reward, sample.group_rewards, scale=config.scale_rewards)
-        case "none":
+        case "critic" | "none":
             group_advantage(sample.reward, (sample.reward,), scale=False)  # only that it is finite
             return float(sample.reward)
+
+
+def critic_advantages(
+    config: AlgorithmConfig,
+    rewards: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    engine_logprobs: Tensor,
+    reference_logprobs: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """PPO's advantages and the critic's returns, ``[N]`` each, without gradient and in the dtype of ``values``.
+
+    ``rewards`` and ``lengths`` are ``[R]``, all others ``[N]``. ``values`` are the critic's as the step began: it steps
+    when the policy does. So a sample's advantages need that sample alone, and they are not normalised over the step.
+    ``reference_logprobs`` are needed for a KL in the reward, which is between the engine's policy and the reference.
+    """
+    if config.critic is None:
+        raise ValueError(f"{config.name} has no critic")
+    penalties = torch.zeros_like(values)
+    if config.kl_coefficient and config.kl_in_reward:
+        if reference_logprobs is None:
+            raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
+        kl = kl_estimate(engine_logprobs.to(values.dtype), reference_logprobs, config.kl_estimator)
+        penalties = config.kl_coefficient * kl
+    return generalized_advantages(
+        token_rewards(rewards, penalties, lengths),
+        values.detach(),
+        lengths,
+        gamma=config.critic.gamma,
+        lam=config.critic.lam,
+    )
 
 
 def step_advantages(

@@ -59,6 +59,21 @@ class TestResolving:
     def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
         config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
         assert config.course().whole_step == ("solver",)
+        assert "solver: reinforce_pp can't train" in config.warnings()[0]
+
+    @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
+    def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
+        config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
+        assert config.course().whole_step == () and config.warnings() == []
+
+    def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
+        config = resolve(
+            str(TINY), ["agents.solver.algorithm.name=ppo", "agents.solver.algorithm.critic.lr=1.0e-4"]
+        )
+        critics = {name: agent.algorithm.critic for name, agent in config.agents.items()}
+        assert critics["checker"] is None
+        assert critics["solver"] is not None and critics["solver"].lr == 1e-4
+        assert check(yaml.safe_load(to_yaml(config)), "config.yaml") == config
 
     def test_a_resolved_config_resolves_to_itself(self) -> None:
         config = resolve(
@@ -130,6 +145,15 @@ class TestRefusals:
             ),
             ("agents.solver.sampling.temperature=0", "temperature=0"),
             ("agents.solver.sampling.temperature=.nan", "agents.solver.sampling.temperature=nan: .* finite"),
+            (
+                "agents.solver.algorithm={name: ppo, critic: {foo: 1}}",
+                r"algorithm.critic.foo: .* allowed: lr, max_grad_norm, gamma, lam",
+            ),
+            ("agents.solver.algorithm.critic.lr=1", "agents.solver.algorithm: grpo has no critic"),
+            (
+                "agents.solver.sampling.overlong_buffer=9",
+                "agents.solver.sampling: overlong_buffer=9 is more than max_new_tokens=3",
+            ),
             ("agents.solver.optimizer.lr=0", "agents.solver.optimizer.lr=0: Input should be greater than 0"),
             ("agents.solver.optimizer.lr=.inf", "agents.solver.optimizer.lr=inf: .* finite"),
             ("agents.solver.optimizer.betas=[0.9]", "agents.solver.optimizer.betas.1: is missing"),

@@ -481,3 +481,21 @@ def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher) 
     assert all(line["overlap_s"] == 0 and line["stale_samples"] == 0 for line in run.metrics)
     run.assert_nothing_is_left()
     run.assert_logs_are_clean()
+
+
+def test_groups_of_turns_and_a_critic_are_trained_on_while_rollouts_run(launcher: Launcher) -> None:
+    run = launcher.train(
+        "streaming",
+        "data.shape=uneven",
+        "training.steps=2",
+        "agents.solver.algorithm.name=at_grpo",
+        "agents.checker.algorithm={name: ppo, critic: {lr: 1.0e-3}, kl_coefficient: 0.1}",
+    )
+    assert run.wait() == 0, run.text
+    run.assert_logs_are_clean()
+    assert "can't train" not in run.text, "nothing waits for the step's rollout"
+    for line in run.metrics:
+        assert line["value_loss/checker"] > 0 and "value_loss/solver" not in line
+        assert line["samples/solver"] == 16 and line["samples/checker"] == 4
+    critics = launcher.runs.glob("streaming/checkpoints/step_000002/*/critic.safetensors")
+    assert [path.parent.name for path in critics] == ["checker"]

@@ -16,7 +16,7 @@ class MicroBatchStats:
     """What one `PolicyBackend.accumulate` did.
 
     ``samples`` and ``tokens`` (completion tokens) count everything in the micro-batch, ``trained_samples``
-    only samples whose advantage, as far as their group tells, is not 0. ``seconds``: wall-clock.
+    only samples whose advantage, as far as their group tells, is not 0 (with a critic: all). ``seconds``: wall-clock.
     """
 
     samples: int
@@ -32,7 +32,8 @@ class StepStats:
     ``samples`` and ``tokens`` are as in `MicroBatchStats`. ``loss`` is the algorithm's mean (by default per completion
     token), ``grad_norm`` the norm of that mean's gradient before clipping, ``lr`` the learning rate used.
     ``clip_fraction`` and ``ratio_deviation`` (mean ``|ratio - 1|``, about 1e-6 when trainer and engine agree)
-    are means over the tokens of samples that have a gradient.
+    are means over the tokens of samples that have a gradient. ``value_loss`` (mean per completion token) and
+    ``explained_variance`` of its returns are a critic's, None without one; the latter also where all returns are equal.
     """
 
     samples: int
@@ -42,6 +43,8 @@ class StepStats:
     clip_fraction: float
     ratio_deviation: float
     lr: float
+    value_loss: float | None = None
+    explained_variance: float | None = None
 
 
 class PolicyBackend(Protocol):

@@ -27,12 +27,13 @@ class TrainedSample:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: which of the samples they are.
-    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``lengths`` ``[R]`` int64."""
+    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64."""
 
     indices: list[int]
     rows: PaddedRows
     engine_logprobs: Tensor
     advantages: Tensor
+    rewards: Tensor
     lengths: Tensor
 
 
@@ -56,6 +57,7 @@ def _chunk(
         rows.to(device),
         torch.from_numpy(engine).to(device),
         torch.from_numpy(advantages).to(device),
+        torch.tensor([sample.reward for sample in samples], device=device),
         torch.tensor(lengths, device=device),
     )
 

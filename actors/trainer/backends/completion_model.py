@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ....transport.state_dict import without_ties
 from ...messages import ModelConfig
 from ..batch import PaddedRows
 from ..loss import token_logprobs
@@ -38,7 +39,7 @@ class CompletionModel:
         self.model = fuse_norms(build_model(config, seed)).to(device)
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         self._device = device
-        self._autocast = config.dtype == "bfloat16"
+        self._bfloat16 = config.dtype == "bfloat16"
         # The output layer and everything after it see the completion tokens only: [N, V], no padding.
         self._positions: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
@@ -47,17 +48,26 @@ class CompletionModel:
         """Log-probabilities ``[N]`` of the completion tokens, with gradient."""
         self._positions = rows.positions
         try:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            with self.autocast():
                 logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
         finally:
             self._positions = None
         return token_logprobs(logits, rows.targets, temperature)
+
+    def autocast(self) -> torch.autocast:
+        """The precision to compute in, for a ``with``."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
 
     def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""
         if self._positions is None:
             return None
         return (args[0].flatten(0, 1).index_select(0, self._positions),)
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The live state-dict tensors by name, those shared by several names (tied weights) once."""
+    return {name: tensor.detach() for name, tensor in without_ties(model.state_dict(keep_vars=True)).items()}
 
 
 def derived_seed(seed: int, name: str) -> int:

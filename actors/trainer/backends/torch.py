@@ -4,62 +4,51 @@ The gradient of a step is a sum over its completion tokens, accumulated in ``p.g
 micro-batches, in whatever order they come; `TorchPolicy.optimizer_step` divides it once by the step's count of tokens
 or sequences. That makes training while other rollouts still run the same computation as training after a barrier.
 
-An algorithm that does not stream needs the whole step for its first gradient: its samples are held until then.
+An algorithm that does not stream needs the whole step for its first gradient: its samples are held until then. PPO
+streams: its critic steps when the policy does, so within a step a sample's values need that sample alone.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
 from ....core.files import read_json, write_json
 from ....core.telemetry import get_logger
-from ....transport.state_dict import without_ties
 from ...messages import ModelConfig, Sample
 from ..batch import PaddedRows, TokenRow, pad_rows
 from ..config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from ..critic import explained_variance, value_loss, value_sums
 from ..loss import denominator
-from ..objective import CompletionTokens, batch_loss, sample_advantage, step_advantages
+from ..objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
 from ..state_files import check_tensors, read_tensors_into, write_tensors
+from .adamw import apply_gradient, forget_moments, gradient_norm, learning_rate, make_adamw, moments
 from .base import MicroBatchStats, StepStats
 from .chunks import Chunk, TrainedSample, make_chunks
-from .completion_model import CompletionModel, derived_seed, random_stream
+from .completion_model import CompletionModel, derived_seed, named_weights, random_stream
+from .critic_model import CriticModel
 
 log = get_logger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"  # the name transformers looks for
 STATE_FILE = "training_state.safetensors"
 REFERENCE_FILE = "reference.safetensors"
+CRITIC_FILE = "critic.safetensors"
 POSITION_FILE = "training_state.json"
 FORMAT = 1
-_CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
-
-
-def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The learning rate of optimizer step ``step`` (0-based) of ``total_steps``; a pure function of them.
-
-    During warm-up ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted on a rate
-    of 0. Then ``lr``, or for ``linear`` ``lr * (total_steps - step) / (total_steps - warmup_steps)``, which
-    is 0 from ``total_steps`` on.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / (config.warmup_steps + 1)
-    if config.schedule == "constant":
-        return config.lr
-    return config.lr * max(0, total_steps - step) / max(1, total_steps - config.warmup_steps)
 
 
 @dataclass(slots=True)
 class _StepTotals:
-    """Sums over the micro-batches of the step under way."""
+    """Sums over the micro-batches of the step under way. ``values``: see `value_sums`."""
 
     samples: int = 0
     tokens: int = 0
@@ -67,6 +56,7 @@ class _StepTotals:
     loss: float = 0.0
     clipped: float = 0.0
     deviation: float = 0.0
+    values: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
     def add(self, other: "_StepTotals") -> None:
         for name in self.__slots__:
@@ -79,6 +69,10 @@ class _StepTotals:
     @property
     def ratio_deviation(self) -> float:
         return self.deviation / max(1, self.trained_tokens)
+
+    @property
+    def value_loss(self) -> float:
+        return float(self.values[3]) / 2 / max(1, self.tokens)
 
 
 class TorchPolicy:
@@ -116,7 +110,10 @@ class TorchPolicy:
         self._reference = CompletionModel(model, own_seed, self._device) if algorithm.kl_coefficient else None
         if self._reference is not None:
             self._reference.model.eval().requires_grad_(False)
-        self._optimizer = self._make_optimizer()
+        self._critic = (
+            CriticModel(self._completions, algorithm.critic, optimizer) if algorithm.critic else None
+        )
+        self._optimizer = make_adamw(self.model, optimizer)
         self._rng_state = random_stream(own_seed)
         self._version = 0
         self._totals = _StepTotals()
@@ -138,7 +135,7 @@ class TorchPolicy:
             rows = pad_rows(examples, self._vocab_size).to(self._device)
             loss = -self._completions.logprobs(rows, 1.0).mean()
             torch.autograd.backward(loss)
-        self._apply_gradient(1, self._warm_up.lr)
+        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._warm_up.lr)
         self._warm_up_batches += 1
         self._warm_up_loss = loss.item()
         return self._warm_up_loss
@@ -148,12 +145,12 @@ class TorchPolicy:
         if not self._warm_up_batches:
             return
         log.info("warmed up", policy=self.name, batches=self._warm_up_batches, loss=self._warm_up_loss)
-        # Zeroed moments and step counters are what a new AdamW has, without a second copy in memory.
-        for state in self._optimizer.state.values():
-            for moment in state.values():
-                moment.zero_()
-        if self._reference is not None:  # what reinforcement learning starts from
+        forget_moments(self._optimizer)
+        # Both are what reinforcement learning starts from.
+        if self._reference is not None:
             self._reference.model.load_state_dict(self.model.state_dict())
+        if self._critic is not None:
+            self._critic.start_from(self._completions)
         self._warm_up_batches = 0
 
     # ----------------------------------------------------------------------- reinforcement learning
@@ -161,8 +158,8 @@ class TorchPolicy:
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
         """See `PolicyBackend.accumulate`.
 
-        A sample whose advantage is exactly 0 has no gradient, unless a KL is in the loss: its tokens count, the model
-        never sees it.
+        A sample whose advantage is exactly 0 has no gradient, unless a KL is in the loss or a critic learns from it:
+        its tokens count, the model never sees it.
         """
         started = perf_counter()
         if self._warm_up_batches:
@@ -178,7 +175,7 @@ class TorchPolicy:
         return MicroBatchStats(
             samples=totals.samples,
             tokens=totals.tokens,
-            trained_samples=sum(row.has_signal for row in checked),
+            trained_samples=len(batch) if self._critic else sum(row.has_signal for row in checked),
             seconds=perf_counter() - started,
         )
 
@@ -187,19 +184,31 @@ class TorchPolicy:
         sums = torch.zeros(3, device=self._device)
         with self._own_randomness():
             for chunk in chunks:
+                references = self._reference_logprobs(chunk.rows) if self._needs_references else None
+                advantages = chunk.advantages
+                if self._critic is not None:
+                    advantages = self._backward_values(self._critic, chunk, references, totals)
                 logprobs = self._completions.logprobs(chunk.rows, self._temperature)
                 tokens = CompletionTokens(
-                    logprobs,
-                    chunk.engine_logprobs,
-                    chunk.advantages,
-                    chunk.lengths,
-                    self._reference_logprobs(chunk.rows) if self._algorithm.kl_in_loss else None,
+                    logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references
                 )
                 loss, diagnostics = batch_loss(self._algorithm, tokens)
                 torch.autograd.backward(loss)
                 sums += diagnostics
                 totals.trained_tokens += len(chunk.advantages)
         totals.loss, totals.clipped, totals.deviation = sums.tolist()
+
+    def _backward_values(
+        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: _StepTotals
+    ) -> Tensor:
+        """Adds the critic's gradient; returns the policy's advantages ``[N]``."""
+        values = critic.values(chunk.rows)
+        advantages, returns = critic_advantages(
+            self._algorithm, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
+        )
+        torch.autograd.backward(value_loss(values, returns).sum())
+        totals.values += value_sums(values, returns).cpu()
+        return advantages
 
     def _backward_held(self) -> None:
         """The gradient of all samples that waited for the step to be whole."""
@@ -225,7 +234,12 @@ class TorchPolicy:
             constant=self._algorithm.constant_length,
         )
         lr = learning_rate(self._optimizer_config, self._version, self._total_steps)
-        grad_norm = self._apply_gradient(divisor, lr)
+        grad_norm = self._finite_norm(gradient_norm(self.model, divisor))
+        if self._critic is not None:
+            tokens = max(1, totals.tokens)
+            critic_norm = self._finite_norm(self._critic.gradient_norm(tokens))
+            self._critic.optimizer_step(tokens, critic_norm, self._version, self._total_steps)
+        self._apply_gradient(divisor, grad_norm, lr)
         self._version += 1
         self._totals = _StepTotals()
         return StepStats(
@@ -236,6 +250,8 @@ class TorchPolicy:
             clip_fraction=totals.clip_fraction,
             ratio_deviation=totals.ratio_deviation,
             lr=lr,
+            value_loss=totals.value_loss if self._critic else None,
+            explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
         )
 
     def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
@@ -254,9 +270,14 @@ class TorchPolicy:
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
         """The forwards of those that have a gradient."""
-        every = self._algorithm.kl_in_loss
+        every = self._algorithm.kl_in_loss or self._critic is not None
         trained = [row for row in samples if every or row.has_signal]
         return make_chunks(trained, self._vocab_size, self._device)
+
+    @property
+    def _needs_references(self) -> bool:
+        """Whether a forward needs the reference's: for a KL in the loss, or in the rewards that a critic learns."""
+        return self._algorithm.kl_coefficient > 0 and (self._algorithm.kl_in_loss or self._critic is not None)
 
     def _reference_logprobs(self, rows: PaddedRows) -> Tensor:
         """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
@@ -274,41 +295,21 @@ class TorchPolicy:
 
     # ----------------------------------------------------------------------- the optimizer
 
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        """AdamW with gradients and moments allocated now, once, and never again."""
-        config = self._optimizer_config
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=self._device.type in ("cpu", "cuda"),
+    def _apply_gradient(self, divisor: int, norm: float, lr: float) -> None:
+        apply_gradient(
+            self.model,
+            self._optimizer,
+            divisor=divisor,
+            norm=norm,
+            max_norm=self._optimizer_config.max_grad_norm,
+            lr=lr,
         )
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        return optimizer
 
-    def _apply_gradient(self, divisor: int, lr: float) -> float:
-        """Divides the accumulated gradient by ``divisor``, clips, steps, zeroes; the norm before clipping."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        grad_norm = float(nn.utils.get_total_norm(gradients)) / divisor
-        if not math.isfinite(grad_norm):
-            raise NonFiniteGradient(self.name, self._version, grad_norm)
-        # Dividing and clipping are one factor, so one pass over the gradient.
-        clip = min(1.0, self._optimizer_config.max_grad_norm / (grad_norm + _CLIP_EPSILON))
-        for gradient in gradients:
-            gradient.mul_(clip / divisor)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)
-        return grad_norm
+    def _finite_norm(self, norm: float) -> float:
+        """``norm``. Raises `NonFiniteGradient` unless it is finite."""
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(self.name, self._version, norm)
+        return norm
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -346,10 +347,8 @@ class TorchPolicy:
         self.model.config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        write_tensors(folder / WEIGHTS_FILE, self._master_weights())
-        write_tensors(folder / STATE_FILE, self._training_state())
-        if self._reference is not None:
-            write_tensors(folder / REFERENCE_FILE, _named_weights(self._reference.model))
+        for name, tensors in self._files().items():
+            write_tensors(folder / name, tensors)
         write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
 
     def load(self, folder: Path) -> None:
@@ -361,12 +360,7 @@ class TorchPolicy:
         version = position.get("version")
         if type(version) is not int or version < 0:
             raise CheckpointMismatch(folder / POSITION_FILE, "version", "a count", repr(version))
-        files: dict[str, Mapping[str, Tensor]] = {
-            WEIGHTS_FILE: self._master_weights(),
-            STATE_FILE: self._training_state(),
-        }
-        if self._reference is not None:
-            files[REFERENCE_FILE] = _named_weights(self._reference.model)
+        files = self._files()
         for name, tensors in files.items():
             check_tensors(folder / name, tensors)
         for name, tensors in files.items():
@@ -376,19 +370,24 @@ class TorchPolicy:
         self._held = []
         self._warm_up_batches = 0
         self._optimizer.zero_grad(set_to_none=False)
+        if self._critic is not None:
+            self._critic.drop_gradient()
 
     def _master_weights(self) -> dict[str, Tensor]:
-        return _named_weights(self.model)
+        return named_weights(self.model)
+
+    def _files(self) -> dict[str, Mapping[str, Tensor]]:
+        """The live tensors of a saved policy, by the file that they are in."""
+        files: dict[str, Mapping[str, Tensor]] = {
+            WEIGHTS_FILE: self._master_weights(),
+            STATE_FILE: self._training_state(),
+        }
+        if self._reference is not None:
+            files[REFERENCE_FILE] = named_weights(self._reference.model)
+        if self._critic is not None:
+            files[CRITIC_FILE] = self._critic.state()
+        return files
 
     def _training_state(self) -> dict[str, Tensor]:
         """The live tensors that a bit-equal continuation needs besides the weights."""
-        state = {"rng": self._rng_state}
-        for name, parameter in self.model.named_parameters():
-            for moment, tensor in self._optimizer.state[parameter].items():
-                state[f"{moment}.{name}"] = tensor
-        return state
-
-
-def _named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The live state-dict tensors by name, those shared by several names (tied weights) once."""
-    return {name: tensor.detach() for name, tensor in without_ties(model.state_dict(keep_vars=True)).items()}
+        return {"rng": self._rng_state} | moments(self.model, self._optimizer)

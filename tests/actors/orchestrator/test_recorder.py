@@ -56,6 +56,18 @@ def test_the_line() -> None:
     assert line["clip_fraction/a"] == 0.1 and line["ratio_deviation/a"] == 2e-6
     assert line["stale_samples"] == 3, "samples of another version are counted from the rows themselves"
     assert line["max_staleness"] == 1 and line["carried_samples/a"] == 2
+    assert not any("value" in key or "explained" in key for key in line), "there is no critic"
+
+
+def test_a_critics_figures_are_shown_where_there_are_any() -> None:
+    step = record()
+    step.optimizer_stepped("a", replace(stepped(8), value_loss=0.25), now=114.0)
+    step.applied("a", now=114.5)
+    line = step.metrics({"a": 8}, {}, run_started=50.0, previous_end=104.5, now=114.5)
+    assert line["value_loss/a"] == 0.25 and "explained_variance/a" not in line
+    step.optimizer_stepped("a", replace(stepped(8), value_loss=0.25, explained_variance=-0.5), now=114.0)
+    line = step.metrics({"a": 8}, {}, run_started=50.0, previous_end=104.5, now=114.5)
+    assert line["explained_variance/a"] == -0.5
 
 
 def test_what_became_of_groups_is_counted() -> None:

@@ -46,7 +46,10 @@ def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> Non
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"name": "ppo"}, "ppo needs a critic.*reinforce_pp"),
+        ({"name": "ppo", "critic": None}, "ppo wants a critic"),
+        ({"name": "ppo", "critic": {"lam": 1.5}}, "less than or equal to 1"),
+        ({"name": "ppo", "scale_rewards": True}, "does not divide"),
+        ({"name": "grpo", "critic": {}}, "grpo has no critic"),
         ({"name": "grpoo"}, "'grpo', 'dr_grpo'"),
         ({"name": ["grpo"]}, "'grpo', 'dr_grpo'"),
         ({"name": "rloo", "clip_high": 0.2}, "rloo clips nothing"),
@@ -67,7 +70,10 @@ def test_what_does_not_fit_is_refused_with_the_reason(given: dict[str, Any], why
 
 def test_what_needs_the_whole_batch_does_not_stream_and_says_why() -> None:
     streams = {name for name in ALGORITHMS if config(name=name).streams}
-    assert streams == {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "at_grpo", "dr_mas"}
+    assert ALGORITHMS.keys() - streams == {"reinforce_pp", "reinforce_pp_baseline"}
+    assert (
+        config(name="ppo", kl_coefficient=0.1).kl_in_reward and config(name="ppo", kl_coefficient=0.1).streams
+    )
     assert config(name="grpo", kl_coefficient=0.1).streams
     assert not config(name="rloo", kl_coefficient=0.1).streams
     assert config(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3").streams
@@ -78,6 +84,12 @@ def test_what_needs_the_whole_batch_does_not_stream_and_says_why() -> None:
             assert (
                 words.startswith(f"agent solver: {name} can't train") and reason in words and "sync" in words
             )
+
+
+def test_a_critic_has_numbers_of_its_own() -> None:
+    critic = config(name="ppo", critic={"lr": 1e-4}).critic
+    assert critic is not None and (critic.lr, critic.gamma, critic.lam) == (1e-4, 1.0, 0.95)
+    assert config(name="grpo").critic is None
 
 
 def test_the_constant_is_the_longest_completion_unless_given() -> None:

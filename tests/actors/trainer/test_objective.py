@@ -2,10 +2,10 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import fmean, stdev
+from statistics import fmean, pvariance, stdev
 from typing import Any
 
 import pytest
@@ -17,10 +17,12 @@ from torch import Tensor
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.rollout.grouping import grouped
 from flexmarl.actors.trainer.config import AlgorithmConfig
+from flexmarl.actors.trainer.critic import explained_variance, value_loss, value_sums
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import (
     CompletionTokens,
     batch_loss,
+    critic_advantages,
     sample_advantage,
     step_advantages,
 )
@@ -47,16 +49,26 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"name": "reinforce_pp_baseline", "kl_coefficient": 0.1},
     {"name": "at_grpo"},
     {"name": "dr_mas", "scale_rewards": False},
+    {"name": "ppo"},
+    {"name": "ppo", "kl_coefficient": 0.1, "critic": {"gamma": 0.9, "lam": 0.5}},
+    {
+        "name": "ppo",
+        "kl_coefficient": 0.1,
+        "kl_in_reward": False,
+        "kl_estimator": "k3",
+        "correction": "truncate",
+    },
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """A sample, and what trainer and reference think of its tokens."""
+    """A sample, and what trainer, reference and critic think of its tokens."""
 
     sample: Sample
     logprobs: tuple[float, ...]
     reference: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 def make_step(seed: int, queries: int = 3, trajectories: int = 4) -> list[Row]:
@@ -74,7 +86,8 @@ def make_step(seed: int, queries: int = 3, trajectories: int = 4) -> list[Row]:
                     (1,), (2,) * len(drawn), drawn,
                 )  # fmt: skip
                 near = tuple(logprob + rng.uniform(-0.4, 0.4) for logprob in drawn)
-                rows.append(Row(sample, near, tuple(logprob + rng.uniform(-1, 1) for logprob in drawn)))
+                reference = tuple(logprob + rng.uniform(-1, 1) for logprob in drawn)
+                rows.append(Row(sample, near, reference, tuple(rng.uniform(-1, 1) for _ in drawn)))
     return rows
 
 
@@ -117,6 +130,8 @@ def plain_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[list[
             found.append([advantage - (sum(kls[n]) - fmean(others))] * len(row.logprobs))
         elif config.name == "reinforce_pp":
             found.append([reward - sum(kls[n][t:]) for t in range(len(row.logprobs))])
+        elif config.critic is not None:
+            found.append(plain_gae(config, row, [-kl for kl in kls[n]]))
         else:
             advantage = reward - fmean(rewards)
             if config.scale_rewards:
@@ -128,6 +143,16 @@ def plain_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[list[
         spread = math.sqrt(max(fmean((a - mean) ** 2 for a in flat), 1e-8))
         found = [[(a - mean) / spread for a in each] for each in found]
     return found
+
+
+def plain_gae(config: AlgorithmConfig, row: Row, rewards: list[float]) -> list[float]:
+    """The sum of eq. 16 as it is written, over what is left of the turn."""
+    assert config.critic is not None
+    gamma, lam = config.critic.gamma, config.critic.lam
+    rewards = [*rewards[:-1], rewards[-1] + row.sample.reward]
+    after = [*row.values[1:], 0.0]
+    deltas = [r + gamma * later - v for r, later, v in zip(rewards, after, row.values, strict=True)]
+    return [sum((gamma * lam) ** k * d for k, d in enumerate(deltas[t:])) for t in range(len(deltas))]
 
 
 def plain_token_loss(config: AlgorithmConfig, logprob: Tensor, old: Any, advantage: float) -> Tensor:
@@ -199,6 +224,8 @@ def as_grouped(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Sample]:
 
 def token_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Tensor]:
     samples = as_grouped(config, rows)
+    if config.critic is not None:
+        return [advantages_and_returns(config, [row])[0] for row in rows]
     if config.streams:
         return [
             torch.full((len(row.logprobs),), sample_advantage(config, sample), dtype=torch.float64)
@@ -207,6 +234,21 @@ def token_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Tenso
     references = [torch.tensor(row.reference, dtype=torch.float64) for row in rows]
     found = step_advantages(config, samples, references)
     return list(torch.split(found, [len(row.logprobs) for row in rows]))
+
+
+def tokens(rows: Sequence[Row], of: Callable[[Row], Sequence[float]]) -> Tensor:
+    return torch.tensor([each for row in rows for each in of(row)], dtype=torch.float64)
+
+
+def advantages_and_returns(config: AlgorithmConfig, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    return critic_advantages(
+        config,
+        torch.tensor([row.sample.reward for row in rows]),
+        tokens(rows, lambda row: row.values),
+        torch.tensor([len(row.logprobs) for row in rows]),
+        tokens(rows, lambda row: row.sample.logprobs),
+        tokens(rows, lambda row: row.reference),
+    )
 
 
 def accumulated(
@@ -263,18 +305,58 @@ def test_any_split_gives_the_loss_and_gradient_of_the_formula(
     if expected.requires_grad:
         torch.autograd.backward(expected)
 
-    mixed = data.draw(st.permutations(rows))
-    batches = []
-    while mixed:
-        size = data.draw(st.integers(1, len(mixed)))
-        batches.append(mixed[:size])
-        mixed = mixed[size:]
-    loss, gradients = accumulated(config, batches)
+    loss, gradients = accumulated(config, cut(data, rows))
 
     assert loss == pytest.approx(expected.item(), rel=1e-6, abs=1e-9)
     for row, leaf in zip(rows, leaves, strict=True):
         wanted = [0.0 if token.grad is None else token.grad.item() for token in leaf]
         assert gradients[row.sample.sample_id] == pytest.approx(wanted, rel=1e-6, abs=1e-10)
+
+
+def cut(data: st.DataObject, rows: Sequence[Row]) -> list[list[Row]]:
+    """``rows`` in any order, in micro-batches of any size."""
+    mixed, batches = data.draw(st.permutations(rows)), []
+    while mixed:
+        size = data.draw(st.integers(1, len(mixed)))
+        batches.append(mixed[:size])
+        mixed = mixed[size:]
+    return batches
+
+
+@pytest.mark.parametrize("given_config", [c for c in CONFIGS if c["name"] == "ppo"], ids=str)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_any_split_gives_the_critics_loss_gradient_and_foresight(
+    given_config: dict[str, Any], data: st.DataObject, seed: int
+) -> None:
+    config = AlgorithmConfig.model_validate(given_config)
+    rows = make_step(seed)
+    count = sum(len(row.logprobs) for row in rows)
+    targets, mistakes, wanted = [], [], {}
+    for row, advantages in zip(rows, plain_advantages(config, rows), strict=True):
+        returns = [a + v for a, v in zip(advantages, row.values, strict=True)]
+        targets += returns
+        mistakes += advantages
+        wanted[row.sample.sample_id] = [(v - r) / count for v, r in zip(row.values, returns, strict=True)]
+
+    total, sums = 0.0, torch.zeros(4, dtype=torch.float64)
+    found: dict[str, list[float]] = {}
+    for batch in cut(data, rows):
+        leaves = [torch.tensor(row.values, dtype=torch.float64, requires_grad=True) for row in batch]
+        _, returns_of = advantages_and_returns(config, batch)
+        loss = value_loss(torch.cat(leaves), returns_of).sum()
+        torch.autograd.backward(loss)
+        total += loss.item()
+        sums += value_sums(torch.cat(leaves), returns_of)
+        for row, leaf in zip(batch, leaves, strict=True):
+            assert leaf.grad is not None
+            found[row.sample.sample_id] = (leaf.grad / count).tolist()
+
+    assert total / count == pytest.approx(fmean(m**2 for m in mistakes) / 2, rel=1e-6)
+    for name, gradient in wanted.items():
+        assert found[name] == pytest.approx(gradient, rel=1e-6, abs=1e-10)
+    expected = 1 - pvariance(mistakes) / pvariance(targets)
+    assert explained_variance(count, sums) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 # --------------------------------------------------------------------------- edges
@@ -304,13 +386,13 @@ def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: 
     for trajectories in (1, 3):
         rows = [
             Row(Sample(f"1:q_0_{n}", "solver", 1, 0, "1:q", 1.0, (1.0,) * trajectories, (1,), (2, 3), (-1.0, -500.0)),
-                (-500.0, -1.0), (-1.0, -1.0))
+                (-500.0, -1.0), (-1.0, -1.0), (0.0, 0.0))
             for n in range(trajectories)
         ]  # fmt: skip
         loss, gradients = accumulated(config, [rows])
         flat = list(chain.from_iterable(gradients.values()))
         assert math.isfinite(loss) and all(map(math.isfinite, flat))
-        if not config.kl_coefficient:
+        if not config.kl_coefficient and config.critic is None:
             assert not any(flat), "equal rewards teach nothing"
 
 
@@ -334,10 +416,13 @@ def test_a_kl_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="reference policy"):
         step_advantages(AlgorithmConfig(name="rloo", kl_coefficient=0.1, clip_low=0, clip_high=0, scale_rewards=False,
                                         kl_in_reward=True), [make_step(0)[0].sample], None)  # fmt: skip
+    with pytest.raises(ValueError, match="reference policy"):
+        critic_advantages(AlgorithmConfig.model_validate({"name": "ppo", "kl_coefficient": 0.1}), torch.ones(1),
+                          torch.zeros(1), torch.tensor([1]), torch.zeros(1), None)  # fmt: skip
 
 
 def test_a_reward_that_is_not_finite_is_refused_by_every_baseline() -> None:
     sample = Sample("q_0_0", "solver", 1, 0, "q", math.nan, (math.nan,), (1,), (2,), (-1.0,))
-    for name in ("grpo", "rloo", "reinforce_pp"):
+    for name in ("grpo", "rloo", "reinforce_pp", "ppo"):
         with pytest.raises(ValueError, match="reward"):
             sample_advantage(AlgorithmConfig.model_validate({"name": name}), sample)

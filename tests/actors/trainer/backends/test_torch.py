@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.advantage import group_advantage
 from flexmarl.actors.trainer.backends import chunks
+from flexmarl.actors.trainer.backends.adamw import learning_rate
 from flexmarl.actors.trainer.backends.base import PolicyBackend
-from flexmarl.actors.trainer.backends.torch import TorchPolicy, learning_rate
+from flexmarl.actors.trainer.backends.torch import TorchPolicy
 from flexmarl.actors.trainer.batch import split_by_length
 from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 from flexmarl.core.errors import NonFiniteGradient, StaleSample

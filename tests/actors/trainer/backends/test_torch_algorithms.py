@@ -65,16 +65,20 @@ def make_samples(seed: int, version: int = 0) -> list[Sample]:
 
 
 def stepped_gradient(policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The divided and clipped gradient that the optimizer would step with; it takes no step."""
+    """The divided and clipped gradient that the optimizers would step with; they take no step."""
     seen: list[torch.Tensor] = []
+    trained = [(policy.model, policy._optimizer)]
+    if policy._critic is not None:
+        trained.append((policy._critic.model, policy._critic._optimizer))
+    for model, optimizer in trained:
 
-    def noted() -> None:
-        grads = [parameter.grad for parameter in policy.model.parameters()]
-        seen.append(torch.cat([grad.flatten() for grad in grads if grad is not None]).clone())
+        def noted(model: torch.nn.Module = model) -> None:
+            grads = [parameter.grad for parameter in model.parameters()]
+            seen.append(torch.cat([grad.flatten() for grad in grads if grad is not None]).clone())
 
-    monkeypatch.setattr(policy._optimizer, "step", noted)
+        monkeypatch.setattr(optimizer, "step", noted)
     policy.optimizer_step()
-    return seen[0]
+    return torch.cat(seen)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -91,6 +95,7 @@ ALL = [{"name": name} for name in ALGORITHMS] + [
     {"name": "rloo", "kl_coefficient": 0.1},
     {"name": "reinforce_pp", "kl_coefficient": 0.1},
     {"name": "grpo", "aggregation": "sequence_mean", "correction": "mask"},
+    {"name": "ppo", "kl_coefficient": 0.1, "aggregation": "sequence_mean"},
 ]
 
 
@@ -106,6 +111,8 @@ def test_any_order_and_split_steps_with_the_one_batch_gradient(
         policy.model.double()
         if policy._reference is not None:
             policy._reference.model.double()
+        if policy._critic is not None:
+            torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)
     whole.accumulate(samples)
     mixed = data.draw(st.permutations(samples))
     while mixed:
