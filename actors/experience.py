@@ -2,28 +2,36 @@
 
 rollout   ExperienceWriter.put(samples)      copies token lists into a segment, sends the columns
 trainer   ExperienceReader.samples(leased)   maps the segments, and gives back samples
+
+A reader on another host, where the segments are not, has the store send the bytes.
 """
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ..core.errors import SegmentFull
+from ..core.errors import SegmentFull, StoreError
 from ..core.ref import ActorRef
 from ..transport.handle import DTYPE_BYTES
-from ..transport.segments import BlobRef, SegmentPlaces, SegmentReader, SegmentWriter
+from ..transport.segments import BlobRef, Content, SegmentPlaces, SegmentReader, SegmentWriter
+from .columns import MAX_STRING
 from .messages import Leased, Sample, StoreApi
 from .sample_id import SampleId
 
 BULK: Final = {"prompt_tokens": "int32", "tokens": "int32", "logprobs": "float32", "group_rewards": "float64"}
 """The bulk columns of a sample, and their dtypes; each has one dimension."""
 
+_TRAINING: Final = frozenset({"sample_id", "policy_version", "query_position", "reward", *BULK})
+_UTF8: Final = "utf8"
 # A store that is full makes its writers wait until rows are consumed.
 _ROOM_TIMEOUT_S: Final = 3600.0
+_CHUNK_TIMEOUT_S: Final = 60.0
+
+Array = np.ndarray[Any, Any]
 
 
 def segment_places(memory: str | Path, folder: str | Path) -> SegmentPlaces:
@@ -45,13 +53,17 @@ class ExperienceWriter:
     async def put(self, samples: Sequence[Sample]) -> None:
         """Adds the samples of a closed group, all or none. Raises RemoteError where the store refuses one, CallTimeout
         where it has had no room for an hour."""
-        refs = await self._write([_array(sample, name) for sample in samples for name in BULK])
+        declared = _declared_bulk(samples)
+        contents: list[Content] = [_array(sample, name) for sample in samples for name in BULK]
+        refs = await self._write([*contents, *(content for content, _, _ in declared.values())])
+        places = dict(zip(declared, refs[len(contents) :], strict=True))
+        cells = {which: [*places[which], *declared[which][1:]] for which in declared}
         try:
-            await self._store.within(_ROOM_TIMEOUT_S).put(self._name, _columns(samples, refs))
+            await self._store.within(_ROOM_TIMEOUT_S).put(self._name, _columns(samples, refs, cells))
         finally:
             self._segments.answered(refs)
 
-    async def _write(self, contents: list[np.ndarray[Any, Any]]) -> list[BlobRef]:
+    async def _write(self, contents: Sequence[Content]) -> list[BlobRef]:
         while True:
             grants = self._grants
             try:
@@ -68,11 +80,26 @@ class ExperienceWriter:
         self._segments.close()
 
 
-def _array(sample: Sample, name: str) -> np.ndarray[Any, Any]:
+def _array(sample: Sample, name: str) -> Array:
     return np.asarray(getattr(sample, name), BULK[name])
 
 
-def _columns(samples: Sequence[Sample], refs: Sequence[BlobRef]) -> dict[str, dict[str, Any]]:
+def _declared_bulk(samples: Sequence[Sample]) -> dict[tuple[int, str], tuple[Content, str, list[int]]]:
+    """What of the samples' declared columns does not lie in a row, with its dtype and shape: by sample and column."""
+    found: dict[tuple[int, str], tuple[Content, str, list[int]]] = {}
+    for number, sample in enumerate(samples):
+        for name, value in sample.columns.items():
+            if isinstance(value, np.ndarray):
+                found[number, name] = (value.reshape(-1), value.dtype.name, [*value.shape])
+            elif isinstance(value, str) and len(value) > MAX_STRING:
+                text = value.encode()
+                found[number, name] = (text, _UTF8, [len(text)])
+    return found
+
+
+def _columns(
+    samples: Sequence[Sample], refs: Sequence[BlobRef], declared_bulk: dict[tuple[int, str], list[Any]]
+) -> dict[str, dict[str, Any]]:
     """By agent, as ``Tables.put`` wants them."""
     rows: dict[str, list[int]] = {}
     for number, sample in enumerate(samples):
@@ -92,25 +119,34 @@ def _columns(samples: Sequence[Sample], refs: Sequence[BlobRef]) -> dict[str, di
             # One write is in one segment.
             pieces = [[cells[0].segment, dtype, [ref.offset for ref in cells], [sizes]]]
             part[name] = {"pieces": pieces}
+        for name in dict.fromkeys(name for sample in own for name in sample.columns):
+            part[name] = [
+                declared_bulk.get((number, name), samples[number].columns.get(name)) for number in numbers
+            ]
     return parts
 
 
 class ExperienceReader:
-    """One process's view of the samples that it has leased from a store on this host."""
+    """One process's view of the samples that it has leased from a store, on this host or another."""
 
-    def __init__(self, places: SegmentPlaces) -> None:
-        """Raises UnsafeDirectory."""
-        self._segments = SegmentReader(places)
+    def __init__(self, store: ActorRef[StoreApi], places: SegmentPlaces | None) -> None:
+        """``places``: of the store's segments; None, or directories that are not on this host: the store sends what is
+        read. Raises UnsafeDirectory."""
+        self._store = store
+        self._segments: SegmentReader | None = None
+        if places is not None and all(path.is_dir() for path in places.all()):
+            self._segments = SegmentReader(places)
 
-    def samples(self, agent: str, leased: Leased) -> list[Sample]:
-        """In the order of the lease. Raises ForeignHandle where their bytes are not there."""
-        columns, bulk = leased.columns, self.bulk(leased)
+    async def samples(self, agent: str, leased: Leased) -> list[Sample]:
+        """In the order of the lease, without the columns that the run declares: ``columns`` has those. Raises
+        ForeignHandle where their bytes are not there."""
+        columns, bulk = leased.columns, await self.bulk(leased)
         scalars = ("sample_id", "policy_version", "reward", "query_position")
         rows = zip(*(columns[name] for name in scalars), strict=True)
         samples = []
         for number, (sample_id, version, reward, position) in enumerate(rows):
             named = SampleId.parse(sample_id)
-            cells = {name: tuple(values[number].tolist()) for name, values in bulk.items()}
+            cells: dict[str, Any] = {name: tuple(values[number].tolist()) for name, values in bulk.items()}
             samples.append(
                 Sample(
                     sample_id=sample_id,
@@ -125,26 +161,127 @@ class ExperienceReader:
             )
         return samples
 
-    def bulk(self, leased: Leased) -> dict[str, list[np.ndarray[Any, Any]]]:
+    async def bulk(self, leased: Leased) -> dict[str, list[Array]]:
         """The bulk columns of ``samples``: one flat, read-only array for each row, where its bytes lie. It keeps their
-        memory. Raises ForeignHandle where they are not there."""
-        return {name: self._values(leased.columns[name]) for name in BULK}
-
-    def _values(self, packed: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
-        values: list[np.ndarray[Any, Any]] = []
-        for segment, dtype, offsets, dimensions in packed["pieces"]:
-            item_bytes = DTYPE_BYTES[dtype]
-            shapes = zip(*dimensions, strict=True)
-            refs = [
-                BlobRef(segment, offset, math.prod(shape) * item_bytes)
-                for offset, shape in zip(offsets, shapes, strict=True)
+        memory. Raises ForeignHandle where they are not there, StoreError where the store does not send them."""
+        columns = {name: leased.columns[name] for name in BULK}
+        source = await self._source(columns.values())
+        return {
+            name: [
+                array
+                for segment, dtype, offsets, shapes in _runs(column)
+                for array in source.arrays(_refs(segment, dtype, offsets, shapes), np.dtype(dtype))
             ]
-            values += self._segments.arrays(refs, np.dtype(dtype))
-        return values
+            for name, column in columns.items()
+        }
+
+    async def columns(self, leased: Leased) -> dict[str, list[Any]]:
+        """The columns that the run declares, by name: of each row what its workflow wrote, or somebody outside, as
+        ``Sample.columns`` has it, or None. Arrays are read-only. Raises as ``bulk`` does."""
+        columns = {name: column for name, column in leased.columns.items() if name not in _TRAINING}
+        source = await self._source(columns.values())
+        return {name: _declared(column, source) for name, column in columns.items()}
+
+    async def _source(self, columns: Iterable[Any]) -> "SegmentReader | _Sent":
+        """Where the bytes of the columns are to be read: of all of them at once, for one question to the store."""
+        if self._segments is not None:
+            return self._segments
+        refs: dict[BlobRef, int] = {}
+        for column in columns:
+            for segment, dtype, offsets, shapes in _runs(column):
+                item_bytes = _ITEM_BYTES[dtype]
+                refs |= dict.fromkeys(_refs(segment, dtype, offsets, shapes), item_bytes)
+        # Large items first: then all are aligned.
+        ordered = sorted(refs, key=refs.__getitem__, reverse=True)
+        return await _sent(self._store, ordered) if ordered else _Sent([], memoryview(b""))
 
     def forget_consumed(self) -> None:
         """Lets go of the memory of segments that the store has removed."""
-        self._segments.forget_removed()
+        if self._segments is not None:
+            self._segments.forget_removed()
 
     def close(self) -> None:
-        self._segments.close()
+        if self._segments is not None:
+            self._segments.close()
+
+
+# --------------------------------------------------------------------------- bulk, as leases and the store tell it
+
+_ITEM_BYTES: Final = {**DTYPE_BYTES, _UTF8: 1}
+_Run = tuple[str, str, Sequence[int], Sequence[tuple[int, ...]]]
+
+
+def _runs(column: Any) -> Iterator[_Run]:
+    """Segment, dtype, offsets and shapes of what is bulk in a leased column, in the order of its rows."""
+    if isinstance(column, dict):
+        for segment, dtype, offsets, dimensions in column["pieces"]:
+            shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
+            yield segment, dtype, offsets, shapes
+    else:
+        for cell in column:
+            if isinstance(cell, list | tuple):
+                segment, offset, _, dtype, shape = cell
+                yield segment, dtype, [offset], [tuple(shape)]
+
+
+def _refs(
+    segment: str, dtype: str, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]]
+) -> list[BlobRef]:
+    item_bytes = _ITEM_BYTES[dtype]
+    return [
+        BlobRef(segment, offset, math.prod(shape) * item_bytes)
+        for offset, shape in zip(offsets, shapes, strict=True)
+    ]
+
+
+def _declared(column: Any, source: "SegmentReader | _Sent") -> list[Any]:
+    bulk = (
+        value
+        for segment, dtype, offsets, shapes in _runs(column)
+        for value in _shaped(source, dtype, _refs(segment, dtype, offsets, shapes), shapes)
+    )
+    if isinstance(column, dict):
+        return list(bulk)
+    return [next(bulk) if isinstance(cell, list | tuple) else cell for cell in column]
+
+
+def _shaped(
+    source: "SegmentReader | _Sent", dtype: str, refs: Sequence[BlobRef], shapes: Sequence[tuple[int, ...]]
+) -> list[Any]:
+    if dtype == _UTF8:
+        return [array.tobytes().decode() for array in source.arrays(refs, np.uint8)]
+    arrays = source.arrays(refs, np.dtype(dtype))
+    return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+
+class _Sent:
+    """Bytes that the store has sent: those of ``refs``, one behind the other."""
+
+    def __init__(self, refs: Sequence[BlobRef], memory: memoryview) -> None:
+        self._memory = memory
+        self._offsets: dict[BlobRef, int] = {}
+        end = 0
+        for ref in refs:
+            self._offsets[ref] = end
+            end += ref.size_bytes
+
+    def arrays(self, refs: Sequence[BlobRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
+        """As ``SegmentReader.arrays``."""
+        kind = np.dtype(dtype)
+        return [
+            np.frombuffer(self._memory, kind, ref.size_bytes // kind.itemsize, self._offsets[ref])
+            for ref in refs
+        ]
+
+
+async def _sent(store: ActorRef[StoreApi], refs: Sequence[BlobRef]) -> _Sent:
+    """Raises StoreError where the store sends more or less than it was asked for."""
+    memory, end = bytearray(sum(ref.size_bytes for ref in refs)), 0
+    async for chunk in store.within(_CHUNK_TIMEOUT_S).fetch([*refs]):
+        if end + len(chunk) > len(memory):
+            raise StoreError(f"the store sends more than the {len(memory)} bytes that it was asked for")
+        memory[end : end + len(chunk)] = chunk
+        end += len(chunk)
+    if end != len(memory):
+        raise StoreError(f"the store has sent {end} bytes of {len(memory)}")
+    return _Sent(refs, memoryview(memory).toreadonly())

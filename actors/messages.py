@@ -4,6 +4,7 @@ Roles never import each other: what they share is data, and it is here. A ``...A
 endpoints with their signatures; the actor runtime validates arguments and results against them.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -12,7 +13,7 @@ from pydantic import Field, model_validator
 from ..core.actor import endpoint
 from ..core.config import Config
 from ..transport.handle import StateHandle
-from ..transport.segments import SegmentGrant
+from ..transport.segments import BlobRef, SegmentGrant
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -99,7 +100,8 @@ class Sample:
     a query comes again. ``group_rewards`` are those that ``reward`` is compared with, itself included: the agent's over
     the surviving trajectories of the group, or over its turns, as its `Grouping` says. They are known when the group
     closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
-    data.
+    data. ``columns``: what the workflow wrote into those that the config declares (``columns.py``), as plain numbers,
+    strings and arrays.
     """
 
     sample_id: str
@@ -113,6 +115,7 @@ class Sample:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     query_position: int = 0
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +168,31 @@ class StoreApi(Protocol):
         """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
         ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""
 
+    async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        """Further columns of rows that are there, by agent and column (``sample_id`` among them), all or none;
+        acknowledged once they are durable. For columns that the config says are ``written_by: outside``; a row whose
+        required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
+        group is complete), is consumed or has the column already, an unknown column, a wrong type."""
+
     async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
         """The oldest ``count`` READY rows of that version, or under ``async`` of those that are stale enough at most.
-        Refused where there are fewer."""
+        Waits for those that lack only what is written from outside, as long as the config says. Refused where there are
+        fewer."""
 
     async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
         """Rows leased under ``tokens`` are consumed by the agent's next optimizer step; returns how many. The same
         again changes nothing; a token that is not out is refused."""
 
+    def fetch(self, refs: list[BlobRef]) -> AsyncIterator[bytes]:
+        """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused where
+        one is into nothing. What is leased stays until it is committed."""
+
     async def select(self, where: str, limit: int) -> Selection:
         """Rows for which an SQL expression over their scalar columns is true."""
+
+    async def trajectory(self, name: str) -> Selection:
+        """The samples of a trajectory in the tables of all agents, turn by turn. ``name``: the trajectory's,
+        ``{step}:{query}_{trajectory}``, or the id of one of its samples."""
 
     async def table_statistics(self) -> dict[str, TableStatistics]: ...
 

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -31,12 +31,31 @@ __all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewa
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What ``agent`` generated, as text and as the very tokens. ``prompt_tokens`` is all that came before."""
+    """What ``agent`` generated, as text and as the very tokens. ``prompt_tokens`` is all that came before.
+
+    ``sample_id`` names its row in the store, for who writes columns from outside. ``writer`` takes what ``write`` is
+    given; a test that makes a turn by hand may give a dictionary's ``update``.
+    """
 
     agent: str
     text: str
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
+    sample_id: str = ""
+    writer: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False, compare=False)
+
+    def write(self, **columns: Any) -> None:
+        """Fills columns of the turn's sample that the config declares (``agents.<agent>.columns``), each once, before
+        the workflow returns: ``turn.write(difficulty=0.3, plan=[1, 2])``. All of them or none.
+
+        Raises RecipeError, which ends the run, where a column is not declared, is not the workflow's to write, or the
+        workflow has returned; InvalidColumn, which fails the trajectory, for a value of a wrong type and a second one.
+        """
+        if self.writer is None:
+            raise RecipeError(
+                f"a turn of {self.agent!r} that was not generated has no columns: give it a writer"
+            )
+        self.writer(columns)
 
 
 Prompt = str | Turn | Sequence[str | Turn]

@@ -229,6 +229,10 @@ class InvalidReward(FlexmarlError):
     """A workflow returned a reward that is not a finite number."""
 
 
+class InvalidColumn(FlexmarlError):
+    """A workflow wrote what a column of a turn's sample does not take, wrote it twice, or left out a required one."""
+
+
 class TooManyFailures(FlexmarlError):
     """More trajectories of a step failed than the config allows."""
 

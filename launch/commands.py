@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import os
 import sys
 import time
@@ -103,23 +105,39 @@ def report(run_dir: Path) -> int:
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("where", default="")
+@click.option(
+    "--trajectory",
+    metavar="ID",
+    help="Show all turns of a trajectory, in order: its name, or the id of one of its samples.",
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def store(run_dir: Path, where: str, limit: int, as_json: bool) -> int:
+def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json: bool) -> int:
     """Look into the experience store of a run that goes on: its samples, by an SQL expression over their columns.
 
-    Columns: agent, sample_id, step, group, query, turn, trajectory, policy_version, status, optimizer_step, reward.
-    Samples that were trained stay for 16 steps.
+    Columns: agent, sample_id, step, group, query, turn, trajectory, policy_version, status, optimizer_step, reward,
+    and the float, int, bool and str columns that the config declares. Samples that were trained stay for 16 steps.
 
     \b
     Examples:
       flexmarl store runs/first-try
       flexmarl store runs/first-try "reward > 0.5 and agent = 'checker'"
       flexmarl store runs/first-try "status = 'ready'" --limit 5 --json
+      flexmarl store runs/first-try --trajectory 12:q7_0_3
     """
+    if trajectory is not None and where:
+        raise click.UsageError("--trajectory takes no expression: it shows all turns of one trajectory")
     from . import store_view  # rich's tables are for those who look
 
-    store_view.show(RunDirectory.existing(run_dir), where, limit, as_json)
+    directory = RunDirectory.existing(run_dir)
+    if trajectory is None:
+        found = store_view.select(directory, where, limit)
+    else:
+        found = store_view.trajectory(directory, trajectory)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found)))
+    else:
+        store_view.show(found)
     return 0
 
 

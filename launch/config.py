@@ -6,13 +6,17 @@ A run directory keeps the resolved config as ``config.yaml``, which resolves to 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
+import numpy as np
 import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
+from ..actors.columns import Column, check_names, common_types
+from ..actors.experience import BULK
 from ..actors.messages import ModelConfig
 from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, EvaluationConfig, TrainingConfig
 from ..actors.orchestrator.pipeline import Mode
@@ -31,11 +35,21 @@ _RECIPE_NAME = re.compile(r"[a-z0-9_-]+")
 _AGENT_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
+@contextmanager
+def _config_errors() -> Iterator[None]:
+    """Within a validator: ConfigErrors become what pydantic adds the key to."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
 class AgentConfig(Config):
     """One agent, with a policy of its own. ``instances`` engines generate for it.
 
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``: what
     a step has beyond it is carried to the next, at most once; where there are fewer the agent waits for more.
+    ``columns``: of its samples, by name, beyond those that training needs; the workflow fills them by ``Turn.write``.
     """
 
     model: ModelConfig
@@ -46,6 +60,19 @@ class AgentConfig(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
     global_batch: Count | None = None
+    columns: Annotated[dict[str, Column], Field(default_factory=dict)]
+
+    @field_validator("columns")
+    @classmethod
+    def _column_names(cls, columns: dict[str, Column]) -> dict[str, Column]:
+        with _config_errors():
+            check_names(columns, ("reward", *BULK))
+        for name, column in columns.items():
+            if column.type == "tensor" and column.dtype is not None and column.dtype not in np.sctypeDict:
+                raise ValueError(
+                    f"column {name!r}: NumPy has no {column.dtype}, so that no workflow could write it"
+                )
+        return columns
 
     @property
     def simulated(self) -> bool:
@@ -165,6 +192,16 @@ class RunConfig(Config):
                 "group would be dropped"
             )
         return self
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> "RunConfig":
+        with _config_errors():
+            common_types(self.columns())
+        return self
+
+    def columns(self) -> dict[str, dict[str, Column]]:
+        """Those that the run declares, by agent."""
+        return {name: agent.columns for name, agent in self.agents.items()}
 
     @property
     def staleness(self) -> int:
@@ -369,11 +406,10 @@ def _problem(item: Any) -> str:
 def _allowed_keys(location: Sequence[int | str]) -> str:
     model: Any = RunConfig
     for part in location[:-1]:
-        if model is RunConfig and part == "agents":
-            model = None
-        elif model is None:
-            model = AgentConfig
-        else:
-            annotation = model.model_fields[part].annotation
-            model = next((kind for kind in get_args(annotation) if hasattr(kind, "model_fields")), annotation)
-    return f"allowed: {', '.join(model.model_fields)}" if model is not None else ""
+        if get_origin(model) is dict:  # agents and columns are by name
+            model = get_args(model)[1]
+            continue
+        annotation = model.model_fields[part].annotation
+        sections = [kind for kind in get_args(annotation) if hasattr(kind, "model_fields")]
+        model = annotation if get_origin(annotation) is dict or not sections else sections[0]
+    return f"allowed: {', '.join(model.model_fields)}"

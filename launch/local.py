@@ -224,6 +224,7 @@ def _arguments(
             "deterministic": config.deterministic,
             "limits": config.store.limits(),
             "console": console.ref,
+            "columns": config.columns(),
         },
         "trainer": {
             "policies": config.policies(),
@@ -245,6 +246,7 @@ def _arguments(
             "orchestrator": supervisor.reference("orchestrator", OrchestratorApi),
             "config": config.rollout,
             "grouping": {name: agent.algorithm.row.grouping for name, agent in config.agents.items()},
+            "columns": config.columns(),
             **places,
         },
         "orchestrator": {

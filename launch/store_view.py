@@ -1,12 +1,11 @@
 """``flexmarl store``: what people see of a running store."""
 
-import dataclasses
-import json
 import os
+from collections.abc import Awaitable, Callable
 
-import click
 import uvloop
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..actors.messages import Selection, StoreApi
@@ -19,39 +18,50 @@ _TIMEOUT_S = 30.0
 _HIDDEN = frozenset({"step", "group", "query", "turn", "trajectory"})
 
 
-def show(directory: RunDirectory, where: str, limit: int, as_json: bool) -> None:
+def select(directory: RunDirectory, where: str, limit: int) -> Selection:
     """Raises RunDirectoryError where the run does not go on, StoreError where ``where`` is no expression."""
+    return _ask(directory, lambda store: store.select(where, limit))
+
+
+def trajectory(directory: RunDirectory, name: str) -> Selection:
+    """Its turns in the tables of all agents. Raises RunDirectoryError where the run does not go on, StoreError where
+    nothing in the store has that name."""
+    return _ask(directory, lambda store: store.trajectory(name))
+
+
+def show(found: Selection) -> None:
+    console = Console()
+    if found.rows:
+        table = Table()
+        # A column that no row has a value in would only take room.
+        names = [
+            name
+            for name in found.rows[0]
+            if name not in _HIDDEN and any(row[name] is not None for row in found.rows)
+        ]
+        for name in names:
+            table.add_column(name)
+        for row in found.rows:
+            table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in names))
+        console.print(table)
+    console.print(f"{len(found.rows)} of {found.total} samples")
+
+
+def _ask(directory: RunDirectory, question: Callable[[StoreApi], Awaitable[Selection]]) -> Selection:
     try:
         address = directory.store_address.read_text()
     except FileNotFoundError:
         raise RunDirectoryError(f"{directory.path} has no store: has the run begun?") from None
     try:
-        found = uvloop.run(_select(address, where, limit))
+        return uvloop.run(_answer(address, question))
     except ActorDead as error:
         raise RunDirectoryError(
             f"the store of {directory.path} can't be asked, as the run does not go on: {error}"
         ) from None
     except RemoteError as error:
         raise StoreError(error.message) from None
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found)))
-    else:
-        _print(found)
 
 
-async def _select(address: str, where: str, limit: int) -> Selection:
+async def _answer(address: str, question: Callable[[StoreApi], Awaitable[Selection]]) -> Selection:
     async with ActorSystem(f"look-{os.getpid()}") as system:
-        return await system.ref("store", address, StoreApi).within(_TIMEOUT_S).select(where, limit)
-
-
-def _print(found: Selection) -> None:
-    console = Console()
-    if found.rows:
-        table = Table()
-        names = [name for name in found.rows[0] if name not in _HIDDEN]
-        for name in names:
-            table.add_column(name)
-        for row in found.rows:
-            table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
-        console.print(table)
-    console.print(f"{len(found.rows)} of {found.total} samples")
+        return await question(system.ref("store", address, StoreApi).within(_TIMEOUT_S))

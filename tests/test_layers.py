@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 ROLES = ("orchestrator", "rollout", "trainer", "store")
-SHARED_BY_ROLES = ("experience", "messages", "sample_id", "workflow")
+SHARED_BY_ROLES = ("columns", "experience", "messages", "sample_id", "workflow")
 
 
 @dataclass(frozen=True)

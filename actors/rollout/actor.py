@@ -23,6 +23,7 @@ from ...core.actor import Actor, endpoint
 from ...core.errors import CallTimeout, RecipeError, RemoteError
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
+from ..columns import Column
 from ..experience import ExperienceWriter, segment_places
 from ..messages import (
     Evaluation,
@@ -103,9 +104,10 @@ class Rollout(Actor):
         memory: str,
         folder: str,
         grouping: dict[str, Grouping] | None = None,
+        columns: dict[str, dict[str, Column]] | None = None,
     ) -> None:
-        """``sampling``, ``tokenizers`` (a name or folder), ``instances`` and ``grouping`` (without a word
-        ``trajectory``) are by agent; ``memory`` and ``folder`` as the store has them."""
+        """``sampling``, ``tokenizers`` (a name or folder), ``instances``, ``grouping`` (without a word ``trajectory``)
+        and ``columns`` are by agent; ``memory``, ``folder`` and ``columns`` as the store has them."""
         self._seed = recipe.seed
         self._recipe = Recipe(recipe)
         self._sampling = sampling
@@ -116,6 +118,7 @@ class Rollout(Actor):
         self._orchestrator = orchestrator
         self._config = config
         self._grouping = grouping or {}
+        self._columns = columns or {}
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
     async def on_start(self) -> None:
@@ -307,6 +310,7 @@ class Rollout(Actor):
         for agent in trajectory.agents_used():
             if agent not in rewards.by_agent:
                 raise RecipeError(f"the workflow used agent {agent!r} and returned no reward for it")
+        trajectory.check_columns()
         return rewards.checked()
 
     async def generate(self, agent: str, trajectory: Trajectory, prompt: Prompt) -> Turn:
@@ -334,7 +338,10 @@ class Rollout(Actor):
             else:
                 break
         trajectory.took(agent, sample_id, generation)
-        return Turn(agent, generation.text, generation.prompt_tokens, generation.tokens)
+        columns = trajectory.columns_of(agent, sample_id, self._columns.get(agent, {}))
+        return Turn(
+            agent, generation.text, generation.prompt_tokens, generation.tokens, sample_id, columns.write
+        )
 
     async def _version(self, pool: AgentPool, request: GenerateRequest, trajectory: Trajectory) -> int:
         """The version to generate the turn, once it is served."""

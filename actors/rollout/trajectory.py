@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from ...core.errors import RecipeError
+from ...core.errors import InvalidColumn, RecipeError
+from ..columns import Columns
 from ..messages import Generation, Query, Sample
 from ..workflow import Rewards
+from .turn_columns import TurnColumns
 
 
 class Deadline:
@@ -86,6 +88,7 @@ class Trajectory:
         self.newer_too = newer_too
         self.deadline: Deadline | None = None
         self._turns: list[tuple[str, str, Generation]] = []
+        self._columns: dict[str, TurnColumns] = {}
         self._overran: list[tuple[str, BaseException]] = []
         self._asked = 0
         self._closed = False
@@ -105,6 +108,21 @@ class Trajectory:
         """A turn has ended. One that ends after its workflow returned is no part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, sample_id, generation))
+
+    def columns_of(self, agent: str, sample_id: str, declared: Columns) -> TurnColumns:
+        """What the workflow may write of a turn."""
+        columns = TurnColumns(agent, sample_id, declared, lambda: self._closed)
+        self._columns[sample_id] = columns
+        return columns
+
+    def check_columns(self) -> None:
+        """Raises InvalidColumn where the workflow has left out a required one."""
+        for agent, sample_id, _ in self._turns:
+            if missing := self._columns[sample_id].missing():
+                raise InvalidColumn(
+                    f"agent {agent}: the workflow has not written {', '.join(missing)} of turn {sample_id}, which "
+                    f"agents.{agent}.columns.{missing[0]}.required demands: Turn.write before it returns"
+                )
 
     def close(self) -> None:
         """The workflow has returned: the trajectory's turns are those that have ended."""
@@ -158,6 +176,7 @@ class Trajectory:
                 tokens=generation.tokens,
                 logprobs=generation.logprobs,
                 query_position=query_position,
+                columns=self._columns[sample_id].values,
             )
             for agent, sample_id, generation in self._turns
         ]

@@ -1,6 +1,7 @@
 """The store actor: the tables of all agents, their journal, and the segments that their bulk lies in.
 
     put      refused whole, or: rows in the tables, blobs held, a record in the journal, answered once that is durable
+    write    the same for further columns of rows that are there
     lease    rows to a consumer, under a fencing token that expires
     commit   what an optimizer step has used is consumed; its blobs are freed once the record is durable
 
@@ -11,7 +12,7 @@ console is told.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +25,13 @@ from ...core.errors import StoreError, StoreFull
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ...transport.segments import BlobRef, SegmentGrant
+from ..columns import Column
 from ..experience import BULK, segment_places
 from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
 from .blobs import ArenaLimits, BlobArena
 from .journal import StoreJournal
 from .query import select
-from .schema import Column, Schema
+from .schema import Schema
 from .tables import UNCHANGED, Change, Tables
 
 log = get_logger(__name__)
@@ -44,6 +46,7 @@ _EXPIRY_INTERVAL_S: Final = 10.0
 _ROOM_INTERVAL_S: Final = 1.0
 _LEASE_S: Final = 24 * 3600.0
 _MOST_ROWS: Final = 10_000
+_CHUNK_BYTES: Final = 2**20
 _LIMITS: Final = ArenaLimits()
 
 
@@ -69,22 +72,25 @@ class Store(Actor):
         lease_s: float = _LEASE_S,
         deterministic: bool = False,
         console: ActorRef[ConsoleApi] | None = None,
+        columns: dict[str, dict[str, Column]] | None = None,
     ) -> None:
         """``memory``: a private directory on tmpfs; ``folder``: one on a disk, for the journal and for what does not
         fit into memory. ``max_staleness``: how many versions older than a policy the rows may be that it is given.
         ``lease_s``: seconds after which the rows of a lease are READY again. ``deterministic``: rows are leased in the
         order of their queries, not of their arrival. ``console``: hears of it when there is no room, and when there is
-        again."""
+        again. ``columns``: by agent, those that the run declares beyond what training needs."""
         self._folder = Path(folder)
         self._max_staleness = max_staleness
         self._lease_s = lease_s
-        schemas = {agent: Schema(training_columns()) for agent in agents}
+        own = columns or {}
+        schemas = {agent: Schema({**training_columns(), **own.get(agent, {})}) for agent in agents}
         self._tables = Tables(schemas, deterministic=deterministic)
         self._arena = BlobArena(segment_places(memory, folder), limits)
         self._granted: dict[str, str] = {}
         self._console = console
         self._room = asyncio.Event()
         self._full = False
+        self._rows_moved = asyncio.Event()
 
     async def on_start(self) -> None:
         self._journal = StoreJournal.open(self._folder / "samples.journal", self._read)
@@ -135,9 +141,14 @@ class Store(Actor):
         await self._durably(lambda: self._put(writer, parts))
 
     @endpoint
+    async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        await self._durably(lambda: self._held(writer, self._tables.write(parts)))
+
+    @endpoint
     async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
-        deadline = asyncio.get_running_loop().time() + self._lease_s
         staleness = min(self._max_staleness, policy_version)
+        await self._until_written(agent, policy_version, count, staleness)
+        deadline = asyncio.get_running_loop().time() + self._lease_s
         lease = self._tables.lease(agent, "trainer", policy_version, count, deadline, staleness)
         return Leased(lease.token, lease.columns)
 
@@ -151,10 +162,20 @@ class Store(Actor):
         return change.rows
 
     @endpoint
+    async def fetch(self, refs: list[BlobRef]) -> AsyncIterator[bytes]:
+        for chunk in self._arena.read_chunks(refs, _CHUNK_BYTES):
+            yield chunk
+
+    @endpoint
     async def select(self, where: str, limit: int) -> Selection:
         limit = min(limit, _MOST_ROWS)
         columns, rows = self._tables.scalar_columns(), self._tables.scalars()
         return await asyncio.to_thread(select, columns, rows, where, limit=limit)
+
+    @endpoint
+    async def trajectory(self, name: str) -> Selection:
+        rows = self._tables.trajectory(name)
+        return Selection(rows, len(rows))
 
     @endpoint
     async def table_statistics(self) -> dict[str, TableStatistics]:
@@ -198,12 +219,17 @@ class Store(Actor):
             if self._tables.holds(parts):  # this store was killed between writing them down and answering
                 return UNCHANGED
             raise
+        return self._held(writer, change)
+
+    def _held(self, writer: str, change: Change) -> Change:
+        """What ``writer`` has put or written, once its bytes are known to be its own."""
         try:
             self._arena.check(writer, change.held)
         except StoreError:
             change.undo()
             raise
         self._arena.hold(change.held)
+        self._rows_moved.set()
 
         def undo() -> None:
             self._arena.release(change.held)
@@ -229,6 +255,29 @@ class Store(Actor):
             log.info("there is room again")
             if self._console is not None:
                 self._console.tell_nowait("event", "store_has_room", {})
+
+    async def _until_written(self, agent: str, policy_version: int, count: int, staleness: int) -> None:
+        """Until the rows that a lease wants have what is written from outside. Raises StoreError when the columns'
+        ``timeout_s`` is over."""
+        table = self._tables.table(agent)
+        if not table.awaited(policy_version, count, staleness):
+            return
+        timeout_s = max((column.timeout_s for column in table.schema.awaited.values()), default=0.0)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while table.awaited(policy_version, count, staleness):
+                    self._rows_moved.clear()
+                    await self._rows_moved.wait()
+        except TimeoutError:
+            if not (missing := table.awaited(policy_version, count, staleness)):
+                return  # in the last moment
+            sample_id, lacking = table.first_awaited(policy_version, staleness)
+            raise StoreError(
+                f"table {agent}: {count} rows of version {policy_version} were asked for, and {missing} were not "
+                f"complete after {timeout_s:g} s: sample {sample_id} lacks {', '.join(lacking)}, which somebody "
+                f"outside of the run has to write; does it still run? (agents.{agent}.columns.{lacking[0]}.timeout_s "
+                "is how long it may take)"
+            ) from None
 
     def _release(self, freed: list[BlobRef]) -> None:
         self._arena.release(freed)
@@ -260,4 +309,5 @@ class Store(Actor):
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
             expired = self._tables.advance(asyncio.get_running_loop().time())
             if expired:
+                self._rows_moved.set()
                 log.warning("leases expired: their rows are ready again", tokens=expired)

@@ -35,6 +35,12 @@ _FUNCTIONS: Final = frozenset((*_NUMBERS, *_TEXT, "coalesce", "ifnull", "iif", "
 _EXPRESSION_LIMIT: Final = 10_000
 _VALUE_LIMIT_BYTES: Final = 2**20
 _STEPS_PER_LOOK: Final = 10_000
+# Words that an expression is built with. A column of such a name is to be quoted by who asks.
+_SYNTAX: Final = frozenset((
+    "all", "and", "as", "asc", "between", "by", "case", "cast", "collate", "desc", "distinct", "else", "end", "escape",
+    "except", "exists", "from", "glob", "in", "intersect", "is", "isnull", "like", "limit", "not", "notnull", "null",
+    "offset", "on", "or", "select", "then", "union", "using", "when", "where",
+))  # fmt: skip
 # String literals, which are left alone; quoted and bare names.
 _WORD: Final = re.compile(r"""('(?:[^']|'')*')|"((?:[^"]|"")*)"|([A-Za-z_]\w*)""")
 
@@ -106,8 +112,8 @@ def _authorize(
 
 
 def _quoted(where: str, columns: Mapping[str, str]) -> str:
-    """``where`` with ``group``, which is a word of SQL's own, quoted. Raises StoreError for a name in double quotes
-    that is no column: SQLite would take it for a string."""
+    """``where`` with the names of columns quoted, as ``group``, say, is a word of SQL's own. Raises StoreError for a
+    name in double quotes that is no column: SQLite would take it for a string."""
 
     def quote(match: re.Match[str]) -> str:
         _, quoted, word = match.groups()
@@ -115,7 +121,8 @@ def _quoted(where: str, columns: Mapping[str, str]) -> str:
             raise StoreError(
                 f"there is no column \"{quoted}\" (text is quoted as '{quoted}'); {_known(columns)}"
             )
-        return '"group"' if word is not None and word.lower() == "group" else match[0]
+        is_column = word is not None and word.lower() in columns and word.lower() not in _SYNTAX
+        return f'"{word}"' if is_column else match[0]
 
     return _WORD.sub(quote, where)
 

@@ -1,9 +1,9 @@
-"""A row, and the queue of the rows that are READY."""
+"""A row, the queue of the rows that are READY, and what is told of rows."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .schema import Cell
 
@@ -28,6 +28,44 @@ class Row:
     @property
     def is_over(self) -> bool:
         return self.status in ("consumed", "discarded")
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Rows by status; ``consumed`` and ``discarded`` count those that are forgotten too."""
+
+    writing: int
+    ready: int
+    leased: int
+    consumed: int
+    discarded: int
+
+
+class Commit(NamedTuple):
+    """What an optimizer step consumed: ``rows`` rows that were leased under ``tokens`` (sorted)."""
+
+    optimizer_step: int
+    tokens: tuple[int, ...]
+    rows: int
+
+
+@dataclass(slots=True)
+class Out:
+    """A lease that is out."""
+
+    consumer: str
+    deadline: float
+    rows: list[Row]
+
+
+class Ended(NamedTuple):
+    """Rows that were consumed or discarded, and what brings them back: their cells, of which those that were bulk are
+    gone, and the leases they were under."""
+
+    rows: list[Row]
+    cells: list[tuple[Cell, ...]]
+    leases: dict[int, Out]
+    last_commit: Commit | None
 
 
 class ReadyQueue:

@@ -18,56 +18,17 @@ carries out only changes state, so that replaying needs no decision, and what co
 Leases are in no journal: their deadlines are readings of this process's clock, and an earlier epoch's are refused.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from ...core.errors import StoreError
 from ..sample_id import SAMPLE_ID, SampleId
 from .bulk import Packed, packed
 from .leases import Lease, Tokens
-from .row import ReadyQueue, Row, Status
+from .row import Commit, Ended, Out, ReadyQueue, Row, RowCounts, Status
 from .schema import Cell, Checked, Columns, Schema
-
-
-@dataclass(frozen=True, slots=True)
-class RowCounts:
-    """Rows by status; ``consumed`` and ``discarded`` count those that are forgotten too."""
-
-    writing: int
-    ready: int
-    leased: int
-    consumed: int
-    discarded: int
-
-
-class Commit(NamedTuple):
-    """What an optimizer step consumed: ``rows`` rows that were leased under ``tokens`` (sorted)."""
-
-    optimizer_step: int
-    tokens: tuple[int, ...]
-    rows: int
-
-
-@dataclass(slots=True)
-class _Out:
-    """A lease that is out."""
-
-    consumer: str
-    deadline: float
-    rows: list[Row]
-
-
-class Ended(NamedTuple):
-    """Rows that were consumed or discarded, and what brings them back: their cells, of which those that were bulk are
-    gone, and the leases they were under."""
-
-    rows: list[Row]
-    cells: list[tuple[Cell, ...]]
-    leases: dict[int, _Out]
-    last_commit: Commit | None
 
 
 class Rows:
@@ -80,8 +41,10 @@ class Rows:
         self._rows: dict[str, Row] = {}
         self._steps: dict[int, list[Row]] = defaultdict(list)
         self._queue = ReadyQueue()
-        self._leases: dict[int, _Out] = {}
+        self._leases: dict[int, Out] = {}
         self._counts: dict[Status, int] = dict.fromkeys(get_args(Status), 0)
+        self._writing: Counter[int] = Counter()
+        """WRITING rows by policy version."""
         self._arrived = 0
         self._closed_before = 0
 
@@ -135,6 +98,8 @@ class Rows:
             if None not in row_cells or self._is_complete(row):
                 row.status = "ready"
                 self._queue.push(row)
+            else:
+                self._writing[version] += 1
             self._counts[row.status] += 1
 
     def holds(self, columns: Columns) -> bool:
@@ -158,6 +123,7 @@ class Rows:
             row = self._rows.pop(sample_id)
             self._withdraw(row)
             self._counts["writing"] -= 1
+            self._writing[row.policy_version] -= 1
             self._steps[row.step].remove(row)
 
     def check_write(self, columns: Columns) -> Checked:
@@ -199,6 +165,29 @@ class Rows:
         """READY rows of the versions ``policy_version - max_staleness ... policy_version``."""
         return self._queue.count(policy_version - max_staleness, policy_version)
 
+    def awaited(self, policy_version: int, count: int, max_staleness: int = 0) -> int:
+        """How many WRITING rows a lease of ``count`` rows should wait for: it needs them, or they are of an older
+        version than others that it would get, so that it would pass them over; 0: none, or there are too few anyway.
+        """
+        if not self._counts["writing"]:
+            return 0
+        ready = writing = 0
+        for version in range(policy_version - max_staleness, policy_version + 1):
+            ready += self._queue.count(version, version)
+            if ready >= count:
+                return writing
+            writing += self._writing[version]
+        return writing if ready + writing >= count else 0
+
+    def first_awaited(self, policy_version: int, max_staleness: int = 0) -> tuple[str, list[str]]:
+        """A row that ``awaited`` counts, and the required columns that it lacks."""
+        row = next(
+            row
+            for row in self._rows.values()
+            if row.status == "writing" and 0 <= policy_version - row.policy_version <= max_staleness
+        )
+        return row.sample_id, [self.schema.names[p] for p in self.schema.required if row.cells[p] is None]
+
     def lease(
         self, consumer: str, policy_version: int, count: int, deadline: float, max_staleness: int = 0
     ) -> Lease:
@@ -218,7 +207,7 @@ class Rows:
             row.status = "leased"
         self._counts["ready"] -= count
         self._counts["leased"] += count
-        self._leases[token] = _Out(consumer, deadline, rows)
+        self._leases[token] = Out(consumer, deadline, rows)
         columns: dict[str, Sequence[Any] | Packed] = {
             "sample_id": [row.sample_id for row in rows],
             "policy_version": [row.policy_version for row in rows],
@@ -353,6 +342,9 @@ class Rows:
         """Those that have rows."""
         return (step for step, rows in self._steps.items() if rows)
 
+    def __contains__(self, sample_id: str) -> bool:
+        return sample_id in self._rows
+
     def rows_of_step(self, step: int) -> Sequence[Row]:
         return self._steps.get(step, ())
 
@@ -368,13 +360,14 @@ class Rows:
     def _move(self, row: Row, status: Status) -> None:
         self._counts[row.status] -= 1
         self._counts[status] += 1
+        self._writing[row.policy_version] += (status == "writing") - (row.status == "writing")
         if row.status == "ready":
             self._queue.drop(row)
         if status == "ready":
             self._queue.push(row)
         row.status = status
 
-    def _end(self, rows: list[Row], status: Status, leases: dict[int, _Out]) -> Ended:
+    def _end(self, rows: list[Row], status: Status, leases: dict[int, Out]) -> Ended:
         cells = [row.cells for row in rows]
         for row in rows:
             self._move(row, status)
@@ -394,7 +387,7 @@ class Rows:
             self._move(row, "ready")
         self._tokens.end(token, why)
 
-    def _out(self, token: int) -> _Out:
+    def _out(self, token: int) -> Out:
         lease = self._leases.get(token)
         if lease is None:
             raise self._refused(f"no lease with token {token} is out: {self._tokens.why_not_out(token)}")

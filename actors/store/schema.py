@@ -7,16 +7,13 @@ Values come by column, one list for many rows, and are checked by column: what r
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import model_validator
-
-from ...core.config import Config
 from ...core.errors import ConfigError, StoreError
 from ...transport.handle import DTYPE_BYTES
+from ..columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
 from .bulk import UTF8, Bulk, Packed, unpack
 
 Columns = Mapping[str, Sequence[Any] | Packed]
@@ -25,60 +22,8 @@ Columns = Mapping[str, Sequence[Any] | Packed]
 Checked = dict[str, Sequence[Any]]
 """Rows by column, as cells."""
 
-MAX_STRING: Final = 256
-"""Characters of a string that lies in the row; a longer one is bulk, with dtype ``utf8``."""
-
-# What SQLite and MessagePack hold without loss.
-_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
-_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-
-META: Final = (
-    "agent",
-    "sample_id",
-    "step",
-    "group",
-    "query",
-    "turn",
-    "trajectory",
-    "policy_version",
-    "query_position",
-    "status",
-    "optimizer_step",
-)
-"""What every row has, besides ``reward``. A put gives ``sample_id``, ``policy_version`` and, where the order of the
-queries matters, ``query_position`` (the query's place in its step); the store knows the others."""
-
-
 Cell = float | int | bool | str | Bulk | None
 """A value as a row holds it; None: not written (yet), or bulk that was freed when the row was consumed."""
-
-
-class Column(Config):
-    """A column that the run declares. A row is READY when all ``required`` columns of its table are written.
-
-    ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
-    of one dimension.
-    """
-
-    type: Literal["float", "int", "bool", "str", "tokens", "tensor"]
-    required: bool = False
-    dtype: str | None = None
-    shape: tuple[int | None, ...] | None = None
-
-    @model_validator(mode="after")
-    def _only_tensors_have_shapes(self) -> "Column":
-        if self.type != "tensor" and (self.dtype, self.shape) != (None, None):
-            raise ValueError(f"a {self.type} has no dtype and shape to choose; a tensor has")
-        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
-            raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPE_BYTES)}")
-        if any(size is not None and size < 0 for size in self.shape or ()):
-            raise ValueError(f"negative size in shape {self.shape}")
-        return self
-
-    @property
-    def is_bulk(self) -> bool:
-        return self.type in ("tokens", "tensor")
-
 
 REWARD: Final = Column(type="float", required=True)
 
@@ -86,33 +31,23 @@ REWARD: Final = Column(type="float", required=True)
 class Schema:
     """The declared columns of one agent's table; ``reward`` is among them, as ``REWARD`` unless declared.
 
-    Raises ConfigError for a name that is no identifier in lower case or is one of ``META``, and for a ``reward`` that
-    is no float.
+    Raises ConfigError for a name that ``check_names`` refuses, and for a ``reward`` that is no float.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
-        for name in columns:
-            if not _NAME.fullmatch(name):
-                raise ConfigError(
-                    f"column {name!r}: a name is up to 63 of a-z, 0-9 and _, not beginning with 0-9"
-                )
-            if name in META:
-                raise ConfigError(f"column {name!r}: every table has it already; choose another name")
+        check_names(columns)
         self.columns: dict[str, Column] = {"reward": REWARD, **columns}
         if self.columns["reward"].type != "float":
             raise ConfigError(f"column 'reward' is a float, not {self.columns['reward'].type}")
         self.names = tuple(self.columns)
         self.index = {name: place for place, name in enumerate(self.names)}
         self.required = tuple(self.index[name] for name, column in self.columns.items() if column.required)
-        self.may_be_bulk = tuple(
-            self.index[name]
-            for name, column in self.columns.items()
-            if column.is_bulk or column.type == "str"
-        )
+        self.awaited = {name: column for name, column in columns.items() if column.awaited}
+        """Those that rows wait for, after they were put."""
 
     def check(self, table: str, ids: Sequence[str], columns: Columns) -> Checked:
         """``columns`` as cells: ints in float columns become floats; references arrive as lists, or packed, and become
-        Bulk.
+        Bulk. None in a column that is not required: not written.
 
         ``ids``: the sample ids of the rows, to name them. Raises StoreError for the first column that is unknown, not
         as long as ``ids``, or holds a value it can't take.
@@ -127,7 +62,7 @@ class Schema:
             if len(values) != len(ids):
                 raise StoreError(f"table {table}: column {name} has {len(values)} values for {len(ids)} rows")
             try:
-                checked[name] = (_unpacked if isinstance(given, dict) else _cells)(column, values)
+                checked[name] = (_unpacked if isinstance(given, dict) else _cells_or_none)(column, values)
             except _Refused:
                 raise StoreError(_first_refused(table, name, column, ids, values)) from None
         return checked
@@ -159,11 +94,18 @@ class _Refused(Exception):
 def _first_refused(table: str, name: str, column: Column, ids: Sequence[str], values: Sequence[Any]) -> str:
     for sample_id, value in zip(ids, values, strict=True):
         try:
-            _cells(column, [value])
+            _cells_or_none(column, [value])
         except _Refused as refused:
             shown = repr(value) if len(repr(value)) <= 120 else f"{repr(value)[:120]}..."
             return f"table {table}: sample {sample_id}: column {name} wants {refused}, not {shown}"
     raise AssertionError("what is refused together is refused alone")
+
+
+def _cells_or_none(column: Column, values: Sequence[Any]) -> list[Cell]:
+    if column.required or None not in values:
+        return _cells(column, values)
+    cells = iter(_cells(column, [value for value in values if value is not None]))
+    return [None if value is None else next(cells) for value in values]
 
 
 def _cells(column: Column, values: Sequence[Any]) -> list[Cell]:
@@ -182,7 +124,7 @@ def _floats(column: Column, values: Sequence[Any]) -> list[Cell]:
 
 
 def _ints(column: Column, values: Sequence[Any]) -> list[Cell]:
-    if set(map(type, values)) == {int} and min(values) >= _INT_MIN and max(values) <= _INT_MAX:
+    if set(map(type, values)) == {int} and min(values) >= INT_MIN and max(values) <= INT_MAX:
         return list(values)
     raise _Refused("an int of 64 bits")
 
@@ -240,14 +182,7 @@ def _describes(column: Column, size_bytes: int, dtype: str, shape: tuple[Any, ..
         return dtype == UTF8 and shape == (size_bytes,)
     if dtype not in DTYPE_BYTES or math.prod(shape) * DTYPE_BYTES[dtype] != size_bytes:
         return False
-    if column.type == "tokens":
-        return dtype == "int32" and len(shape) == 1
-    if column.dtype not in (None, dtype):
-        return False
-    return column.shape is None or (
-        len(shape) == len(column.shape)
-        and all(wanted in (None, size) for wanted, size in zip(column.shape, shape, strict=True))
-    )
+    return column.takes(dtype, shape)
 
 
 def _wanted_bulk(column: Column) -> str:

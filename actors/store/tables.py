@@ -16,14 +16,15 @@ from typing import Any, Final
 
 import msgpack
 
-from ...core.errors import ConfigError, StoreError
+from ...core.errors import StoreError
 from ...transport.segments import BlobRef
+from ..columns import META, common_types
 from ..sample_id import SampleId, TrajectoryName
 from .bulk import blob_refs, packed
 from .leases import Lease, Tokens
-from .row import Row
-from .rows import Commit, Ended, RowCounts, Rows
-from .schema import META, Checked, Columns, Schema
+from .row import Commit, Ended, Row, RowCounts
+from .rows import Rows
+from .schema import Checked, Columns, Schema
 
 # Rows of one record of a snapshot.
 _CHUNK: Final = 256
@@ -73,15 +74,8 @@ class Tables:
         }
         self.closed_before = 0
         """Rows of earlier steps are forgotten, and none is accepted any more."""
-        self.columns: dict[str, str] = {}
+        self.columns = common_types({agent: schema.columns for agent, schema in schemas.items()})
         """Type by name of all declared columns."""
-        for agent, schema in schemas.items():
-            for name, column in schema.columns.items():
-                if self.columns.setdefault(name, column.type) != column.type:
-                    raise ConfigError(
-                        f"column {name!r} is {column.type} for agent {agent!r} and {self.columns[name]} for another: "
-                        "choose one type or two names"
-                    )
 
     # ------------------------------------------------------------------ what the journal is told
 
@@ -225,18 +219,25 @@ class Tables:
                 found.setdefault(agent, []).append(row.sample_id)
         return found
 
-    def trajectory(self, name: TrajectoryName) -> list[dict[str, Any]]:
-        """Its samples in all tables, turn by turn: their meta and scalar columns, as ``scalars`` gives them.
+    def trajectory(self, name: str) -> list[dict[str, Any]]:
+        """Its samples in all tables, turn by turn: their columns as ``scalars`` gives them, by name.
 
-        Of a sample: ``tables.trajectory(SampleId.parse(sample_id).trajectory_name)``.
+        ``name``: the trajectory's, or the id of one of its samples; what may be read as both is the id, if there is
+        such a sample. Raises StoreError where it is neither, or nothing of it is here.
         """
+        wanted = self._trajectory_name(name)
+        step = -1 if wanted.step is None else wanted.step
         found = [
             (sample.turn, self._plain(agent, row))
             for agent, table in self._tables.items()
-            for row in table.rows_of_step(-1 if name.step is None else name.step)
-            if (sample := SampleId.parse(row.sample_id)).trajectory_name == name
+            for row in table.rows_of_step(step)
+            if (sample := SampleId.parse(row.sample_id)).trajectory_name == wanted
         ]
-        return [row for _, row in sorted(found, key=lambda item: item[0])]
+        if not found:
+            hint = f"steps before {self.closed_before} are forgotten, evaluations never come here"
+            raise StoreError(f"neither a sample nor a trajectory {name!r} is in the store ({hint})")
+        names = self.scalar_columns()
+        return [{name: row.get(name) for name in names} for _, row in sorted(found, key=lambda item: item[0])]
 
     def scalar_columns(self) -> dict[str, str]:
         """Type by name of what ``scalars`` gives."""
@@ -251,6 +252,17 @@ class Tables:
         return [tuple(map(self._plain(agent, row).get, names)) for agent, row in self._all_rows()]
 
     # ------------------------------------------------------------------ inside
+
+    def _trajectory_name(self, text: str) -> TrajectoryName:
+        if any(text in table for table in self._tables.values()):
+            return SampleId.parse(text).trajectory_name
+        try:
+            return TrajectoryName.parse(text)
+        except StoreError:
+            raise StoreError(
+                f"{text!r} is neither a sample id, {{step}}:{{query}}_{{turn}}_{{trajectory}}, nor a trajectory's "
+                "name, {step}:{query}_{trajectory}"
+            ) from None
 
     def _all_rows(self) -> Iterator[tuple[str, Row]]:
         return ((agent, row) for agent, table in self._tables.items() for row in table.rows())

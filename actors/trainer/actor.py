@@ -32,6 +32,8 @@ T = TypeVar("T")
 _TRANSFER_TIMEOUT_S = 3600.0
 # The store waits for a full disk to be cleared.
 _COMMIT_TIMEOUT_S = 3600.0
+# The store ends the wait for what is written from outside, when the config says.
+_LEASE_TIMEOUT_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Trainer(Actor):
     async def on_start(self) -> None:
         self._recipe = Recipe(self._recipe_config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-        self._experience = ExperienceReader(self._places)
+        self._experience = ExperienceReader(self._store, self._places)
         await self._transport.__aenter__()
         for agent, config in self._configs.items():
             self._policies[agent] = await self._compute(lambda a=agent, c=config: self._build(a, c))  # type: ignore[misc]
@@ -95,9 +97,9 @@ class Trainer(Actor):
 
     @endpoint
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
-        leased = await self._store.api.lease(agent, policy_version, count)
+        leased = await self._store.within(_LEASE_TIMEOUT_S).lease(agent, policy_version, count)
         self._leases[agent].append(leased.token)
-        samples = self._experience.samples(agent, leased)
+        samples = await self._experience.samples(agent, leased)
         stats = await self._compute(lambda: self._policies[agent].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(

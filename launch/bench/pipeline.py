@@ -179,11 +179,13 @@ class _Recorder(Actor):
     """Stands for store and orchestrator: what closes, and when."""
 
     def __init__(self, directory: Path) -> None:
-        places = segment_places(directory, directory / "store")
-        self._arena = BlobArena(places, ArenaLimits())
-        self._reader = ExperienceReader(places)
+        self._places = segment_places(directory, directory / "store")
+        self._arena = BlobArena(self._places, ArenaLimits())
         self._samples: list[Sample] = []
         self.closed: asyncio.Queue[tuple[float, GroupClosed, list[Sample]]] = asyncio.Queue()
+
+    async def on_start(self) -> None:
+        self._reader = ExperienceReader(self.ref, self._places)
 
     @endpoint
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
@@ -192,7 +194,7 @@ class _Recorder(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            self._samples += self._reader.samples(agent, Leased(0, columns))
+            self._samples += await self._reader.samples(agent, Leased(0, columns))
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:
@@ -248,6 +250,7 @@ def _rollout(
         config.rollout,
         str(directory),
         str(directory / "store"),
+        columns=config.columns(),
     )
 
 

@@ -58,7 +58,7 @@ class Client(Actor):
         self._store = store
         self._name = name
         self._writer = ExperienceWriter(store, name, places)
-        self._reader = ExperienceReader(places)
+        self._reader = ExperienceReader(store, places)
         random = np.random.default_rng(1)
         self._prompt, self._tokens = (random.integers(0, 2**17, n, np.int32) for n in (512, 1024))
         self._logprobs = -random.random(1024, np.float32)
@@ -81,7 +81,7 @@ class Client(Actor):
         tokens = []
         for _ in range(0, count, GET_BATCH):
             leased = await self._store.api.lease(AGENT, version, GET_BATCH)
-            rows = zip(*self._reader.bulk(leased).values(), strict=True)
+            rows = zip(*(await self._reader.bulk(leased)).values(), strict=True)
             copies = [[cell.copy() for cell in row] for row in rows]
             tokens.append(leased.token)
             prompt, completion, logprobs, _ = copies[-1]

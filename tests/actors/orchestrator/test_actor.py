@@ -95,7 +95,9 @@ class Store(Actor):
         self.ready: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
         self.places = segment_places(memory, folder)
         self.arena = BlobArena(self.places, ArenaLimits(segment_bytes=2**16))
-        self.reader = ExperienceReader(self.places)
+
+    async def on_start(self) -> None:
+        self.reader = ExperienceReader(self.ref, self.places)
 
     @endpoint
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
@@ -104,7 +106,7 @@ class Store(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            self.ready[agent] += self.reader.samples(agent, Leased(0, columns))
+            self.ready[agent] += await self.reader.samples(agent, Leased(0, columns))
 
 
 class Trainer(Actor):

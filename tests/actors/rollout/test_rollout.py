@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.columns import Column
 from flexmarl.actors.experience import ExperienceReader, segment_places
 from flexmarl.actors.messages import (
     GenerateRequest,
@@ -93,8 +94,8 @@ class House:
         places = segment_places(folder / "memory", folder / "store")
         for path in (*places.all(), folder / "store"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.store = Store(["solver", "judge"], str(folder / "memory"), str(folder / "store"))
-        self.reader = ExperienceReader(places)
+        self.columns: dict[str, dict[str, Column]] = {}
+        self.places = places
         self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.grouping: dict[str, Grouping] = {}
@@ -105,6 +106,8 @@ class House:
 
     async def open(self, body: str, **config: Any) -> Rollout:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
+        memory, folder = str(self.folder / "memory"), str(self.folder / "store")
+        self.store = Store(["solver", "judge"], memory, folder, columns=self.columns)
         rollout = Rollout(
             RecipeConfig(folder=str(self.folder), data={}, seed=3),
             self.sampling,
@@ -116,9 +119,10 @@ class House:
             await self.system.add(self.store, "store"),
             await self.system.add(self.events, "orchestrator"),
             RolloutConfig(**config),
-            str(self.folder / "memory"),
-            str(self.folder / "store"),
+            memory,
+            folder,
             self.grouping,
+            self.columns,
         )
         await self.system.add(rollout, "rollout")
         return rollout
@@ -128,7 +132,8 @@ class House:
 
     async def rows(self, agent: str, version: int, count: int) -> list[Sample]:
         """What is leased of an agent's table."""
-        return self.reader.samples(agent, await self.store.lease(agent, version, count))
+        leased = await self.store.lease(agent, version, count)
+        return await ExperienceReader(self.store.ref, self.places).samples(agent, leased)
 
     async def statistics(self, agent: str) -> TableStatistics:
         return (await self.store.table_statistics())[agent]

@@ -42,11 +42,12 @@ class House:
         kwargs = {"agents": AGENTS, "memory": str(self.memory), "folder": str(self.folder), **options}
         self.store = await self.system.spawn(Store, "store", kwargs, process=True)
         places = segment_places(self.memory, self.folder)
-        self.writer, self.reader = ExperienceWriter(self.store, "writer", places), ExperienceReader(places)
+        self.writer = ExperienceWriter(self.store, "writer", places)
+        self.reader = ExperienceReader(self.store, places)
         return self.store
 
     async def rows(self, version: int, count: int, agent: str = "solver") -> list[Sample]:
-        return self.reader.samples(agent, await self.store.api.lease(agent, version, count))
+        return await self.reader.samples(agent, await self.store.api.lease(agent, version, count))
 
     async def kill(self) -> None:
         statistics = await self.system.supervisors[0].statistics()
@@ -83,7 +84,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twic
             await house.writer.put(batch)
             acknowledged |= {row.sample_id for row in batch}
         leased = await house.store.api.lease("solver", 0, 16)
-        ids = [row.sample_id for row in house.reader.samples("solver", leased)]
+        ids = [row.sample_id for row in await house.reader.samples("solver", leased)]
         await house.store.api.commit("solver", [leased.token], incarnation + 1)
         consumed += ids
         lost = await house.store.api.lease("solver", 0, 8)  # dies with its store
@@ -184,7 +185,7 @@ async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
             statistics = await house.store.api.store_statistics()
             assert statistics.memory_bytes <= 2**17 and statistics.disk_bytes <= 2**17
             leased = await house.store.api.lease("solver", 0, ready)
-            house.reader.samples("solver", leased)
+            await house.reader.samples("solver", leased)
             done += await house.store.api.commit("solver", [leased.token], done + 1)
     await asyncio.gather(*puts)
 

@@ -51,6 +51,14 @@ def test_rows_come_in_their_order_as_plain_data(where: str, found: list[int]) ->
     assert all(type(row["solved"]) in (bool, type(None)) for row in answer.rows)
 
 
+@pytest.mark.parametrize(
+    "where", ["order > 1", "Order > 1", '"order" > 1', '"in" = 3 and length > 3', "length(agent) = 6"]
+)
+def test_columns_may_be_named_as_sql_names_things(where: str) -> None:
+    columns = {"agent": "str", "order": "int", "in": "int", "length": "int"}
+    assert select(columns, [("solver", 2, 3, 4), ("judge", 1, 1, 1)], where).total == 1
+
+
 def test_a_limit_tells_how_many_there_are() -> None:
     answer = ask("turns > 0", limit=1)
     assert [row["sample_id"] for row in answer.rows] == ["1:q_0_0"]

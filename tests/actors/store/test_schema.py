@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flexmarl.actors.columns import Column
 from flexmarl.actors.store.bulk import Packed, blob_refs, pack, unpack
-from flexmarl.actors.store.schema import Column, Schema
+from flexmarl.actors.store.schema import Schema
 from flexmarl.core.errors import ConfigError, StoreError
 from flexmarl.transport.segments import BlobRef
 
@@ -47,6 +48,25 @@ def test_a_value_becomes_a_cell_of_the_columns_type(name: str, value: object, ce
     (checked,) = SCHEMA.check("a", ["1:q_0_0"], {name: [value]})[name]
     assert checked == cell
     assert type(checked) is type(cell)
+
+
+def test_none_is_not_written_where_that_may_be() -> None:
+    ids = ["1:q_0_0", "1:q_0_1", "1:q_0_2"]
+    given: dict[str, Any] = {
+        "score": [None, 1, None],
+        "any": [ref(1, "bool"), None, None],
+        "note": [None, None, "x"],
+    }
+    checked = SCHEMA.check("a", ids, given)
+    assert checked == {
+        "score": [None, 1.0, None],
+        "any": [("m-1", 0, 1, "bool", ()), None, None],
+        "note": [None, None, "x"],
+    }
+    with pytest.raises(StoreError, match="sample 1:q_0_2: column score wants a finite float, not 'x'"):
+        SCHEMA.check("a", ids, {"score": [None, 1, "x"]})
+    with pytest.raises(StoreError, match="sample 1:q_0_1: column tokens wants .*, not None"):
+        SCHEMA.check("a", ids[:2], {"tokens": [ref(4, "int32", 1), None]})
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flexmarl.actors.columns import Column
 from flexmarl.actors.sample_id import SampleId, TrajectoryName
 from flexmarl.actors.store.bulk import Bulk, blob_refs, unpack
 from flexmarl.actors.store.query import select
-from flexmarl.actors.store.schema import Column, Schema
+from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Change, Tables
 from flexmarl.core.errors import ConfigError, StoreError
 from flexmarl.transport.segments import BlobRef
@@ -406,8 +407,25 @@ class Life(RuleBasedStateMachine):
             assert counts.leased == statuses[agent].count("leased")
             assert counts.consumed == self.totals[f"{agent} consumed"]
             assert counts.discarded == self.totals[f"{agent} discarded"]
+            self.waits_agree(agent)
         live = sorted(ref for row in self.rows.values() for ref in blob_refs(row.cells.values()))
         assert sorted(self.tables.live_blobs()) == live
+
+    def waits_agree(self, agent: str) -> None:
+        """A lease waits for rows of which it would get newer ones first, and for those that it needs."""
+        open_rows = [row for row in self.rows.values() if row.agent == agent and row.over is None]
+        versions = sorted({row.version for row in open_rows})
+        ready = [row.version for row in self.queue(agent, 0, max(versions, default=0))]
+        for count in (1, len(ready), len(ready) + 1, len(open_rows) + 1):
+            waits = [row.version for row in open_rows if not row.is_ready]
+            if 1 <= count <= len(ready):
+                newest = sorted(ready)[count - 1]
+                waits = [version for version in waits if version < newest]
+            elif count > len(ready) + len(waits):
+                waits = []
+            if versions and count:
+                newest = versions[-1]
+                assert self.tables.table(agent).awaited(newest, count, newest) == len(waits)
 
 
 Life.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
@@ -602,7 +620,7 @@ def test_two_agents_agree_about_a_columns_type() -> None:
 def test_a_sample_leads_to_its_trajectory_in_all_tables_and_back() -> None:
     tables = make()
     tables.put({"a": columns("1:q_1_0_2", "1:q_1_10_2", "1:q_0_2"), "b": columns("1:q_1_2_2", "2:q_1_2_2")})
-    trajectory = tables.trajectory(SampleId.parse("1:q_1_2_2").trajectory_name)
+    trajectory = tables.trajectory("1:q_1_2_2")
     assert [(row["agent"], row["sample_id"]) for row in trajectory] == [
         ("a", "1:q_1_0_2"),
         ("b", "1:q_1_2_2"),
@@ -612,7 +630,24 @@ def test_a_sample_leads_to_its_trajectory_in_all_tables_and_back() -> None:
         TrajectoryName(1, "q_1", 2)
     }
     assert trajectory[0]["reward"] == 1.0
-    assert tables.trajectory(TrajectoryName(None, "q_1", 2)) == []
+    assert trajectory == tables.trajectory("1:q_1_2"), "by its name, too"
+    assert {tuple(row) for row in trajectory} == {tuple(tables.scalar_columns())}, "all agents' columns"
+    # As the name of a trajectory this would be the query q_0's.
+    assert [row["sample_id"] for row in tables.trajectory("1:q_0_2")] == ["1:q_0_2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("1:q_0_7", "neither a sample nor a trajectory '1:q_0_7' is in the store"),
+        ("eval:q_0", "in the store .*evaluations never come here"),
+        ("q7", r"'q7' is neither a sample id, \{step\}:\{query\}_\{turn\}_\{trajectory\}, nor"),
+        ("", "'' is neither a sample id"),
+    ],
+)
+def test_a_trajectory_that_is_not_here_is_refused(tables: Tables, name: str, why: str) -> None:
+    with pytest.raises(StoreError, match=why):
+        tables.trajectory(name)
 
 
 def test_people_ask_about_all_tables(tables: Tables) -> None:
