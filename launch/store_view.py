@@ -15,7 +15,7 @@ from .run_directory import RunDirectory
 
 _TIMEOUT_S = 30.0
 # What a name says already is left out of the table.
-_HIDDEN = frozenset({"step", "group", "query", "turn", "trajectory"})
+_HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory"})
 
 
 def select(directory: RunDirectory, where: str, limit: int) -> Selection:
@@ -40,7 +40,8 @@ def show(found: Selection) -> None:
             if name not in _HIDDEN and any(row[name] is not None for row in found.rows)
         ]
         for name in names:
-            table.add_column(name)
+            # Whole, however narrow the terminal: it is what --trajectory takes.
+            table.add_column(name, no_wrap=name == "sample_id", overflow="fold")
         for row in found.rows:
             table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in names))
         console.print(table)

@@ -79,6 +79,14 @@ async def _talk(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
     return Rewards(solver=_share(third, "1"))
 
 
+async def _graded(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
+    """A pair whose draft has the columns ``difficulty`` (the query's position) and ``plan``."""
+    draft = await agents["solver"].generate(f"{query.text}=")
+    await agents["checker"].generate(f"{draft.text}=")
+    draft.write(difficulty=float(asked["position"]), plan=draft.tokens[:2])
+    return Rewards(solver=_share(draft, "1"), checker=1.0)
+
+
 async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     turn = await agents["solver"].generate(f"{query.text}=")
     match what:
@@ -103,7 +111,7 @@ async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     return Rewards(solver=0.0)
 
 
-_SHAPES = {"pair": _pair, "alone": _alone, "uneven": _uneven, "talk": _talk}
+_SHAPES = {"pair": _pair, "alone": _alone, "uneven": _uneven, "talk": _talk, "graded": _graded}
 
 
 def _share(turn: Turn, digit: str) -> float:

@@ -1,0 +1,18 @@
+"""``flexmarl bench store`` with so few samples that its figures say nothing."""
+
+import asyncio
+
+from flexmarl.launch.bench.store import Options, measure, parts
+
+
+def test_every_figure_is_there_and_possible() -> None:
+    told: list[str] = []
+    options = Options(rounds=2, samples=128)
+    result = asyncio.run(measure(options, told.append))
+    assert told == ["round 1 of 2", "round 2 of 2"] and parts(options) == 2
+    for key in ("put_samples_per_s", "get_samples_per_s"):
+        assert len(result["rounds"][key]) == 2
+        assert 10 < result[key] < 1e7, key
+        assert result[f"transferqueue_{key}"] is None
+    assert [goal["key"] for goal in result["goals"]] == ["put_samples_per_s", "get_samples_per_s"]
+    assert result["settings"] == {"rounds": 2, "samples": 128} and result["machine"]["cpus"] >= 1

@@ -1,0 +1,160 @@
+"""``flexmarl store`` and columns of a run's own, on real runs whose engines and trainer are simulated."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.messages import Selection, StoreApi
+from flexmarl.core.errors import FlexmarlError
+from flexmarl.core.system import ActorSystem
+from flexmarl.launch import store_view
+from flexmarl.launch.cli import main
+
+from .conftest import PATIENCE_S, TINY, Launched, Launcher
+
+SIMULATED = (
+    "agent_defaults.model.config={model_type: simulated, engine: {token_s: 1.0e-4}}",
+    "agents.solver.columns={difficulty: {type: float}, plan: {type: tokens}}",
+    "data.shape=graded",
+)
+Flexmarl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flexmarl(capsys: pytest.CaptureFixture[str]) -> Flexmarl:
+    """Status, standard output, standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        return (main(["store", *words]), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def running(launcher: Launcher) -> Iterator[Launched]:
+    """Its first step is trained; the workflows of the second have begun, and wait until ``close``."""
+    hold = launcher.runs / "looked-at.hold"
+    hold.write_text("2")
+    run = launcher.train("looked-at", *SIMULATED, f"data.hold={hold}")
+    run.wait_for_step(1)
+    yield run
+    run.close()
+
+
+class TestARunThatGoesOn:
+    def test_is_shown_as_a_table(self, running: Launched, flexmarl: Flexmarl) -> None:
+        status, out, err = flexmarl(str(running.directory), "agent = 'solver'")
+        assert status == 0 and not err
+        assert "1:q000_0_3" in out and "consumed" in out and out.endswith("8 of 8 samples\n")
+
+    def test_is_asked_about_its_own_columns(self, running: Launched, flexmarl: Flexmarl) -> None:
+        status, out, _ = flexmarl(str(running.directory), "difficulty > 0.2", "--json")
+        found = json.loads(out)
+        assert status == 0 and found["total"] == 4
+        assert {(row["group"], row["difficulty"], row["agent"]) for row in found["rows"]} == {
+            ("1:q001", 1.0, "solver")
+        }
+        assert "plan" not in found["rows"][0], "what is bulk is not shown"
+
+    def test_a_limit_tells_how_many_there_are(self, running: Launched, flexmarl: Flexmarl) -> None:
+        _, out, _ = flexmarl(str(running.directory), "--limit", "3", "--json")
+        found = json.loads(out)
+        assert len(found["rows"]) == 3 and found["total"] == 16
+        _, out, _ = flexmarl(str(running.directory), "--limit", "3")
+        assert out.endswith("3 of 16 samples\n")
+
+    def test_what_is_not_there_is_no_error(self, running: Launched, flexmarl: Flexmarl) -> None:
+        assert flexmarl(str(running.directory), "reward > 10") == (0, "0 of 0 samples\n", "")
+
+    @pytest.mark.parametrize(
+        ("words", "why"),
+        [
+            (["rewrd > 0.5"], "there is no column rewrd; there are: agent, sample_id"),
+            (["reward >"], "the expression 'reward >' is wrong: "),
+            (
+                ["--trajectory", "q000"],
+                "'q000' is neither a sample id, {step}:{query}_{turn}_{trajectory}, nor",
+            ),
+            (["--trajectory", "1:q000_9"], "neither a sample nor a trajectory '1:q000_9' is in the store"),
+            (["reward > 1", "--trajectory", "1:q000_0"], "--trajectory takes no expression"),
+            (["--limit", "0"], "0 is not in the range"),
+        ],
+    )
+    def test_a_bad_question_is_refused(
+        self, running: Launched, flexmarl: Flexmarl, words: list[str], why: str
+    ) -> None:
+        status, out, err = flexmarl(str(running.directory), *words)
+        assert status == 2 and not out and why in err and "Traceback" not in err
+
+    @pytest.mark.parametrize("name", ["1:q001_1_3", "1:q001_0_3", "1:q001_3"])
+    def test_a_sample_leads_to_its_trajectory(self, running: Launched, flexmarl: Flexmarl, name: str) -> None:
+        status, out, _ = flexmarl(str(running.directory), "--trajectory", name, "--json")
+        found = json.loads(out)
+        assert status == 0 and found["total"] == 2
+        assert [(row["sample_id"], row["agent"], row["difficulty"]) for row in found["rows"]] == [
+            ("1:q001_0_3", "solver", 1.0),
+            ("1:q001_1_3", "checker", None),
+        ]
+
+
+def test_a_run_that_has_not_begun(
+    tmp_path: Path, flexmarl: Flexmarl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(TINY), "--runs", str(tmp_path), "--name", "dry", "--dry-run"]) == 0
+    capsys.readouterr()
+    status, _, err = flexmarl(str(tmp_path / "dry"))
+    assert status == 2 and "dry has no store: has the run begun?" in err
+    status, _, err = flexmarl(str(tmp_path))
+    assert status == 2 and "is no run directory" in err
+
+
+def test_a_table_leaves_out_what_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"sample_id": "1:q[bold]_0_0", "step": 1, "reward": 0.5, "note": None}
+    store_view.show(Selection([row], 7))
+    out = capsys.readouterr().out
+    assert "1:q[bold]_0_0" in out and "note" not in out and "step" not in out and "1 of 7 samples" in out
+
+
+# --------------------------------------------------------------------------- columns that a service writes
+
+
+JUDGED = "agents.solver.columns.judged={{type: float, required: true, written_by: outside, timeout_s: {}}}"
+
+
+async def judge(run: Launched) -> int:
+    """Writes ``judged`` of every row that waits for it, until the run has ended; returns how many."""
+    address, judged = run.directory / "store" / "address", 0
+    async with asyncio.timeout(PATIENCE_S), ActorSystem("judge") as system:
+        while run.process.poll() is None:
+            await asyncio.sleep(0.01)
+            # The run may be starting, or ending just now.
+            with suppress(FileNotFoundError, FlexmarlError):
+                store = system.ref("store", address.read_text(), StoreApi).within(5)
+                rows = (await store.select("status = 'writing'", 1000)).rows
+                ids = [row["sample_id"] for row in rows]
+                await store.write("judge", {"solver": {"sample_id": ids, "judged": [0.5] * len(ids)}})
+                judged += len(ids)
+    return judged
+
+
+@pytest.mark.parametrize("mode", ["strict", "async"])
+def test_a_run_goes_on_as_a_judge_writes(launcher: Launcher, flexmarl: Flexmarl, mode: str) -> None:
+    settings = ("training.steps=3", f"mode={mode}", JUDGED.format(60))
+    run = launcher.train(f"judged-{mode}", *SIMULATED, *settings)
+    judged = asyncio.run(judge(run))
+    assert run.wait() == 0, run.text
+    assert judged == 3 * 8 and [line["samples/solver"] for line in run.metrics] == [8] * 3
+    status, out, err = flexmarl(str(run.directory))
+    assert status == 2 and not out
+    assert f"judged-{mode} can't be asked, as the run does not go on: " in err
+
+
+def test_a_judge_that_never_comes_ends_the_run_with_its_column(launcher: Launcher) -> None:
+    run = launcher.train("unjudged", *SIMULATED, JUDGED.format(0.3))
+    assert run.wait() == 1
+    assert "lacks judged, which somebody outside of the run has to write" in run.text
+    assert "agents.solver.columns.judged.timeout_s" in run.text
