@@ -10,6 +10,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flexmarl.actors.columns import Column
 from flexmarl.core.errors import ConfigError
 from flexmarl.launch import config as config_module
 from flexmarl.launch.config import RunConfig, check, read_yaml, resolve, to_yaml
@@ -83,6 +84,13 @@ class TestResolving:
         assert check(yaml.safe_load(written), "config.yaml") == config
         assert to_yaml(check(yaml.safe_load(written), "config.yaml")) == written
 
+    def test_columns_are_declared_by_agent(self) -> None:
+        declared = "{plan: {type: tokens}, embedding: {type: tensor, dtype: float32, shape: [null, 8]}}"
+        config = resolve(str(TINY), [f"agents.solver.columns={declared}"])
+        plan, embedding = Column(type="tokens"), Column(type="tensor", dtype="float32", shape=(None, 8))
+        assert config.columns() == {"solver": {"plan": plan, "embedding": embedding}, "checker": {}}
+        assert check(yaml.safe_load(to_yaml(config)), "config.yaml") == config
+
     def test_a_path_never_means_a_built_in_recipe_or_a_neighbour(
         self, recipe: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -125,6 +133,27 @@ class TestRefusals:
             (
                 "training.foo=1",
                 r"training.foo: there is no such key \(value 1\); allowed: steps, queries_per_step",
+            ),
+            (
+                "agents.solver.columns.plan={typ: tokens}",
+                r"agents.solver.columns.plan.typ: there is no such key .* allowed: type, required, dtype",
+            ),
+            ("agents.solver.columns={plan: {type: list}}", "columns.plan.type='list': .* 'tensor'"),
+            (
+                "agents.solver.columns={tokens: {type: tokens}}",
+                "agents.solver.columns: column 'tokens': every table has it already",
+            ),
+            (
+                "agents.solver.columns={Plan: {type: tokens}}",
+                "agents.solver.columns: column 'Plan': a name is",
+            ),
+            (
+                "agents.solver.columns={x: {type: tensor, dtype: bfloat16}}",
+                "agents.solver.columns: column 'x': NumPy has no bfloat16",
+            ),
+            (
+                "agents={solver: {columns: {x: {type: int}}}, checker: {columns: {x: {type: str}}}}",
+                "column 'x' is str for agent 'checker' and int for another",
             ),
             ("foo=1", r"foo: there is no such key .* allowed: recipe, seed, mode"),
             ("agents.solver.model.foo=1", r"agents.solver.model.foo: .* allowed: path, config, tokenizer"),
