@@ -360,11 +360,14 @@ class Rows:
     def _move(self, row: Row, status: Status) -> None:
         self._counts[row.status] -= 1
         self._counts[status] += 1
-        self._writing[row.policy_version] += (status == "writing") - (row.status == "writing")
         if row.status == "ready":
             self._queue.drop(row)
+        elif row.status == "writing":
+            self._writing[row.policy_version] -= 1
         if status == "ready":
             self._queue.push(row)
+        elif status == "writing":
+            self._writing[row.policy_version] += 1
         row.status = status
 
     def _end(self, rows: list[Row], status: Status, leases: dict[int, Out]) -> Ended:
