@@ -23,9 +23,16 @@ from .messages import Leased, Sample, StoreApi
 from .sample_id import SampleId
 
 BULK: Final = {"prompt_tokens": "int32", "tokens": "int32", "logprobs": "float32", "group_rewards": "float64"}
-"""The bulk columns of a sample, and their dtypes; each has one dimension."""
+"""The bulk columns of a sample, and their dtypes; each has one dimension.
 
-_TRAINING: Final = frozenset({"sample_id", "policy_version", "query_position", "reward", *BULK})
+``version_changes``, empty in most samples, is a short string of numbers: a further bulk column would cost every sample
+a tenth of its way through the store.
+"""
+
+SCALARS: Final = ("sample_id", "policy_version", "query_position", "reward", "version_changes")
+"""Its other columns."""
+
+_TRAINING: Final = frozenset({*SCALARS, *BULK})
 _UTF8: Final = "utf8"
 # A store that is full makes its writers wait until rows are consumed.
 _ROOM_TIMEOUT_S: Final = 3600.0
@@ -112,6 +119,7 @@ def _columns(
             "policy_version": [sample.policy_version for sample in own],
             "query_position": [sample.query_position for sample in own],
             "reward": [sample.reward for sample in own],
+            "version_changes": [" ".join(map(str, sample.version_changes)) for sample in own],
         }
         for place, (name, dtype) in enumerate(BULK.items()):
             cells = [refs[number * len(BULK) + place] for number in numbers]
@@ -141,10 +149,9 @@ class ExperienceReader:
         """In the order of the lease, without the columns that the run declares: ``columns`` has those. Raises
         ForeignHandle where their bytes are not there."""
         columns, bulk = leased.columns, await self.bulk(leased)
-        scalars = ("sample_id", "policy_version", "reward", "query_position")
-        rows = zip(*(columns[name] for name in scalars), strict=True)
+        rows = zip(*(columns[name] for name in SCALARS), strict=True)
         samples = []
-        for number, (sample_id, version, reward, position) in enumerate(rows):
+        for number, (sample_id, version, position, reward, changes) in enumerate(rows):
             named = SampleId.parse(sample_id)
             cells: dict[str, Any] = {name: tuple(values[number].tolist()) for name, values in bulk.items()}
             samples.append(
@@ -156,6 +163,7 @@ class ExperienceReader:
                     group=named.group,
                     reward=reward,
                     query_position=position,
+                    version_changes=tuple(map(int, changes.split())),
                     **cells,
                 )
             )

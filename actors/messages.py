@@ -6,7 +6,8 @@ endpoints with their signatures; the actor runtime validates arguments and resul
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -51,7 +52,12 @@ class ModelConfig(Config):
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn to generate. ``prompt`` is a sequence of segments: text, or token ids of earlier turns,
-    which are never decoded and tokenised again. ``policy_version`` must be the one the instance serves."""
+    which are never decoded and tokenised again. ``policy_version`` must be the one the instance serves.
+
+    ``resumable``: what new weights interrupt comes back with what was generated; without it the turn fails with
+    TurnAborted. ``completion``: such tokens of earlier versions, which the turn goes on behind; ``max_new_tokens``
+    counts them.
+    """
 
     sample_id: str
     prompt: tuple[str | tuple[int, ...], ...]
@@ -59,19 +65,25 @@ class GenerateRequest:
     seed: int
     temperature: float
     max_new_tokens: int
+    resumable: bool = False
+    completion: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What an instance generated. ``tokens`` include the end-of-sequence token where one was drawn;
-    ``logprobs[i]`` is the log-probability of ``tokens[i]`` under the distribution it was drawn from."""
+    ``logprobs[i]`` is the log-probability of ``tokens[i]`` under the distribution it was drawn from.
+
+    A request's ``completion`` is in ``text`` and not in ``tokens``. ``interrupted``: new weights came in; there may be
+    no tokens yet.
+    """
 
     text: str
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     policy_version: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,10 @@ trajectory that reached the same turn of the agent."""
 
 # --------------------------------------------------------------------------- the experience store
 
+MOST_VERSION_CHANGES: Final = 16
+"""Of a turn: it sees at most as many as its policy may be ahead of it when it is trained. So many fit the store's short
+strings, with token numbers of 7 digits and versions of 6."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -102,6 +118,10 @@ class Sample:
     closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
     data. ``columns``: what the workflow wrote into those that the config declares (``columns.py``), as plain numbers,
     strings and arrays.
+
+    ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
+    the other: the number of a token and the newer version that generated it and those behind it; empty where one
+    version generated all.
     """
 
     sample_id: str
@@ -116,6 +136,16 @@ class Sample:
     logprobs: tuple[float, ...]
     query_position: int = 0
     columns: dict[str, Any] = field(default_factory=dict)
+    version_changes: tuple[int, ...] = ()
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The version that generated each of ``tokens``."""
+        starts = (0, *self.version_changes[::2], len(self.tokens))
+        versions = (self.policy_version, *self.version_changes[1::2])
+        return tuple(
+            v for v, (start, end) in zip(versions, pairwise(starts), strict=True) for _ in range(start, end)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +324,8 @@ class GroupClosed:
     what overlong turns cost) and ``generated_tokens`` are of all trajectories that count, also where samples were left
     out: ``without_signal`` are the agents whose were. ``dropped``: why no sample came of the group at all, or empty.
     ``refilled``: stragglers that were replaced. ``surplus``: trajectories that the group did not wait for.
+    ``carried_on``: turns in the store that new weights interrupted and later versions ended; ``carried_tokens``: what
+    earlier ones had generated of them.
     """
 
     step: int
@@ -307,6 +339,8 @@ class GroupClosed:
     without_signal: list[str] = field(default_factory=list)
     refilled: int = 0
     surplus: int = 0
+    carried_on: int = 0
+    carried_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +370,7 @@ class RolloutApi(Protocol):
         The queries are those from ``first_position`` of the training data on. More of a step may follow.
 
         ``versions`` generate the turns, none other; with ``newer_too`` whichever of these or later is the newest served
-        when a turn is asked for, and a turn that new weights interrupt is asked for again.
+        when a turn is asked for, and a turn that new weights interrupt is carried on with them.
         """
 
     async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:

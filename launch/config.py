@@ -16,8 +16,8 @@ import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from ..actors.columns import Column, check_names, common_types
-from ..actors.experience import BULK
-from ..actors.messages import ModelConfig
+from ..actors.experience import BULK, SCALARS
+from ..actors.messages import MOST_VERSION_CHANGES, ModelConfig
 from ..actors.orchestrator.config import CheckpointConfig, CourseConfig, EvaluationConfig, TrainingConfig
 from ..actors.orchestrator.pipeline import Mode
 from ..actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
@@ -66,7 +66,7 @@ class AgentConfig(Config):
     @classmethod
     def _column_names(cls, columns: dict[str, Column]) -> dict[str, Column]:
         with _config_errors():
-            check_names(columns, ("reward", *BULK))
+            check_names(columns, (*SCALARS, *BULK))
         for name, column in columns.items():
             if column.type == "tensor" and column.dtype is not None and column.dtype not in np.sctypeDict:
                 raise ValueError(
@@ -101,14 +101,14 @@ class AgentConfig(Config):
 class RunConfig(Config):
     """Everything a run depends on. ``mode``: ``strict`` (rollout and training of a step overlap, strictly
     on-policy), ``sync`` (a barrier between them) or ``async`` (rollout runs up to ``max_staleness`` steps ahead, by
-    default 1, and samples are trained by a policy at most that many versions newer than the one that generated them:
-    AReaL, arXiv 2505.24298, section 5.1). ``deterministic``: two runs with the same seed, or one and its resumed
-    halves, have bit-equal losses."""
+    default 1 and at most 16, and samples are trained by a policy at most that many versions newer than the one that
+    generated their first token: AReaL, arXiv 2505.24298, section 5.1). ``deterministic``: two runs with the same seed,
+    or one and its resumed halves, have bit-equal losses."""
 
     recipe: str
     seed: Annotated[Natural, Field(lt=2**63)] = 0
     mode: Mode = "strict"
-    max_staleness: Count | None = None
+    max_staleness: Annotated[Count, Field(le=MOST_VERSION_CHANGES)] | None = None
     deterministic: bool = False
     data: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
     agents: Annotated[dict[str, AgentConfig], Field(min_length=1)]

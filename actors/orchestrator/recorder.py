@@ -32,6 +32,8 @@ class StepRecord:
     refilled_queries: int = 0
     refilled_trajectories: int = 0
     surplus_trajectories: int = 0
+    carried_on_turns: int = 0
+    carried_on_tokens: int = 0
     without_signal: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     stepped: dict[str, PolicyStepped] = field(default_factory=dict)
     stepped_at: dict[str, float] = field(default_factory=dict)
@@ -47,6 +49,8 @@ class StepRecord:
         self.dropped_groups += bool(group.dropped)
         self.refilled_trajectories += group.refilled
         self.surplus_trajectories += group.surplus
+        self.carried_on_turns += group.carried_on
+        self.carried_on_tokens += group.carried_tokens
         for agent in group.without_signal:
             self.without_signal[agent] += 1
         self.rolled_out = now  # the last group to close leaves its time
@@ -108,6 +112,8 @@ class StepRecord:
             "failed_trajectories": self.failed,
             "refilled_trajectories": self.refilled_trajectories,
             "surplus_trajectories": self.surplus_trajectories,
+            "carried_on_turns": self.carried_on_turns,
+            "carried_on_tokens": self.carried_on_tokens,
             "dropped_groups": self.dropped_groups,
             "refilled_queries": self.refilled_queries,
         }

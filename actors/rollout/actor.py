@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import CallTimeout, RecipeError, RemoteError
+from ...core.errors import CallTimeout, RecipeError, RemoteError, WrongVersion
 from ...core.ref import ActorRef
 from ...core.tasks import first_error
 from ..columns import Column
@@ -41,6 +41,7 @@ from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .config import RolloutConfig, SamplingConfig
 from .grouping import grouped
 from .overlong import punished
+from .pieces import TurnInPieces
 from .pool import AgentPool
 from .sampling import Abort, Close, Drop, Group, GroupRules, Start, has_signal
 from .trajectory import Deadline, Trajectory, where_it_hangs
@@ -48,8 +49,6 @@ from .trajectory import Deadline, Trajectory, where_it_hangs
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
 _GIVE_UP_S = 1.0
-# How an instance ends or refuses a turn whose version it is just leaving.
-_OVERTAKEN = ("TurnAborted", "WrongVersion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +234,7 @@ class Rollout(Actor):
         if samples:
             await self._experience.put(samples)
         counts = Counter(sample.agent for sample in samples)
+        carried_on = [sample for sample in samples if sample.version_changes]
         await self._orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(
             GroupClosed(
                 step=run.step,
@@ -248,6 +248,8 @@ class Rollout(Actor):
                 without_signal=without_signal,
                 refilled=run.group.refills,
                 surplus=run.group.surplus,
+                carried_on=len(carried_on),
+                carried_tokens=sum(sample.version_changes[-2] for sample in carried_on),
             )
         )
 
@@ -314,34 +316,42 @@ class Rollout(Actor):
         return rewards.checked()
 
     async def generate(self, agent: str, trajectory: Trajectory, prompt: Prompt) -> Turn:
-        """One turn: waits for the agent's version of this step, then for its least busy instance."""
-        sampling, pool = self._sampling[agent], self._pools[agent]
+        """One turn: waits for the agent's version of this step, then for its least busy instance; where new weights
+        come in meanwhile and may generate it too, it is carried on with them."""
+        sampling = self._sampling[agent]
         sample_id = trajectory.next_sample_id()
-        version = trajectory.versions[agent]
-        request = GenerateRequest(
-            sample_id,
-            self._segments(prompt, agent),
-            version,
-            xxhash.xxh3_64_intdigest(f"{self._seed} {sample_id}".encode()),
-            0.0 if trajectory.greedy else sampling.temperature,
-            sampling.max_new_tokens,
+        turn = TurnInPieces(
+            GenerateRequest(
+                sample_id,
+                self._segments(prompt, agent),
+                trajectory.versions[agent],
+                xxhash.xxh3_64_intdigest(f"{self._seed} {sample_id}".encode()),
+                0.0 if trajectory.greedy else sampling.temperature,
+                sampling.max_new_tokens,
+                resumable=trajectory.newer_too,
+            )
         )
-        while True:
-            request = replace(request, policy_version=await self._version(pool, request, trajectory))
-            try:
-                generation = await self._ask(agent, request, trajectory)
-            except RemoteError as error:
-                if not trajectory.newer_too or error.kind not in _OVERTAKEN:
-                    raise
-                # No engine hands out the tokens of a turn that new weights ended: it begins anew, with them.
-                request = replace(request, policy_version=request.policy_version + 1)
-            else:
-                break
-        trajectory.took(agent, sample_id, generation)
+        left_s = sampling.turn_timeout_s or self._config.turn_timeout_s
+        while not turn.ended:
+            left_s -= await self._generate_piece(agent, turn, trajectory, left_s)
+        trajectory.took(agent, turn)
         columns = trajectory.columns_of(agent, sample_id, self._columns.get(agent, {}))
-        return Turn(
-            agent, generation.text, generation.prompt_tokens, generation.tokens, sample_id, columns.write
-        )
+        return Turn(agent, turn.text, turn.prompt_tokens, turn.tokens, sample_id, columns.write)
+
+    async def _generate_piece(
+        self, agent: str, turn: TurnInPieces, trajectory: Trajectory, limit_s: float
+    ) -> float:
+        """Until the turn has ended or its version is no longer served; the seconds that this took at an instance."""
+        clock = asyncio.get_running_loop().time
+        version = await self._version(self._pools[agent], turn.request, trajectory)
+        request, started = replace(turn.request, policy_version=version), clock()
+        try:
+            turn.take(await self._ask(agent, request, trajectory, limit_s))
+        except RemoteError as error:
+            if not trajectory.newer_too or error.kind != WrongVersion.__name__:
+                raise
+            turn.overtaken(version)  # the instance was just leaving it
+        return clock() - started
 
     async def _version(self, pool: AgentPool, request: GenerateRequest, trajectory: Trajectory) -> int:
         """The version to generate the turn, once it is served."""
@@ -350,12 +360,13 @@ class Rollout(Actor):
                 await pool.wait_for(request.policy_version)
         return pool.version if trajectory.newer_too else request.policy_version
 
-    async def _ask(self, agent: str, request: GenerateRequest, trajectory: Trajectory) -> Generation:
-        limit_s = self._sampling[agent].turn_timeout_s or self._config.turn_timeout_s
+    async def _ask(
+        self, agent: str, request: GenerateRequest, trajectory: Trajectory, limit_s: float
+    ) -> Generation:
         with self._pools[agent].least_busy(request.policy_version) as instance:
             trajectory.turn_begins()
             try:
-                return await instance.within(limit_s).generate(request)
+                return await instance.within(max(0.0, limit_s)).generate(request)
             except CallTimeout as error:
                 trajectory.turn_overran(agent, error)
                 raise

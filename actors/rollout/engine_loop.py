@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...core.errors import FlexmarlError, InvalidRequest, TurnAborted
+from ...core.errors import FlexmarlError, InvalidRequest
 from .engines.base import Engine, EngineRequest, EngineResult
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class EngineLoop:
         self._thread.start()
 
     async def generate(self, request: EngineRequest) -> EngineResult:
-        """Raises what ``Engine.add`` raises, or TurnAborted. Cancelling it aborts the turn."""
+        """Raises what ``Engine.add`` raises. Cancelling it aborts the turn."""
         if request.request_id in self._turns:
             raise InvalidRequest(request.request_id, "a turn of that id is under way")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
@@ -58,11 +58,10 @@ class EngineLoop:
         self._tell(task)
         return await future
 
-    def abort_all(self) -> None:
-        """Every turn under way fails with TurnAborted; the engine drops them before its next step."""
-        for request_id, future in list(self._turns.items()):
-            _fail(future, TurnAborted(f"turn {request_id} was dropped for new weights"))
-            self._tell(lambda r=request_id: self._abort(r))  # type: ignore[misc]
+    def interrupt_all(self) -> None:
+        """Every turn under way ends with what it has, before the engine's next step and what is run after this."""
+        for request_id in self._turns:
+            self._tell(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
 
     async def close(self) -> None:
         self._flush()
@@ -110,6 +109,10 @@ class EngineLoop:
 
     def _abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
+
+    def _interrupt(self, request_id: str) -> None:
+        if (result := self._engine.abort(request_id)) is not None:  # else its result is on the way
+            self._post(self._deliver, [result])
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         self._loop.call_soon_threadsafe(function, *args)

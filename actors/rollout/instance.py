@@ -11,8 +11,9 @@ from ...transport.state import StateTransport
 from ..messages import GenerateRequest, Generation, ModelConfig, Published
 from .config import EngineConfig
 from .engine_loop import EngineLoop
-from .engines.base import Engine, EngineRequest
+from .engines.base import Engine
 from .engines.transformers import TransformersEngine, build_model, load_tokenizer
+from .pieces import engine_request, generation_of
 
 # Long enough for the largest models over the slowest path: it catches what hangs.
 _TRANSFER_TIMEOUT_S = 3600.0
@@ -58,9 +59,10 @@ class Instance(Actor):
 
     @endpoint
     async def apply_weights(self, published: Published) -> int:
-        """Turns still under way are dropped: the trajectories they belong to were given up."""
+        """Turns still under way end with what they have where they are resumable. The others are dropped: the
+        trajectories they belong to were given up."""
         self._version = None
-        self._engine.abort_all()
+        self._engine.interrupt_all()
         weights = await self._engine.run(lambda engine: engine.weights())
         await self._transport.get(published.handle, into=weights, timeout_s=_TRANSFER_TIMEOUT_S)
         await self._engine.run(lambda engine: engine.weights_loaded())
@@ -73,15 +75,10 @@ class Instance(Actor):
         if request.policy_version != self._version:
             raise WrongVersion(self._agent, request.policy_version, self._version)
         prompt = self._prompt_tokens(request)
-        result = await self._engine.generate(
-            EngineRequest(
-                request.sample_id, prompt, request.seed, request.temperature, request.max_new_tokens
-            )
-        )
-        text = self._tokenizer.backend_tokenizer.decode(result.tokens, skip_special_tokens=True)
-        return Generation(
-            text, prompt, result.tokens, result.logprobs, request.policy_version, result.finish_reason
-        )
+        result = await self._engine.generate(engine_request(request, prompt))
+        tokens = request.completion + result.tokens
+        text = self._tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=True)
+        return generation_of(request, prompt, result, text)
 
     def _prompt_tokens(self, request: GenerateRequest) -> tuple[int, ...]:
         tokens: tuple[int, ...] = ()

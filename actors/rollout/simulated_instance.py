@@ -8,12 +8,13 @@ import math
 from pathlib import Path
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import TurnAborted, WrongVersion
+from ...core.errors import WrongVersion
 from ...transport.state import StateTransport
 from ..messages import GenerateRequest, Generation, ModelConfig, Published
 from .config import EngineConfig
-from .engines.base import EngineRequest, EngineResult
+from .engines.base import EngineResult
 from .engines.simulated import END_OF_SEQUENCE, SimulatedEngine, SimulatedEngineConfig
+from .pieces import engine_request, generation_of
 
 _TRANSFER_TIMEOUT_S = 60.0
 
@@ -21,7 +22,7 @@ _TRANSFER_TIMEOUT_S = 60.0
 class SimulatedInstance(Actor):
     """Fulfils ``InstanceApi``, for a model ``{"model_type": "simulated", "engine": {...}}``.
 
-    Text is its bytes of UTF-8. Turns are served and dropped as ``Instance`` does.
+    Text is its bytes of UTF-8. Turns are served and interrupted as ``Instance`` does.
     """
 
     def __init__(self, agent: str, model: ModelConfig, engine: EngineConfig, directory: str) -> None:
@@ -49,9 +50,9 @@ class SimulatedInstance(Actor):
 
     @endpoint
     async def apply_weights(self, published: Published) -> int:
-        """Turns still under way are dropped. Raises WrongVersion where the weights are of another version."""
+        """Turns still under way are interrupted. Raises WrongVersion where the weights are of another version."""
         self._version = None
-        self._drop_turns()
+        self._interrupt_turns()
         weights = self._engine.weights()
         await self._transport.get(published.handle, into=weights, timeout_s=_TRANSFER_TIMEOUT_S)
         self._engine.weights_loaded()
@@ -68,9 +69,7 @@ class SimulatedInstance(Actor):
             raise WrongVersion(self._agent, request.policy_version, self._version)
         name = request.sample_id
         prompt = tuple(t for p in request.prompt for t in (p.encode() if isinstance(p, str) else p))
-        self._engine.add(
-            EngineRequest(name, prompt, request.seed, request.temperature, request.max_new_tokens)
-        )
+        self._engine.add(engine_request(request, prompt))
         turn = self._turns[name] = self._loop.create_future()
         self._advance()
         try:
@@ -78,10 +77,9 @@ class SimulatedInstance(Actor):
         finally:
             if self._turns.pop(name, None) is not None:  # cancelled, not ended or dropped
                 self._engine.abort(name)
-        text = bytes(token for token in result.tokens if token != END_OF_SEQUENCE).decode()
-        return Generation(
-            text, prompt, result.tokens, result.logprobs, request.policy_version, result.finish_reason
-        )
+        tokens = request.completion + result.tokens
+        text = bytes(token for token in tokens if token != END_OF_SEQUENCE).decode()
+        return generation_of(request, prompt, result, text)
 
     def _advance(self) -> None:
         """Hands out what is finished by now, and comes back when there will be more."""
@@ -94,9 +92,9 @@ class SimulatedInstance(Actor):
         due_s = self._engine.due_s
         self._timer = None if due_s == math.inf else self._loop.call_at(due_s, self._advance)
 
-    def _drop_turns(self) -> None:
+    def _interrupt_turns(self) -> None:
         for name, turn in self._turns.items():
-            self._engine.abort(name)
-            if not turn.done():
-                turn.set_exception(TurnAborted(f"turn {name} was dropped for new weights"))
+            result = self._engine.abort(name)
+            if result is not None and not turn.done():
+                turn.set_result(result)
         self._turns.clear()

@@ -10,8 +10,9 @@ from typing import Any
 
 from ...core.errors import InvalidColumn, RecipeError
 from ..columns import Columns
-from ..messages import Generation, Query, Sample
+from ..messages import Query, Sample
 from ..workflow import Rewards
+from .pieces import TurnInPieces
 from .turn_columns import TurnColumns
 
 
@@ -64,8 +65,8 @@ class Trajectory:
     """``scope`` (the step, or ``eval``) makes names unique over the run, also where a query comes again.
 
     ``group`` is ``{scope}:{query}``, a turn's sample id ``{group}_{turn}_{trajectory}``. ``versions`` generate its
-    turns, by agent; with ``newer_too`` these or later ones, so that it may begin with one version and go on with the
-    next: every turn carries its own.
+    turns, by agent; with ``newer_too`` these or later ones, so that a trajectory and even a turn may begin with one
+    version and go on with the next: every token carries its own.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Trajectory:
         self.first_turn_at = math.inf
         self.newer_too = newer_too
         self.deadline: Deadline | None = None
-        self._turns: list[tuple[str, str, Generation]] = []
+        self._turns: list[tuple[str, TurnInPieces]] = []
         self._columns: dict[str, TurnColumns] = {}
         self._overran: list[tuple[str, BaseException]] = []
         self._asked = 0
@@ -104,10 +105,10 @@ class Trajectory:
         self._asked += 1
         return f"{self.group}_{self._asked - 1}_{self.number}"
 
-    def took(self, agent: str, sample_id: str, generation: Generation) -> None:
+    def took(self, agent: str, turn: TurnInPieces) -> None:
         """A turn has ended. One that ends after its workflow returned is no part of the trajectory."""
         if not self._closed:
-            self._turns.append((agent, sample_id, generation))
+            self._turns.append((agent, turn))
 
     def columns_of(self, agent: str, sample_id: str, declared: Columns) -> TurnColumns:
         """What the workflow may write of a turn."""
@@ -117,7 +118,8 @@ class Trajectory:
 
     def check_columns(self) -> None:
         """Raises InvalidColumn where the workflow has left out a required one."""
-        for agent, sample_id, _ in self._turns:
+        for agent, turn in self._turns:
+            sample_id = turn.request.sample_id
             if missing := self._columns[sample_id].missing():
                 raise InvalidColumn(
                     f"agent {agent}: the workflow has not written {', '.join(missing)} of turn {sample_id}, which "
@@ -129,13 +131,13 @@ class Trajectory:
         self._closed = True
 
     def agents_used(self) -> set[str]:
-        return {agent for agent, _, _ in self._turns}
+        return {agent for agent, _ in self._turns}
 
     def longest_turns(self) -> dict[str, int]:
         """Generated tokens of each agent's longest turn, for agents that had one."""
         longest: dict[str, int] = {}
-        for agent, _, generation in self._turns:
-            longest[agent] = max(longest.get(agent, 0), len(generation.tokens))
+        for agent, turn in self._turns:
+            longest[agent] = max(longest.get(agent, 0), len(turn.tokens))
         return longest
 
     @contextmanager
@@ -165,20 +167,21 @@ class Trajectory:
         """Its turns as rows; ``group_rewards`` are those of all surviving trajectories, by agent."""
         return [
             Sample(
-                sample_id=sample_id,
+                sample_id=turn.request.sample_id,
                 agent=agent,
                 step=step,
-                policy_version=generation.policy_version,
+                policy_version=turn.policy_version,
                 group=self.group,
                 reward=self.rewards.by_agent[agent],
                 group_rewards=group_rewards[agent],
-                prompt_tokens=generation.prompt_tokens,
-                tokens=generation.tokens,
-                logprobs=generation.logprobs,
+                prompt_tokens=turn.prompt_tokens,
+                tokens=turn.tokens,
+                logprobs=turn.logprobs,
                 query_position=query_position,
-                columns=self._columns[sample_id].values,
+                version_changes=turn.version_changes,
+                columns=self._columns[turn.request.sample_id].values,
             )
-            for agent, sample_id, generation in self._turns
+            for agent, turn in self._turns
         ]
 
 

@@ -53,10 +53,11 @@ _LIMITS: Final = ArenaLimits()
 def training_columns() -> dict[str, Column]:
     """What the trainer needs of a sample; the ``reward`` is in every table."""
     tokens = Column(type="tokens", required=True)
-    return {
+    bulk = {
         name: tokens if dtype == "int32" else Column(type="tensor", required=True, dtype=dtype, shape=(None,))
         for name, dtype in BULK.items()
     }
+    return {"version_changes": Column(type="str", required=True), **bulk}
 
 
 class Store(Actor):

@@ -1,13 +1,13 @@
 """What every ``Engine`` promises, whatever computes inside it. A new engine adds a line to ``ENGINES``."""
 
-import time
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.rollout.engines.base import Engine, EngineRequest
+from flexmarl.actors.rollout.engines.base import Engine, EngineRequest, EngineResult
 from flexmarl.actors.rollout.engines.simulated import SimulatedEngine, SimulatedEngineConfig
 from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
 from flexmarl.core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
@@ -21,15 +21,26 @@ def _transformers() -> Engine:
         "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
         "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
     }  # fmt: skip
-    # weights of zero: every token is equally likely, which is all these tests need
-    model = build_model(ModelConfig(config=config, tokenizer="none"))
-    return TransformersEngine(model, [], max_batch=2)
+    engine = TransformersEngine(build_model(ModelConfig(config=config, tokenizer="none")), [], max_batch=2)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in engine.weights().values():
+        tensor.normal_(0.0, 0.5, generator=generator)
+    engine.weights_loaded()
+    return engine
 
 
 def _simulated() -> Engine:
-    # answers that are always cut off, and a clock that is far too slow for one to end within a call
-    config = SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1e-3)
-    return SimulatedEngine(config, time.monotonic, max_batch=2, max_context=MAX_CONTEXT)
+    # answers that are always cut off, and a clock that goes on by less than a token each time it is read
+    config = SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1.0)
+    clock = itertools.count(0.0, 0.4)
+    return SimulatedEngine(config, clock.__next__, max_batch=2, max_context=MAX_CONTEXT)
+
+
+def _results(engine: Engine) -> list[EngineResult]:
+    returned = []
+    while engine.pending:
+        returned += engine.step()
+    return returned
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {"transformers": _transformers, "simulated": _simulated}
@@ -48,9 +59,7 @@ def test_what_is_added_comes_back_once(engine: Engine) -> None:
     for name in "abcde":
         engine.add(_request(name))
     assert engine.pending == 5
-    returned = []
-    while engine.pending:
-        returned += engine.step()
+    returned = _results(engine)
     assert sorted(result.request_id for result in returned) == list("abcde")
     assert all(len(result.tokens) == len(result.logprobs) == 4 for result in returned)
     assert all(result.finish_reason == "length" for result in returned)
@@ -85,27 +94,55 @@ def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "temperature", "new"), [((), 1.0, 4), ((1,), -0.1, 4), ((1,), float("nan"), 4), ((1,), 1.0, 0)]
+    ("prompt", "temperature", "new", "drawn"),
+    [
+        ((), 1.0, 4, 0),
+        ((1,), -0.1, 4, 0),
+        ((1,), float("nan"), 4, 0),
+        ((1,), 1.0, 0, 0),
+        ((1,), 1.0, 4, 1),
+        ((1, 2), 1.0, 4, -1),
+    ],
 )
 def test_a_request_nobody_can_serve_can_not_be_made(
-    prompt: tuple[int, ...], temperature: float, new: int
+    prompt: tuple[int, ...], temperature: float, new: int, drawn: int
 ) -> None:
     with pytest.raises(InvalidRequest, match="request a"):
-        EngineRequest("a", prompt, 0, temperature, new)
+        EngineRequest("a", prompt, 0, temperature, new, drawn)
 
 
 def test_abort_waiting_and_active(engine: Engine) -> None:
     for name in "abc":
         engine.add(_request(name, new=30))
-    assert engine.abort("b")
+    assert engine.abort("b") == EngineResult("b", (), (), "interrupted")
     engine.step()
-    assert engine.abort("a")
-    assert not engine.abort("a") and not engine.abort("never")
+    ended = engine.abort("a")
+    assert ended is not None and (ended.request_id, ended.finish_reason) == ("a", "interrupted")
+    assert engine.abort("a") is None and engine.abort("never") is None
     assert engine.pending == 1
-    returned = []
-    while engine.pending:
-        returned += engine.step()
-    assert [result.request_id for result in returned] == ["c"]
+    assert [result.request_id for result in _results(engine)] == ["c"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_was_interrupted_goes_on_where_it_ended(engine: Engine, temperature: float) -> None:
+    prompt, new = (1, 2, 3), 40
+    engine.add(EngineRequest("whole", prompt, 7, temperature, new))
+    (whole,) = _results(engine)
+    done: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    for steps in (5, 17):
+        engine.add(EngineRequest("a", prompt + done, 7, temperature, new - len(done), len(done)))
+        for _ in range(steps):
+            assert engine.step() == []
+        part = engine.abort("a")
+        assert part is not None and part.finish_reason == "interrupted" and engine.pending == 0
+        assert len(part.tokens) == len(part.logprobs) > 0
+        done, logprobs = done + part.tokens, logprobs + part.logprobs
+        assert done == whole.tokens[: len(done)]
+    engine.add(EngineRequest("a", prompt + done, 7, temperature, new - len(done), len(done)))
+    (rest,) = _results(engine)
+    assert done + rest.tokens == whole.tokens and rest.finish_reason == whole.finish_reason
+    assert logprobs + rest.logprobs == pytest.approx(whole.logprobs, rel=1e-4)
 
 
 def test_weights_change_only_between_requests(engine: Engine) -> None:

@@ -208,6 +208,7 @@ class TestRefusals:
             ("mode=fast", "mode='fast': Input should be 'strict', 'sync' or 'async'"),
             ("max_staleness=2", "max_staleness=2 is for mode=async; in mode=strict every sample"),
             ("max_staleness=0", "max_staleness=0: .* equal to 1"),
+            ("max_staleness=17", "max_staleness=17: .* equal to 16"),
             (
                 "agents.checker.global_batch=4",
                 "agents.checker.global_batch=4 is for mode=async: .* carried .* stale there, which mode=strict",

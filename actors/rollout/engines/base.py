@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to generate.
@@ -21,6 +24,9 @@ class EngineRequest:
     ``seed`` (any int) alone decides the draws: the same request gives the same tokens whatever else the
     engine is doing, up to the rounding of the logits. ``temperature`` 0 is greedy decoding. Raises
     ``InvalidRequest`` when it could not be served by any engine.
+
+    ``drawn``: that many tokens at the end of the prompt were drawn with this seed before; the draws go on where those
+    ended, so that the same weights would have given the same tokens in one go.
     """
 
     request_id: str
@@ -28,6 +34,7 @@ class EngineRequest:
     seed: int
     temperature: float
     max_new_tokens: int
+    drawn: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
@@ -40,13 +47,19 @@ class EngineRequest:
             raise InvalidRequest(
                 self.request_id, f"temperature is {self.temperature}, needs a finite number >= 0"
             )
+        if not 0 <= self.drawn < len(self.prompt_tokens):
+            raise InvalidRequest(
+                self.request_id,
+                f"{self.drawn} of its {len(self.prompt_tokens)} prompt tokens are called drawn: one at least is not",
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """A finished generation.
+    """A generation that has ended.
 
-    ``tokens`` ends with the end-of-sequence token when ``finish_reason`` is ``stop``. ``logprobs[i]`` (nats)
+    ``tokens`` ends with the end-of-sequence token when ``finish_reason`` is ``stop``, and may be empty when it is
+    ``interrupted``. ``logprobs[i]`` (nats)
     belongs to ``tokens[i]`` and is taken from the distribution it was drawn from, after temperature; greedy
     tokens get their log-probability at temperature 1.
     """
@@ -54,7 +67,7 @@ class EngineResult:
     request_id: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +106,9 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def abort(self, request_id: str) -> bool:
-        """Forget a request; no result will come. False when the engine doesn't have it (any more)."""
+    def abort(self, request_id: str) -> EngineResult | None:
+        """End a request now; ``step`` returns no result of it. What it has generated so far, ``interrupted``; None
+        when the engine doesn't have it (any more)."""
 
     @property
     @abstractmethod

@@ -12,11 +12,11 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ....core.config import Config, NonNegative, Positive
 from ....core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
-from .base import Engine, EngineRequest, EngineResult, EngineStatistics
+from .base import Engine, EngineRequest, EngineResult, EngineStatistics, FinishReason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,7 @@ VOCABULARY = 256  # tokens are bytes of UTF-8 text
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;:!"
 _TO_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
 _LOGPROB = -math.log(len(_LETTERS))
+_ROUNDING = 1e-6  # of decode steps
 
 
 class SimulatedEngineConfig(Config):
@@ -46,7 +47,7 @@ class SimulatedEngineConfig(Config):
 
 def draw_answer(
     config: SimulatedEngineConfig, seed: int, max_new_tokens: int
-) -> tuple[tuple[int, ...], Literal["stop", "length"]]:
+) -> tuple[tuple[int, ...], FinishReason]:
     """The tokens that ``seed`` stands for: letters, and the end-of-sequence token where they are not cut off."""
     draws = random.Random(seed)
     length = config.median_tokens * math.exp(config.sigma * draws.gauss(0.0, 1.0))
@@ -60,9 +61,14 @@ def draw_answer(
 class _Sequence:
     request: EngineRequest
     tokens: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     steps: float
     """Decode steps from its admission to its end."""
+
+    def tokens_before(self, steps_left: float) -> int:
+        """How many it has while its end is ``steps_left`` away. The last comes with the end itself."""
+        missing = math.ceil(steps_left - _ROUNDING)
+        return max(0, len(self.tokens) - max(1, missing))
 
 
 class SimulatedEngine(Engine):
@@ -103,7 +109,9 @@ class SimulatedEngine(Engine):
         if min(prompt) < 0 or max(prompt) >= VOCABULARY:
             raise InvalidRequest(name, f"its prompt is not all within the vocabulary of {VOCABULARY}")
         self._catch_up()
-        tokens, finish_reason = draw_answer(self._config, request.seed, request.max_new_tokens)
+        whole, finish_reason = draw_answer(self._config, request.seed, request.drawn + request.max_new_tokens)
+        # the latter: for a request whose `drawn` tokens are more than its seed ever drew
+        tokens = whole[request.drawn :] or (END_OF_SEQUENCE,)
         steps = len(tokens) + self._config.prompt_share * len(prompt)
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
 
@@ -117,16 +125,22 @@ class SimulatedEngine(Engine):
         results, self._finished = list(self._finished.values()), {}
         return results
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str) -> EngineResult | None:
+        """See ``Engine.abort``. What has ended by the clock is no longer interrupted."""
         self._catch_up()
-        if self._finished.pop(request_id, None) is not None:
-            return True
-        if (active := self._active.pop(request_id, None)) is not None:
-            self._ends = [entry for entry in self._ends if entry[2] is not active]
-            heapq.heapify(self._ends)
-            self._admit()
-            return True
-        return self._waiting.pop(request_id, None) is not None
+        if (finished := self._finished.pop(request_id, None)) is not None:
+            return finished
+        if self._waiting.pop(request_id, None) is not None:
+            return EngineResult(request_id, (), (), "interrupted")
+        if (active := self._active.pop(request_id, None)) is None:
+            return None
+        end = next(entry[0] for entry in self._ends if entry[2] is active)
+        self._ends = [entry for entry in self._ends if entry[2] is not active]
+        heapq.heapify(self._ends)
+        tokens = active.tokens[: active.tokens_before(end - self._progress)]
+        self._generated_tokens += len(tokens)
+        self._admit()
+        return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
 
     @property
     def pending(self) -> int:

@@ -7,14 +7,13 @@ stretch at once, and what was drawn is kept as it came until the stretch ends: a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .base import EngineRequest, EngineResult
+from .base import EngineRequest, EngineResult, FinishReason
 from .draws import Temperatures, uniforms
 from .slot_cache import COLUMN_STEP, SlotCache
 
@@ -37,11 +36,15 @@ class Row:
         return len(self.request.prompt_tokens) + len(self.tokens) - 1
 
     @property
+    def drawn(self) -> int:
+        """Random numbers of its stream that are used up."""
+        return self.request.drawn + len(self.tokens)
+
+    @property
     def steps_left(self) -> int:
         return self.request.max_new_tokens - len(self.tokens)
 
-    def result(self, stops: frozenset[int]) -> EngineResult:
-        reason: Literal["stop", "length"] = "stop" if self.tokens[-1] in stops else "length"
+    def result(self, reason: FinishReason) -> EngineResult:
         return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason)
 
 
@@ -86,7 +89,7 @@ class Stretch:
         """``first``: int64 [n], the positions of the first step; ``row_columns``: cells between two rows."""
         n = len(first)
         steps = np.arange(self._steps)[:, None]
-        counts = np.array([len(row.tokens) for row in self._rows])
+        counts = np.array([row.drawn for row in self._rows])
         points = uniforms(np.array([row.key for row in self._rows]), counts + steps)
         positions = torch.from_numpy(first + steps).to(device)  # [steps, n]
         cells = positions + torch.arange(n, device=device) * row_columns

@@ -125,17 +125,19 @@ class TransformersEngine(Engine):
         return finished
 
     @torch.inference_mode()
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str) -> EngineResult | None:
         if request_id not in self._ids:
-            return False
+            return None
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
                 self._ids.remove(request_id)
-                return True
+                return EngineResult(request_id, (), (), "interrupted")
         self._end_stretch()
-        self._release([i for i, row in enumerate(self._rows) if row.request.request_id == request_id])
-        return True
+        number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
+        result = self._rows[number].result("interrupted")
+        self._release([number])
+        return result
 
     @property
     def pending(self) -> int:
@@ -208,9 +210,8 @@ class TransformersEngine(Engine):
         self._end_stretch()
         logits = self._compute_prompts([request.prompt_tokens for request in group])
         keys = stream_keys([request.seed for request in group])
-        points = (
-            torch.from_numpy(uniforms(keys, np.zeros(len(group), np.int64))).to(self._device).unsqueeze(1)
-        )
+        drawn = np.array([request.drawn for request in group])
+        points = torch.from_numpy(uniforms(keys, drawn)).to(self._device).unsqueeze(1)
         temperatures = Temperatures.of([request.temperature for request in group], self._device)
         new = [Row(request, key) for request, key in zip(group, keys, strict=True)]
         tokens, logprobs = _to_host(*draw(logits, points, temperatures), new)
@@ -270,7 +271,9 @@ class TransformersEngine(Engine):
             for number, token in enumerate(tokens, first)
             if token in self._stops or self._rows[number].steps_left == 0
         ]
-        self._finished += [self._rows[number].result(self._stops) for number in finished]
+        for number in finished:
+            row = self._rows[number]
+            self._finished.append(row.result("stop" if row.tokens[-1] in self._stops else "length"))
         self._release(finished)
 
     def _release(self, finished: list[int]) -> None:

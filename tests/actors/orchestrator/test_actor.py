@@ -31,7 +31,7 @@ from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, SegmentGrant
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.errors import TurnAborted, WrongVersion
+from flexmarl.core.errors import WrongVersion
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.handle import StateHandle
@@ -86,7 +86,8 @@ class Instance(Actor):
         for _ in range(request.seed % 20):
             await asyncio.sleep(0)
             if request.policy_version != self.version:
-                raise TurnAborted("new weights")
+                assert request.resumable, "only under async"
+                return Generation("x", (1,), (9,), (-0.5,), request.policy_version, "interrupted")
         return Generation("x", (1,), (2, 3), (-0.5, -0.5), request.policy_version, "stop")
 
 
@@ -252,6 +253,10 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     assert len(ids) == len(set(ids))
     assert max(house.trainer.staleness) <= max_staleness
     assert (max(house.trainer.staleness) > 0) == (max_staleness > 0)
+    rows = [row for rows in house.trainer.trained.values() for row in rows]
+    assert all(row.policy_version == min(row.token_versions) for row in rows)
+    if not max_staleness:
+        assert not any(row.version_changes for row in rows)
     lines = sorted(house.console.steps, key=lambda line: int(line["step"]))
     assert max(line["max_staleness"] for line in lines) == max(house.trainer.staleness)
     assert [line["versions"] for line in lines] == [{"solver": n, "judge": n} for n in range(1, 7)]

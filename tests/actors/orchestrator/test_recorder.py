@@ -75,9 +75,12 @@ def test_what_became_of_groups_is_counted() -> None:
     group = closed(0.0, [1.0, 1.0])
     step.group_closed(replace(group, dropped="no signal", without_signal=["a"], refilled=2), 2, now=1.0)
     step.group_closed(replace(group, without_signal=["a"], surplus=3), 2, now=2.0)
+    for _ in range(2):
+        step.group_closed(replace(group, carried_on=2, carried_tokens=30), 2, now=2.0)
     line = step.metrics({"a": 0, "b": 0}, {}, 0.0, 0.0, 3.0)
     assert line["dropped_groups"] == 1 and line["refilled_trajectories"] == 2
     assert line["surplus_trajectories"] == 3
+    assert (line["carried_on_turns"], line["carried_on_tokens"]) == (4, 60)
     assert line["groups_without_signal/a"] == 2 and line["groups_without_signal/b"] == 0
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flexmarl.actors.rollout.engine_loop import EngineLoop
 from flexmarl.actors.rollout.engines.base import Engine, EngineRequest, EngineResult, EngineStatistics
-from flexmarl.core.errors import InvalidRequest, TurnAborted
+from flexmarl.core.errors import InvalidRequest
 
 
 class Recorder(Engine):
@@ -19,6 +19,7 @@ class Recorder(Engine):
         self.log: list[str | list[str]] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.stepping = threading.Event()
         self._ids: list[str] = []
 
     def add(self, request: EngineRequest) -> None:
@@ -29,15 +30,17 @@ class Recorder(Engine):
 
     def step(self) -> list[EngineResult]:
         self.log.append(list(self._ids))
+        self.stepping.set()
         self.gate.wait(5)
         done, self._ids = self._ids, []
         return [EngineResult(name, (1,), (0.0,), "length") for name in done]
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str) -> EngineResult | None:
         self.log.append(f"abort {request_id}")
-        known = request_id in self._ids
-        self._ids = [name for name in self._ids if name != request_id]
-        return known
+        if request_id not in self._ids:
+            return None
+        self._ids.remove(request_id)
+        return EngineResult(request_id, (), (), "interrupted")
 
     @property
     def pending(self) -> int:
@@ -90,17 +93,34 @@ async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
     assert told.index("add a") < told.index("abort a") < told.index("weights")
 
 
-async def test_tasks_and_drops_keep_their_order(loop: EngineLoop, engine: Recorder) -> None:
-    engine.gate.clear()
-    first = asyncio.ensure_future(loop.generate(_request("a")))
+async def test_tasks_and_interruptions_keep_their_order(loop: EngineLoop, engine: Recorder) -> None:
+    turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
     await asyncio.sleep(0)
-    loop.abort_all()
-    task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
+    loop.interrupt_all()
+    assert await loop.run(lambda engine: engine.pending) == 0
+    assert [(turn.done(), turn.result().finish_reason) for turn in turns] == [(True, "interrupted")] * 2
+    assert engine.log == ["add a", "add b", "abort a", "abort b"]
+
+
+async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(loop: EngineLoop, engine: Recorder) -> None:
+    engine.gate.clear()
+    turn = asyncio.ensure_future(loop.generate(_request("a")))
+    await asyncio.to_thread(engine.stepping.wait, 5)
+    loop.interrupt_all()
     engine.gate.set()
-    with pytest.raises(TurnAborted):
-        await first
-    assert await task == 0
-    assert engine.log[0] == "add a"
+    assert (await turn).finish_reason == "length"
+
+
+async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: EngineLoop, engine: Recorder) -> None:
+    turn = asyncio.ensure_future(loop.generate(_request("a")))
+    await asyncio.sleep(0)
+    loop.interrupt_all()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await loop.run(lambda engine: engine.weights_loaded())
+    assert engine.log == ["add a", "abort a", "abort a", "weights"]
+    assert (await loop.generate(_request("a"))).finish_reason == "length", "its id is free again"
 
 
 async def test_a_refusal_reaches_its_caller_alone(loop: EngineLoop) -> None:

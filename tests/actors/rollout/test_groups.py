@@ -11,7 +11,7 @@ from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Q
 from flexmarl.actors.rollout.actor import Rollout
 from flexmarl.actors.rollout.config import SamplingConfig
 from flexmarl.core.actor import endpoint
-from flexmarl.core.errors import TurnAborted, WrongVersion
+from flexmarl.core.errors import WrongVersion
 from flexmarl.core.system import ActorSystem
 
 from .test_rollout import FakeInstance, House
@@ -252,7 +252,7 @@ async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_eval
 
 
 class Updating(FakeInstance):
-    """Takes new weights while the first turn is under way: refuses or ends turns of any other version than its own."""
+    """Takes new weights while the first turn is under way, which then has two tokens; refuses other versions."""
 
     def __init__(self) -> None:
         super().__init__(lambda request: (65,))
@@ -266,8 +266,7 @@ class Updating(FakeInstance):
             raise WrongVersion("solver", request.policy_version, self.version)
         if self.version == 4 and len(self.asked) == 1:
             self.version = 5
-            self.refused.append(request.policy_version)
-            raise TurnAborted("new weights")
+            return Generation("ab", (120,), (1, 2), (-0.1, -0.2), 4, "interrupted")
         return await super().generate(request)
 
 
@@ -278,18 +277,22 @@ TALK = """
 """
 
 
-async def test_a_turn_that_new_weights_end_goes_on_with_them(house: House) -> None:
+async def test_turns_go_on_with_new_weights(house: House) -> None:
     use(house, instance := Updating())
     rollout = await house.open(TALK, trajectory_timeout_s=5)
     await rollout.serve("solver", 4)
     await rollout.start_step(5, [QUERY], 2, {"solver": 3, "judge": 0}, newer_too=True)
-    await until(lambda: len(instance.refused) == 2)
-    assert instance.refused == [4, 4], "one was under way, the next was asked of weights that were gone"
+    await until(lambda: instance.refused == [4])
+    assert len(instance.asked) == 1, "what goes on waits for weights that all instances have"
     await rollout.serve("solver", 5)
     group = await house.closed()
     assert group.samples["solver"] == 4 and not group.failures
-    old, new = await house.rows("solver", 4, 1), await house.rows("solver", 5, 3)
-    assert len(old) == 1 and len(new) == 3, "every turn carries its own version"
+    assert (group.carried_on, group.carried_tokens) == (1, 2)
+    first, carried_on = await house.rows("solver", 4, 2)
+    assert (first.tokens, first.version_changes) == ((65,), ())
+    assert carried_on.tokens == (1, 2, 65) and carried_on.logprobs == pytest.approx((-0.1, -0.2, -0.5))
+    assert carried_on.token_versions == (4, 4, 5), "its row is of the oldest: staleness is counted from there"
+    assert len(await house.rows("solver", 5, 2)) == 2
 
 
 async def test_a_turn_that_must_have_its_own_version_fails_with_it(house: House) -> None:

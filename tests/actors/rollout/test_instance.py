@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,26 @@ class Source:
     """Publishes weights as a trainer would."""
 
     def __init__(self, model: ModelConfig, transport: StateTransport) -> None:
-        self._weights = {name: tensor.clone() for name, tensor in build_model(model).state_dict().items()}
+        self._model = build_model(model)
+        self._weights = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         self._transport = transport
 
-    async def publish(self, version: int) -> Published:
+    def _draw(self, version: int) -> None:
         generator = torch.Generator().manual_seed(version)
         for tensor in self._weights.values():
             tensor.normal_(0.0, 0.5, generator=generator)
+
+    def logprobs(self, version: int, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[float]:
+        """Of ``tokens`` behind ``prompt``, by the weights of ``version``."""
+        self._draw(version)
+        self._model.load_state_dict(self._weights)
+        output: Any = self._model(torch.tensor([prompt + tokens]))
+        every = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        found: list[float] = every.gather(1, torch.tensor(tokens)[:, None]).squeeze(1).tolist()
+        return found
+
+    async def publish(self, version: int) -> Published:
+        self._draw(version)
         return Published(
             "solver", version, await self._transport.set("solver", self._weights, version=version)
         )
@@ -97,6 +111,50 @@ async def test_new_weights_drop_the_turns_under_way(instance: ActorRef[Instance]
     results = await asyncio.gather(*turns, return_exceptions=True)
     assert all(isinstance(r, RemoteError) and r.kind == "TurnAborted" for r in results)
     assert (await instance.api.generate(turn(1))).policy_version == 1
+
+
+async def test_turns_that_may_go_on_come_back_with_what_they_have(
+    instance: ActorRef[Instance], source: Source
+) -> None:
+    await instance.api.apply_weights(await source.publish(0))
+    asked = [replace(turn(0, n, length=3000), resumable=True) for n in range(6)]
+    turns = [asyncio.ensure_future(instance.api.generate(request)) for request in asked[:3]]
+    await asyncio.sleep(0)
+    await instance.api.generate(turn(0, 6))  # meanwhile they have a few tokens
+    turns += [asyncio.ensure_future(instance.api.generate(request)) for request in asked[3:]]
+    await asyncio.sleep(0)  # of these one may begin, the others wait
+    await instance.api.apply_weights(await source.publish(1))
+    parts = await asyncio.gather(*turns)
+    assert {(part.finish_reason, part.policy_version) for part in parts} == {("interrupted", 0)}
+    assert all(part.tokens for part in parts[:3])
+    for request, part in zip(asked, parts, strict=True):
+        again = replace(
+            request, policy_version=1, completion=part.tokens, max_new_tokens=len(part.tokens) + 3
+        )
+        rest = await instance.api.generate(again)
+        assert rest.prompt_tokens == part.prompt_tokens == (3, 1, 4, 1)
+        assert len(rest.tokens) == 3 and rest.text.startswith(part.text)
+        tokens, drawn_with = part.tokens + rest.tokens, part.logprobs + rest.logprobs
+        old, new = (source.logprobs(version, (3, 1, 4, 1), tokens) for version in (0, 1))
+        done = len(part.tokens)
+        assert drawn_with == pytest.approx((*old[:done], *new[done:]), abs=1e-4)
+
+
+async def test_what_goes_on_under_the_same_weights_is_what_one_turn_would_be(
+    instance: ActorRef[Instance], source: Source
+) -> None:
+    published = await source.publish(0)
+    await instance.api.apply_weights(published)
+    request = replace(turn(0, 3, length=1500), resumable=True)
+    whole = await instance.api.generate(request)
+    under_way = asyncio.ensure_future(instance.api.generate(request))
+    await asyncio.sleep(0)
+    await instance.api.generate(turn(0, 4))  # meanwhile it has some tokens
+    await instance.api.apply_weights(published)
+    part = await under_way
+    assert part.finish_reason == "interrupted" and part.tokens
+    rest = await instance.api.generate(replace(request, prompt=(part.prompt_tokens,), completion=part.tokens))
+    assert part.tokens + rest.tokens == whole.tokens and rest.text == whole.text
 
 
 async def test_a_turn_that_is_given_up_leaves_the_engine(

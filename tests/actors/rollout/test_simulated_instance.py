@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,25 @@ def test_new_weights_drop_what_is_under_way(tmp_path: Path) -> None:
         with pytest.raises(RemoteError, match="version 0 of solver, version 1 is served"):
             await house.generate("b", 1, version=0)
         await house.generate("a", 1, version=1)  # its id is free again
+
+    in_virtual_time(tmp_path, case)
+
+
+def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        await house.apply(0)
+        request = GenerateRequest("a", ("ask ",), 0, 5, 1.0, 100, resumable=True)
+        turn = asyncio.ensure_future(house.instance.within(1e6).generate(request))
+        await asyncio.sleep(2.5 * TOKEN_S)
+        await house.apply(1)
+        part = await turn
+        assert (part.finish_reason, part.policy_version, len(part.tokens)) == ("interrupted", 0, 2)
+        again = replace(request, prompt=(part.prompt_tokens,), policy_version=1, completion=part.tokens)
+        start = asyncio.get_running_loop().time()
+        rest = await house.instance.within(1e6).generate(again)
+        assert asyncio.get_running_loop().time() - start == pytest.approx(98 * TOKEN_S)
+        assert rest.prompt_tokens == tuple(b"ask ") and len(rest.tokens) == 98
+        assert rest.text == bytes(part.tokens + rest.tokens).decode() and rest.text.startswith(part.text)
 
     in_virtual_time(tmp_path, case)
 

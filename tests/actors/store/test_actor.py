@@ -5,14 +5,19 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segment_places
-from flexmarl.actors.messages import Sample
+from flexmarl.actors.experience import (
+    ExperienceReader,
+    ExperienceWriter,
+    segment_places,
+)
+from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.store.blobs import ArenaLimits
 from flexmarl.core.actor import Actor, endpoint
@@ -66,9 +71,23 @@ async def house(system: ActorSystem, private: Path, tmp_path: Path) -> AsyncIter
 async def test_samples_come_out_as_they_went_in(house: House) -> None:
     await house.open()
     samples = [sample(n, agent=AGENTS[n % 2], tokens=1 + n * 7) for n in range(20)]
+    most = (1_000_000, 100_000) * MOST_VERSION_CHANGES
+    samples[4:6] = (
+        replace(samples[4], version_changes=(3, 1, 20, 5)),
+        replace(samples[5], version_changes=most),
+    )
     await house.writer.put(samples)
     solver, judge = await house.rows(0, 10), await house.rows(0, 10, "judge")
     assert solver == samples[::2] and judge == samples[1::2]
+
+
+async def test_a_row_is_as_stale_as_its_oldest_token(house: House) -> None:
+    await house.open(max_staleness=2)
+    await house.writer.put([replace(sample(1), version_changes=(1, 3))])
+    with pytest.raises(RemoteError, match="1 rows .* 0 are ready"):
+        await house.rows(3, 1)
+    (row,) = await house.rows(2, 1)
+    assert row.token_versions == (0,) + (3,) * 99
 
 
 async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twice(house: House) -> None:

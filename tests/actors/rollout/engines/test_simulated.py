@@ -111,6 +111,41 @@ def test_an_answer_nobody_fetched_yet_can_be_aborted() -> None:
     assert ends(subject, clock) == {"b": 101.0}
 
 
+@pytest.mark.parametrize(
+    ("at_s", "count"), [(0.0, 0), (1.0, 0), (1.4, 0), (1.5, 1), (2.9, 3), (3.0, 4), (3.49, 4)]
+)
+def test_an_interrupted_answer_has_the_tokens_of_its_time(at_s: float, count: int) -> None:
+    clock = Clock()
+    subject = engine(clock, prompt_share=1.0)  # two tokens of prompt: the answer begins after 1.0 s
+    subject.add(request("a", 5, prompt=2))
+    subject.step()
+    clock.now_s = 100.0 + at_s
+    result = subject.abort("a")
+    assert result is not None and len(result.tokens) == len(result.logprobs) == count
+    assert result.finish_reason == "interrupted" and subject.statistics().generated_tokens == count
+
+
+@given(seed=st.integers(0, 10**6), at_s=st.floats(0.0, 20.0))
+def test_an_interrupted_answer_goes_on_as_its_seed_says(seed: int, at_s: float) -> None:
+    clock = Clock()
+    subject = engine(clock, median_tokens=12.0, sigma=1.0)
+    whole, reason = draw_answer(subject._config, seed, 64)
+    subject.add(EngineRequest("a", (97,), seed, 1.0, 64))
+    subject.step()
+    clock.now_s += at_s
+    part = subject.abort("a")
+    assert part is not None and part.tokens == whole[: len(part.tokens)]
+    assert (part.finish_reason == "interrupted") == (len(part.tokens) < len(whole))
+    if part.finish_reason == "interrupted":
+        drawn = len(part.tokens)
+        subject.add(EngineRequest("a", (97, *part.tokens), seed, 1.0, 64 - drawn, drawn))
+        begun_s = clock.now_s
+        while not (results := subject.step()):
+            clock.now_s = subject.due_s
+        assert part.tokens + results[0].tokens == whole and results[0].finish_reason == reason
+        assert clock.now_s - begun_s == pytest.approx((len(whole) - drawn) * 0.5)
+
+
 @given(
     tokens=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     looks=st.lists(st.floats(0.01, 30.0), max_size=20),

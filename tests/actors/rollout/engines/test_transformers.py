@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,6 +239,35 @@ def test_aborting_one_leaves_the_others_untouched() -> None:
     }
 
 
+@settings(max_examples=20)
+@given(
+    interruptions=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    temperature=st.sampled_from([0.0, 0.8]),
+)
+def test_what_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
+    interruptions: list[int], temperature: float
+) -> None:
+    engine = _engine(stops=[EOS])
+    requests = [EngineRequest(f"r{i}", (i + 1, i + 2), i, temperature, 40) for i in range(5)]
+    whole = _run(engine, requests, arrivals=5)
+    so_far: dict[str, tuple[int, ...]] = dict.fromkeys(whole, ())
+    for steps in [*interruptions, 40]:
+        for request in requests:
+            done = so_far[request.request_id]
+            if len(done) < len(whole[request.request_id].tokens):
+                prompt, left = request.prompt_tokens + done, 40 - len(done)
+                engine.add(replace(request, prompt_tokens=prompt, max_new_tokens=left, drawn=len(done)))
+        for _ in range(steps):
+            for result in engine.step():
+                so_far[result.request_id] += result.tokens
+        for name in so_far:
+            if (part := engine.abort(name)) is not None:
+                assert part.finish_reason == "interrupted" and len(part.tokens) == len(part.logprobs)
+                so_far[name] += part.tokens
+        assert not engine.pending
+    assert so_far == {name: result.tokens for name, result in whole.items()}
+
+
 def test_new_weights_are_used_and_nothing_is_left_of_the_old() -> None:
     requests = _requests(8)
     engine = _engine()
@@ -370,7 +400,7 @@ def test_every_request_comes_back_exactly_once(schedule: list[list[tuple[int, in
                 doomed.append(str(number))
         returned += [result.request_id for result in engine.step()]
         for name in doomed:
-            assert engine.abort(name) == (name not in returned)
+            assert (engine.abort(name) is not None) == (name not in returned)
             if name not in returned:
                 owed.remove(name)
     returned += _drain(engine)

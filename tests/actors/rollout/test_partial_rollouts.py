@@ -1,0 +1,244 @@
+"""Turns that new weights interrupt: the rollout actor with simulated instances, in virtual time."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexmarl.actors.experience import ExperienceReader, segment_places
+from flexmarl.actors.messages import GroupClosed, Leased, ModelConfig, Published, Query, Sample
+from flexmarl.actors.rollout.actor import Rollout
+from flexmarl.actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
+from flexmarl.actors.rollout.simulated_instance import SimulatedInstance
+from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, SegmentGrant
+from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core import virtual_time
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire_memory import MemoryNetwork
+from flexmarl.transport.state import StateTransport
+
+ENGINE: dict[str, Any] = {"median_tokens": 20, "sigma": 0.8, "token_s": 1.0, "prompt_share": 0.0}
+"""A token per second, the first one second after its turn has begun."""
+WORKFLOW = """
+from flexmarl.actors.workflow import Query, Rewards
+
+async def workflow(query, agents):
+    turn = await agents["solver"].generate(query.text)
+    turns.append(turn)
+    return Rewards(solver=float(len(turn.tokens)))
+
+def train_query(position, seed): ...
+def eval_queries(seed): ...
+turns = []
+"""
+TRAJECTORIES = 3
+
+
+class Sink(Actor):
+    """Stands for the store and the orchestrator: keeps what it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        places = segment_places(folder, folder / "store")
+        for path in places.all():
+            path.mkdir(mode=0o700, parents=True)
+        self.samples: list[Sample] = []
+        self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
+        self._arena = BlobArena(places, ArenaLimits(segment_bytes=2**16))
+        self._places = places
+
+    @endpoint
+    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+        return self._arena.grant(writer, at_least_bytes)
+
+    @endpoint
+    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        for agent, columns in parts.items():
+            reader = ExperienceReader(self.ref, self._places)  # type: ignore[arg-type]  # it has all that is asked of it
+            self.samples += await reader.samples(agent, Leased(0, columns))
+
+    @endpoint
+    async def group_closed(self, group: GroupClosed) -> None:
+        self.closed.put_nowait(group)
+
+
+class House:
+    def __init__(self, folder: Path, system: ActorSystem, transport: StateTransport) -> None:
+        self.folder, self.system, self.transport = folder, system, transport
+        self.sink = Sink(folder)
+        self.actors: list[SimulatedInstance] = []
+        self.instances: list[ActorRef[SimulatedInstance]] = []
+
+    async def open(
+        self, instances: int, engine: dict[str, Any], sampling: SamplingConfig, **config: Any
+    ) -> None:
+        (self.folder / "workflow.py").write_text(WORKFLOW)
+        model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
+        for number in range(instances):
+            actor = SimulatedInstance("solver", model, EngineConfig(), str(self.folder))
+            self.actors.append(actor)
+            self.instances.append(await self.system.add(actor, f"solver-{number}"))
+        sink = await self.system.add(self.sink, "sink")
+        self.rollout = Rollout(
+            RecipeConfig(folder=str(self.folder), data={}, seed=3),
+            {"solver": sampling},
+            {"solver": "bytes"},
+            {"solver": self.instances},  # type: ignore[dict-item]  # all that is asked of them they have
+            sink,  # type: ignore[arg-type]
+            sink,  # type: ignore[arg-type]
+            RolloutConfig(**config),
+            str(self.folder),
+            str(self.folder / "store"),
+        )
+        await self.system.add(self.rollout, "rollout")
+
+    async def interrupt(self, version: int) -> None:
+        """All instances apply it; the rollout actor is not told yet."""
+        handle = await self.transport.set("solver", {"state": torch.tensor([version, 0])}, version=version)
+        published = Published("solver", version, handle)
+        await asyncio.gather(*(instance.api.apply_weights(published) for instance in self.instances))
+
+    async def update(self, version: int) -> None:
+        await self.interrupt(version)
+        await self.rollout.serve("solver", version)
+
+    async def start(self, *, newer_too: bool) -> None:
+        await self.rollout.start_step(1, [Query("q", "2+2")], TRAJECTORIES, {"solver": 0}, newer_too)
+
+    async def group(self) -> GroupClosed:
+        async with asyncio.timeout(1e6):
+            return await self.sink.closed.get()
+
+
+def in_virtual_time(
+    case: Callable[[House], Awaitable[None]],
+    sampling: SamplingConfig,
+    *,
+    instances: int = 1,
+    engine: dict[str, Any] = ENGINE,
+    **config: Any,
+) -> None:
+    async def main(folder: Path) -> None:
+        wire = MemoryNetwork().wire("node")
+        async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
+            house = House(folder, system, transport)
+            await house.open(instances, engine, sampling, **config)
+            await house.update(0)
+            await case(house)
+
+    with TemporaryDirectory() as folder:
+        virtual_time.run(main(Path(folder)))
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def updated_after(gaps: list[int], instances: int) -> tuple[list[float], GroupClosed, list[Sample]]:
+    """New weights half a second after the start and ``gaps`` seconds, one after the other: when they came, and what
+    became of the group."""
+    updates: list[float] = []
+    found: list[tuple[GroupClosed, list[Sample]]] = []
+
+    async def case(house: House) -> None:
+        await house.start(newer_too=True)
+        begun_s = now_s()
+        await asyncio.sleep(0.5)  # no token comes at a half second
+        for version, gap in enumerate(gaps, 1):
+            await asyncio.sleep(gap)
+            updates.append(now_s() - begun_s)
+            await house.update(version)
+        found.append((await house.group(), sorted(house.sink.samples, key=lambda s: s.sample_id)))
+        for turn in house.rollout._recipe._module.turns:
+            assert bytes(token for token in turn.tokens if token).decode() == turn.text
+
+    in_virtual_time(case, SamplingConfig(max_new_tokens=100), instances=instances)
+    return (updates, *found[0])
+
+
+@settings(max_examples=25)
+@given(gaps=st.lists(st.integers(0, 20), max_size=5), instances=st.integers(1, 2))
+def test_every_token_is_recorded_with_the_version_that_generated_it(gaps: list[int], instances: int) -> None:
+    updates, group, samples = updated_after(gaps, instances)
+    assert group.samples == {"solver": TRAJECTORIES} and not group.failures
+    for sample in samples:
+        # What a version generates comes in whole seconds after its update: a token that is interrupted begins anew.
+        wanted: list[int] = []
+        for version, (start, end) in enumerate(pairwise([0.0, *updates, math.inf])):
+            wanted += [version] * int(min(end - start, len(sample.tokens) - len(wanted)))
+        assert list(sample.token_versions) == wanted
+        assert sample.policy_version == min(wanted) and len(sample.logprobs) == len(sample.tokens)
+    older = [sum(v < max(sample.token_versions) for v in sample.token_versions) for sample in samples]
+    assert (group.carried_on, group.carried_tokens) == (sum(map(bool, older)), sum(older))
+    _, _, without = updated_after([], 1)
+    assert [sample.tokens for sample in samples] == [sample.tokens for sample in without]
+
+
+LONG = {**ENGINE, "median_tokens": 1e9}
+
+
+def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> None:
+    async def case(house: House) -> None:
+        begun_s = now_s()
+        await house.start(newer_too=True)
+        for version in (1, 2):
+            await asyncio.sleep(10)
+            await house.interrupt(version)
+            await asyncio.sleep(100)
+            await house.rollout.serve("solver", version)
+        group = await house.group()
+        assert [failed.error.split(":")[0] for failed in group.failures] == ["CallTimeout"] * TRAJECTORIES
+        assert now_s() - begun_s == pytest.approx(2 * 100 + 25)
+
+    in_virtual_time(case, SamplingConfig(max_new_tokens=1000, turn_timeout_s=25), engine=LONG)
+
+
+def test_a_turn_whose_time_is_up_as_new_weights_come_overran() -> None:
+    async def case(house: House) -> None:
+        await house.start(newer_too=True)
+        await asyncio.sleep(25)
+        await house.update(1)
+        assert len((await house.group()).failures) == TRAJECTORIES
+
+    in_virtual_time(case, SamplingConfig(max_new_tokens=1000, turn_timeout_s=25), engine=LONG)
+
+
+def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
+    async def case(house: House) -> None:
+        await house.start(newer_too=True)
+        for version in (1, 2):
+            await asyncio.sleep(10)
+            await house.update(version)
+        group = await house.group()
+        assert group.samples["solver"] == TRAJECTORIES and group.surplus == 5
+        assert all(sample.version_changes for sample in house.sink.samples)
+        assert len(house.sink.samples) == TRAJECTORIES
+        await asyncio.sleep(1)
+        assert house.actors[0]._engine.pending == 0
+
+    in_virtual_time(
+        case,
+        SamplingConfig(max_new_tokens=100),
+        engine={**ENGINE, "median_tokens": 60, "sigma": 0.2},
+        extra_trajectories=5,
+    )
+
+
+def test_without_newer_weights_allowed_a_turn_that_they_end_has_failed() -> None:
+    async def case(house: House) -> None:
+        await house.start(newer_too=False)
+        await asyncio.sleep(1)
+        await house.update(1)
+        errors = [failed.error for failed in (await house.group()).failures]
+        assert len(errors) == TRAJECTORIES and all("TurnAborted" in error for error in errors)
+
+    in_virtual_time(case, SamplingConfig(max_new_tokens=1000), engine=LONG)

@@ -1,0 +1,42 @@
+"""Whole runs in ``mode=async``, in real processes: turns that new weights interrupt are carried on."""
+
+from pathlib import Path
+
+from flexmarl.launch.bench.pipeline import RECIPE
+
+from .conftest import TINY, Launched, Launcher
+
+# A batch so small that most turns of a step wait behind others, while the step before is trained: then the weights that
+# come of it find turns under way.
+REAL_ENGINE = (
+    "agents={solver: {}}", "data.shape=alone", "training.steps=8", "training.queries_per_step=8",
+    "agent_defaults.engine.max_batch=2", "agent_defaults.sampling.max_new_tokens=60", "checkpoint.every=0",
+)  # fmt: skip
+SIMULATED_ENGINE = (
+    "training.steps=6", "training.queries_per_step=4", "training.trajectories_per_query=2", "training.micro_batch=4",
+    "agent_defaults.engine.max_batch=4",
+)  # fmt: skip
+
+
+def _carries_turns_on(launcher: Launcher, name: str, recipe: Path, *settings: str) -> Launched:
+    run = launcher.train(name, "mode=async", "max_staleness=2", *settings, recipe=recipe)
+    assert run.wait() == 0, run.text
+    assert sum(line["carried_on_turns"] for line in run.metrics) > 0
+    for line in run.metrics:
+        assert line["max_staleness"] <= 2 and line["failed_trajectories"] == 0
+        assert (line["carried_on_tokens"] >= line["carried_on_turns"]) and line["tokens"] > line[
+            "carried_on_tokens"
+        ]
+    run.assert_logs_are_clean()
+    return run
+
+
+def test_turns_of_a_real_engine_are_carried_on(launcher: Launcher) -> None:
+    run = _carries_turns_on(launcher, "real", TINY, *REAL_ENGINE)
+    assert [line["samples/solver"] for line in run.metrics] == [32] * 8
+
+
+def test_turns_of_simulated_engines_are_carried_on(launcher: Launcher) -> None:
+    run = _carries_turns_on(launcher, "simulated", RECIPE, *SIMULATED_ENGINE)
+    calls = {"planner": 1, "solver": 2, "checker": 6}
+    assert all(line[f"samples/{agent}"] == 8 * n for line in run.metrics for agent, n in calls.items())
