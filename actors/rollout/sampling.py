@@ -6,7 +6,9 @@
 
 Rules:
 - A group closes once, with exactly ``wanted`` trajectories as soon as so many have succeeded. The rest are its
-  surplus: they are aborted, or run to their end without being used.
+  surplus: they are aborted, or run to their end without being used. As a group of their own, the slowest would be
+  compared with the slowest alone; and their samples belong to a step whose batch may be trained by then. What APRIL
+  (arXiv 2509.18521) carries to the next step are whole groups.
 - A trajectory that fails leaves its place to those still running. One that overran a deadline may be replaced by a new
   one, at most ``max_refills`` times in a group.
 - With fewer than ``wanted`` left, the group closes with the survivors when the last has ended. It is dropped as soon
