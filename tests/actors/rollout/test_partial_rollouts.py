@@ -63,7 +63,7 @@ class Sink(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            reader = ExperienceReader(self.ref, self._places)  # type: ignore[arg-type]  # it has all that is asked of it
+            reader = ExperienceReader(self.ref, self._places)
             self.samples += await reader.samples(agent, Leased(0, columns))
 
     @endpoint
