@@ -9,12 +9,13 @@ A reader on another host, where the segments are not, has the store send the byt
 import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ..core.errors import SegmentFull, StoreError
+from ..core.errors import ActorDead, SegmentFull, StoreError
 from ..core.ref import ActorRef
 from ..transport.handle import DTYPE_BYTES
 from ..transport.segments import BlobRef, Content, SegmentPlaces, SegmentReader, SegmentWriter
@@ -37,6 +38,7 @@ _UTF8: Final = "utf8"
 # A store that is full makes its writers wait until rows are consumed.
 _ROOM_TIMEOUT_S: Final = 3600.0
 _CHUNK_TIMEOUT_S: Final = 60.0
+_TRIES: Final = 4
 
 Array = np.ndarray[Any, Any]
 
@@ -66,9 +68,21 @@ class ExperienceWriter:
         places = dict(zip(declared, refs[len(contents) :], strict=True))
         cells = {which: [*places[which], *declared[which][1:]] for which in declared}
         try:
-            await self._store.within(_ROOM_TIMEOUT_S).put(self._name, _columns(samples, refs, cells))
+            await self._put(_columns(samples, refs, cells))
         finally:
             self._segments.answered(refs)
+
+    async def _put(self, parts: dict[str, dict[str, Any]]) -> None:
+        """Again where the store dies meanwhile: it is restarted, or the next try fails too.
+
+        The store knows a put that comes again by its bytes. Were ``put`` idempotent for the runtime, each answer would
+        be written down once more, which is a tenth of the store's time.
+        """
+        store = self._store.within(_ROOM_TIMEOUT_S)
+        for _ in range(_TRIES - 1):
+            with suppress(ActorDead):
+                return await store.put(self._name, parts)
+        return await store.put(self._name, parts)
 
     async def _write(self, contents: Sequence[Content]) -> list[BlobRef]:
         while True:
@@ -119,7 +133,9 @@ def _columns(
             "policy_version": [sample.policy_version for sample in own],
             "query_position": [sample.query_position for sample in own],
             "reward": [sample.reward for sample in own],
-            "version_changes": [" ".join(map(str, sample.version_changes)) for sample in own],
+            "version_changes": [
+                " ".join(map(str, s.version_changes)) if s.version_changes else "" for s in own
+            ],
         }
         for place, (name, dtype) in enumerate(BULK.items()):
             cells = [refs[number * len(BULK) + place] for number in numbers]

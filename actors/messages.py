@@ -193,7 +193,6 @@ class StoreApi(Protocol):
         """A segment for ``writer`` to fill; it writes no more to those that are ``finished``. Waits while there is no
         room. Raises StoreError where there never will be."""
 
-    @endpoint(idempotent=True)
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
         ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""

@@ -29,6 +29,7 @@ from ..columns import Column
 from ..experience import BULK, segment_places
 from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
 from .blobs import ArenaLimits, BlobArena
+from .bulk import Bulk
 from .journal import StoreJournal
 from .query import select
 from .schema import Schema
@@ -137,7 +138,7 @@ class Store(Actor):
             await self._journal.append(msgpack.packb([_GRANT, writer, grant.segment]))
             return grant
 
-    @endpoint(idempotent=True)
+    @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         await self._durably(lambda: self._put(writer, parts))
 
@@ -280,7 +281,7 @@ class Store(Actor):
                 "is how long it may take)"
             ) from None
 
-    def _release(self, freed: list[BlobRef]) -> None:
+    def _release(self, freed: list[Bulk]) -> None:
         self._arena.release(freed)
         if freed:
             self._room.set()

@@ -16,8 +16,10 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import add, itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ...core.errors import ProtocolViolation, StoreError, StoreFull
 from ...core.telemetry import get_logger
@@ -35,6 +37,9 @@ from ...transport.segments import (
 __all__ = ["ArenaLimits", "ArenaStatistics", "BlobArena", "BlobRef", "SegmentGrant", "SegmentPlaces"]
 
 log = get_logger(__name__)
+
+Ref = tuple[str, int, int, *tuple[Any, ...]]
+"""Segment, offset, size in bytes, and perhaps more: a BlobRef, or Bulk as rows have it."""
 
 _PAGE_BYTES: Final = 4096
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -98,7 +103,7 @@ class BlobArena:
             name: segment.writer for name, segment in self._segments.items() if segment.writer is not None
         }
 
-    def recover(self, granted: Mapping[str, str], live: Iterable[BlobRef]) -> set[str]:
+    def recover(self, granted: Mapping[str, str], live: Iterable[Ref]) -> set[str]:
         """Goes on from what the journal says, once, before anything else: the writers of segments that were not sealed,
         and the references of all rows. Every other segment is removed.
 
@@ -107,13 +112,13 @@ class BlobArena:
         """
         ends: dict[str, int] = {}
         counted: dict[str, _Segment] = {}
-        for segment, offset, size_bytes in live:
+        for segment, offsets, sizes in _by_segment(live):
             found = counted.get(segment)
             if found is None:
                 found = counted[segment] = _Segment(0, None)
-            found.live_refs += 1
-            found.live_bytes += size_bytes
-            ends[segment] = max(ends.get(segment, 0), offset + size_bytes)
+            found.live_refs += len(sizes)
+            found.live_bytes += sum(sizes)
+            ends[segment] = max(ends.get(segment, 0), *map(add, offsets, sizes))
         for place in Place:
             for path in self.places.directory(place).iterdir():
                 self._recover_file(place, path, granted.get(path.name), counted, ends.get(path.name, 0))
@@ -198,36 +203,34 @@ class BlobArena:
         self.seal(writer, names)
         return names
 
-    def check(self, writer: str, refs: Iterable[BlobRef]) -> None:
+    def check(self, writer: str, refs: Iterable[Ref]) -> None:
         """Raises StoreError unless every reference is into a segment that ``writer`` was granted and has not sealed."""
-        segments = self._segments
-        for segment, offset, size_bytes in refs:
-            known = segments.get(segment)
+        for segment, offsets, sizes in _by_segment(refs):
+            known = self._segments.get(segment)
             if known is None or known.writer != writer:
                 raise StoreError(f"{segment!r} is no segment that {writer} may write to: ask for another")
-            if offset < 0 or size_bytes < 0 or offset + size_bytes > known.size_bytes:
+            ends = list(map(add, offsets, sizes))
+            if min(offsets) < 0 or min(sizes) < 0 or max(ends) > known.size_bytes:
                 raise StoreError(
-                    f"bytes {offset} to {offset + size_bytes} are outside of segment {segment} "
+                    f"bytes {min(offsets)} to {max(ends)} are outside of segment {segment} "
                     f"of {known.size_bytes} bytes"
                 )
 
-    def hold(self, refs: Iterable[BlobRef]) -> None:
+    def hold(self, refs: Iterable[Ref]) -> None:
         """Rows that ``check`` has passed refer to these from now on."""
-        segments = self._segments
-        for segment, _, size_bytes in refs:
-            held = segments[segment]
-            held.live_refs += 1
-            held.live_bytes += size_bytes
+        for segment, _, sizes in _by_segment(refs):
+            held = self._segments[segment]
+            held.live_refs += len(sizes)
+            held.live_bytes += sum(sizes)
 
-    def release(self, refs: Iterable[BlobRef]) -> None:
+    def release(self, refs: Iterable[Ref]) -> None:
         """Rows that referred to these are gone, for the journal too. Raises ProtocolViolation where none did."""
-        segments = self._segments
-        for name, _, size_bytes in refs:
-            held = segments.get(name)
-            if held is None or held.live_refs < 1 or held.live_bytes < size_bytes:
+        for name, _, sizes in _by_segment(refs):
+            held = self._segments.get(name)
+            if held is None or held.live_refs < len(sizes) or held.live_bytes < sum(sizes):
                 raise ProtocolViolation(f"a reference into segment {name} was released that nothing holds")
-            held.live_refs -= 1
-            held.live_bytes -= size_bytes
+            held.live_refs -= len(sizes)
+            held.live_bytes -= sum(sizes)
             if not held.live_refs and held.writer is None:
                 self._remove(name, held)
 
@@ -272,3 +275,10 @@ class BlobArena:
         except OSError as error:
             log.error("segment not removed", segment=name, size_bytes=segment.size_bytes, error=str(error))
         self._reader.forget_removed()
+
+
+def _by_segment(refs: Iterable[Ref]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Segment, offsets and sizes in bytes: of what lies in one segment together, as most of a put does."""
+    for _, run in groupby(refs, itemgetter(0)):
+        segments, offsets, sizes, *_ = zip(*run, strict=True)
+        yield segments[0], offsets, sizes

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from ...core.errors import StoreError
 from ...transport.handle import DTYPE_BYTES
-from ...transport.segments import BlobRef
 
 UTF8: Final = "utf8"
 ITEM_BYTES: Final = {**DTYPE_BYTES, UTF8: 1}
@@ -29,10 +28,9 @@ object of a class again and again, and leaves tuples of numbers and strings alon
 Packed = dict[str, Any]
 
 
-def blob_refs(cells: Iterable[Any]) -> list[BlobRef]:
-    """Where those of ``cells`` lie that are Bulk."""
-    # What `BlobRef._make` does, without a Python frame for each.
-    return list(map(tuple.__new__, repeat(BlobRef), [cell[:3] for cell in cells if type(cell) is tuple]))
+def bulk_of(cells: Iterable[Any]) -> list[Bulk]:
+    """Those of ``cells`` that lie in the blob arena."""
+    return [cell for cell in cells if type(cell) is tuple]
 
 
 def pack(values: Iterable[Bulk]) -> Packed:
@@ -60,7 +58,10 @@ def unpack(column: Packed) -> list[Bulk]:
                 if type(segment) is not str or set(map(type, numbers)) != {int} or min(numbers) < 0:
                     raise ValueError
             item_bytes = ITEM_BYTES[dtype]
-            sizes = [math.prod(shape) * item_bytes for shape in shapes]
+            if len(dimensions) == 1:  # token lists: worth a shorter way
+                sizes = [length * item_bytes for length in dimensions[0]]
+            else:
+                sizes = [math.prod(shape) * item_bytes for shape in shapes]
             names = repeat(segment, len(offsets)), repeat(dtype, len(offsets))
             values += zip(names[0], offsets, sizes, names[1], shapes, strict=True)
     except (KeyError, TypeError, ValueError):

@@ -17,10 +17,9 @@ from typing import Any, Final
 import msgpack
 
 from ...core.errors import StoreError
-from ...transport.segments import BlobRef
 from ..columns import META, common_types
 from ..sample_id import SampleId, TrajectoryName
-from .bulk import blob_refs, packed
+from .bulk import Bulk, bulk_of, packed
 from .leases import Lease, Tokens
 from .row import Commit, Ended, Row, RowCounts
 from .rows import Rows
@@ -50,8 +49,8 @@ class Change:
     record: bytes | None
     undo: Callable[[], None]
     rows: int
-    held: list[BlobRef]
-    freed: list[BlobRef]
+    held: list[Bulk]
+    freed: list[Bulk]
 
 
 def _nothing() -> None: ...
@@ -206,16 +205,16 @@ class Tables:
     def counts(self) -> dict[str, RowCounts]:
         return {agent: table.counts() for agent, table in self._tables.items()}
 
-    def live_blobs(self) -> Iterator[BlobRef]:
+    def live_blobs(self) -> Iterator[Bulk]:
         """What rows refer to, once for each row. To be read before the next change."""
         for _, row in self._all_rows():
-            yield from blob_refs(row.cells)
+            yield from bulk_of(row.cells)
 
     def rows_in(self, segments: set[str]) -> dict[str, list[str]]:
         """Sample ids, by agent, of the rows with bulk in these segments of the arena."""
         found: dict[str, list[str]] = {}
         for agent, row in self._all_rows():
-            if any(ref.segment in segments for ref in blob_refs(row.cells)):
+            if any(bulk[0] in segments for bulk in bulk_of(row.cells)):
                 found.setdefault(agent, []).append(row.sample_id)
         return found
 
@@ -289,11 +288,13 @@ class Tables:
         return plain
 
     def _written(self, record: bytes, checked: list[tuple[str, Checked]], undo: Callable[[], None]) -> Change:
-        held = [ref for _, columns in checked for cells in columns.values() for ref in blob_refs(cells)]
+        held = list(
+            chain.from_iterable(bulk_of(cells) for _, columns in checked for cells in columns.values())
+        )
         return Change(record, undo, sum(len(columns["sample_id"]) for _, columns in checked), held, [])
 
     def _ended(self, record: bytes, ended: list[tuple[Rows, Ended]]) -> Change:
-        freed = [ref for _, what in ended for cells in what.cells for ref in blob_refs(cells)]
+        freed = [ref for _, what in ended for cells in what.cells for ref in bulk_of(cells)]
         rows = sum(len(what.rows) for _, what in ended)
         return Change(record, partial(self._undo_ended, ended), rows, [], freed)
 

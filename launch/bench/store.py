@@ -62,11 +62,18 @@ class Client(Actor):
         random = np.random.default_rng(1)
         self._prompt, self._tokens = (random.integers(0, 2**17, n, np.int32) for n in (512, 1024))
         self._logprobs = -random.random(1024, np.float32)
+        self._batches: list[list[Sample]] = []
 
     @endpoint
-    async def put(self, version: int, count: int) -> None:
-        for first in range(0, count, PUT_BATCH):
-            await self._writer.put([self._sample(version, n) for n in range(first, first + PUT_BATCH)])
+    async def prepare(self, version: int, count: int) -> None:
+        """The samples that ``put`` puts: when a rollout does, they are there."""
+        numbers = (range(first, first + PUT_BATCH) for first in range(0, count, PUT_BATCH))
+        self._batches = [[self._sample(version, n) for n in batch] for batch in numbers]
+
+    @endpoint
+    async def put(self) -> None:
+        for batch in self._batches:
+            await self._writer.put(batch)
 
     def _sample(self, version: int, number: int) -> Sample:
         group = f"{version}:{self._name}{number // 8}"
@@ -136,8 +143,9 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
 async def _round(
     store: ActorRef[Store], clients: list[ActorRef[Client]], version: int, count: int
 ) -> dict[str, float]:
+    await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).prepare(version, count) for client in clients))
     start = time.perf_counter()
-    await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).put(version, count) for client in clients))
+    await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).put() for client in clients))
     put_s = time.perf_counter() - start
     start = time.perf_counter()
     got = await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).get(version, count) for client in clients))

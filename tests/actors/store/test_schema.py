@@ -6,10 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from flexmarl.actors.columns import Column
-from flexmarl.actors.store.bulk import Packed, blob_refs, pack, unpack
+from flexmarl.actors.store.bulk import Packed, bulk_of, pack, unpack
 from flexmarl.actors.store.schema import Schema
 from flexmarl.core.errors import ConfigError, StoreError
-from flexmarl.transport.segments import BlobRef
 
 SCHEMA = Schema(
     {
@@ -142,7 +141,7 @@ def test_a_packed_column_is_what_it_was_made_from() -> None:
     packed: Packed = pack(values)
     assert len(packed["pieces"]) == 5
     assert unpack(packed) == values
-    assert blob_refs([1.0, None, *values])[:2] == [BlobRef("m-1", 0, 12), BlobRef("m-1", 64, 4)]
+    assert bulk_of([1.0, None, *values]) == values
     assert SCHEMA.check("a", ["x"] * 2, {"tokens": pack(values[:2])})["tokens"] == values[:2]
 
 

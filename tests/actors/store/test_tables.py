@@ -12,12 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flexmarl.actors.columns import Column
 from flexmarl.actors.sample_id import SampleId, TrajectoryName
-from flexmarl.actors.store.bulk import Bulk, blob_refs, unpack
+from flexmarl.actors.store.bulk import Bulk, bulk_of, unpack
 from flexmarl.actors.store.query import select
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Change, Tables
 from flexmarl.core.errors import ConfigError, StoreError
-from flexmarl.transport.segments import BlobRef
 
 COLUMNS = {"tokens": Column(type="tokens", required=True), "note": Column(type="str")}
 AGENTS = ("a", "b")
@@ -180,7 +179,7 @@ class Life(RuleBasedStateMachine):
             before = self.state()
             self.rows |= {(row.agent, row.sample_id): row for row in new}
             assert change.rows == len(new)
-            assert change.held == [ref for row in new for ref in blob_refs(row.cells.values())]
+            assert change.held == [ref for row in new for ref in bulk_of(row.cells.values())]
             self.told(change, before, {})
 
     @rule(
@@ -294,7 +293,7 @@ class Life(RuleBasedStateMachine):
         before, leases = self.state(), {token: self.leases[token] for token in tokens}
         ids = [sample_id for token in sorted(tokens) for sample_id in self.leases.pop(token)[1]]
         change = self.tables.commit(agent, [*tokens, *tokens], step)
-        freed = [ref for sample_id in ids for ref in blob_refs(self.rows[agent, sample_id].cells.values())]
+        freed = [ref for sample_id in ids for ref in bulk_of(self.rows[agent, sample_id].cells.values())]
         assert (change.rows, change.freed) == (len(ids), freed)
         self.over_by(agent, ids, "consumed")
         self.steps[agent], self.commits[agent] = step, (tokens, len(ids))
@@ -408,7 +407,7 @@ class Life(RuleBasedStateMachine):
             assert counts.consumed == self.totals[f"{agent} consumed"]
             assert counts.discarded == self.totals[f"{agent} discarded"]
             self.waits_agree(agent)
-        live = sorted(ref for row in self.rows.values() for ref in blob_refs(row.cells.values()))
+        live = sorted(ref for row in self.rows.values() for ref in bulk_of(row.cells.values()))
         assert sorted(self.tables.live_blobs()) == live
 
     def waits_agree(self, agent: str) -> None:
@@ -666,7 +665,7 @@ def test_rows_whose_segment_is_lost_are_found(tables: Tables) -> None:
     tables.put({"b": columns("4:q_0_0", tokens=[["m-2", 0, 8, "int32", [2]]])})
     assert tables.rows_in({"m-2"}) == {"b": ["4:q_0_0"]}
     assert tables.rows_in({"m-1"}) == {"a": ["1:q_0_1", "1:q_0_0"]}
-    assert BlobRef("m-2", 0, 8) in list(tables.live_blobs())
+    assert ("m-2", 0, 8) in [bulk[:3] for bulk in tables.live_blobs()]
 
 
 def test_the_next_deadline_is_the_earliest(tables: Tables) -> None:
