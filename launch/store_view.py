@@ -14,6 +14,7 @@ from ..core.system import ActorSystem
 from .run_directory import RunDirectory
 
 _TIMEOUT_S = 30.0
+_PIPED_WIDTH = 240
 # What a name says already is left out of the table.
 _HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory"})
 
@@ -31,13 +32,15 @@ def trajectory(directory: RunDirectory, name: str) -> Selection:
 
 def show(found: Selection) -> None:
     console = Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
     if found.rows:
         table = Table()
         # A column that no row has a value in would only take room.
         names = [
             name
             for name in found.rows[0]
-            if name not in _HIDDEN and any(row[name] is not None for row in found.rows)
+            if name not in _HIDDEN and any(row[name] not in (None, "") for row in found.rows)
         ]
         for name in names:
             # Whole, however narrow the terminal: it is what --trajectory takes.

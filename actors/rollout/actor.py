@@ -10,10 +10,9 @@ cancelled, and its group goes on.
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -29,7 +28,6 @@ from ..messages import (
     Evaluation,
     GenerateRequest,
     Generation,
-    GroupClosed,
     Grouping,
     InstanceApi,
     OrchestratorApi,
@@ -39,53 +37,16 @@ from ..messages import (
 )
 from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .config import RolloutConfig, SamplingConfig
-from .grouping import grouped
+from .group_run import ClosingRules, End, GroupRun
 from .overlong import punished
 from .pieces import TurnInPieces
 from .pool import AgentPool
-from .sampling import Abort, Close, Drop, Group, GroupRules, Start, has_signal
+from .sampling import Abort, Close, Drop, Group, GroupRules, Start
 from .trajectory import Deadline, Trajectory, where_it_hangs
 
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
 _GIVE_UP_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How a trajectory ended. ``refill``: it overran, and another is wanted in its place."""
-
-    trajectory: Trajectory
-    failure: TrajectoryFailed | None = None
-    refill: bool = False
-
-
-@dataclass(slots=True)
-class _GroupRun:
-    """A group while it runs. ``trajectories`` by number."""
-
-    step: int
-    query: Query
-    position: int
-    versions: dict[str, int]
-    newer_too: bool
-    group: Group
-    started: float = field(default_factory=time.monotonic)
-    trajectories: dict[int, Trajectory] = field(default_factory=dict)
-    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    ends: asyncio.Queue[_End] = field(default_factory=asyncio.Queue)
-    failures: list[TrajectoryFailed] = field(default_factory=list)
-
-    def begin(self, number: int) -> Trajectory:
-        trajectory = Trajectory(
-            self.query, str(self.step), number, self.versions, greedy=False, newer_too=self.newer_too
-        )
-        self.trajectories[number] = trajectory
-        return trajectory
-
-    def waited_s(self) -> float:
-        first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
-        return max(0.0, min(first_turn_at, time.monotonic()) - self.started)
 
 
 class Rollout(Actor):
@@ -116,7 +77,7 @@ class Rollout(Actor):
         self._places = segment_places(memory, folder)
         self._orchestrator = orchestrator
         self._config = config
-        self._grouping = grouping or {}
+        self._closing = ClosingRules(tuple(sampling), grouping or {}, config.drop_without_signal)
         self._columns = columns or {}
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
@@ -154,7 +115,7 @@ class Rollout(Actor):
             max_refills=config.max_refills,
         )
         for position, query in enumerate(queries, first_position):
-            run = _GroupRun(step, query, position, versions, newer_too, Group(rules))
+            run = GroupRun(step, query, position, versions, newer_too, Group(rules))
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -181,7 +142,7 @@ class Rollout(Actor):
 
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
-    async def _run_group(self, run: _GroupRun) -> None:
+    async def _run_group(self, run: GroupRun) -> None:
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 decisions = run.group.start()
@@ -194,66 +155,30 @@ class Rollout(Actor):
                             case Abort(number):
                                 run.tasks[number].cancel()
                             case Close(numbers):
-                                await self._close_group(run, [run.trajectories[n] for n in numbers], "")
+                                await self._close_group(run, numbers, "")
                             case Drop(reason):
                                 await self._close_group(run, [], reason)
                     if run.group.settled:
                         return  # once the surplus that is kept has ended
                     decisions = self._take_end(run, await run.ends.get())
 
-    async def _run_member(self, run: _GroupRun, number: int, trajectory: Trajectory) -> None:
+    async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
         run.ends.put_nowait(await self._run_trajectory(trajectory))
 
-    def _take_end(self, run: _GroupRun, end: _End) -> list[Start | Abort | Close | Drop]:
+    def _take_end(self, run: GroupRun, end: End) -> list[Start | Abort | Close | Drop]:
         number = end.trajectory.number
         if end.failure is None:
             return run.group.succeeded(number)
         run.failures.append(end.failure)
         return run.group.failed(number, refill=end.refill)
 
-    async def _close_group(self, run: _GroupRun, members: Sequence[Trajectory], dropped: str) -> None:
-        rewards = {
-            agent: [t.rewards.by_agent[agent] for t in members if agent in t.rewards.by_agent]
-            for agent in self._sampling
-        }
-        group_rewards = {agent: tuple(values) for agent, values in rewards.items()}
-        turns = [
-            sample
-            for trajectory in members
-            for sample in trajectory.samples(run.step, run.position, group_rewards)
-        ]
-        samples = grouped(turns, self._grouping)
-        generated_tokens = sum(len(sample.tokens) for sample in samples)
-        without_signal: list[str] = []
-        if self._config.drop_without_signal:
-            sampled = {sample.agent for sample in samples}
-            without_signal = [a for a in self._sampling if a in sampled and not has_signal(rewards[a])]
-            samples = [sample for sample in samples if sample.agent not in without_signal]
-        if without_signal and not samples:
-            dropped = f"all rewards are equal: {', '.join(without_signal)}"
+    async def _close_group(self, run: GroupRun, numbers: Sequence[int], dropped: str) -> None:
+        samples, closed = run.close(numbers, dropped, self._closing)
         if samples:
             await self._experience.put(samples)
-        counts = Counter(sample.agent for sample in samples)
-        carried_on = [sample for sample in samples if sample.version_changes]
-        await self._orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(
-            GroupClosed(
-                step=run.step,
-                query=run.query.id,
-                samples={agent: counts[agent] for agent in self._sampling},
-                generated_tokens=generated_tokens,
-                waited_s=run.waited_s(),
-                rewards=rewards,
-                failures=run.failures,
-                dropped=dropped,
-                without_signal=without_signal,
-                refilled=run.group.refills,
-                surplus=run.group.surplus,
-                carried_on=len(carried_on),
-                carried_tokens=sum(sample.version_changes[-2] for sample in carried_on),
-            )
-        )
+        await self._orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(closed)
 
-    async def _run_trajectory(self, trajectory: Trajectory) -> _End:
+    async def _run_trajectory(self, trajectory: Trajectory) -> End:
         """Until the workflow ends, or its deadline has passed. Raises RecipeError: such a run can't succeed.
 
         Cancelling it, and the deadline, cancel the workflow and with it the turns it waits for, at the instances too.
@@ -271,7 +196,7 @@ class Rollout(Actor):
             frames = self._recipe.frames(where_it_hangs(work))
             what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
             failure = TrajectoryFailed(trajectory.name, what, frames)
-            return _End(trajectory, failure, refill=self._config.on_timeout == "refill")
+            return End(trajectory, failure, refill=self._config.on_timeout == "refill")
         finally:
             trajectory.close()
             trajectory.deadline.stop()
@@ -286,14 +211,14 @@ class Rollout(Actor):
         if not work.cancelled():
             work.exception()  # whoever still waited for it has seen it; asyncio need not complain
 
-    def _end(self, trajectory: Trajectory, work: asyncio.Task[Rewards]) -> _End:
+    def _end(self, trajectory: Trajectory, work: asyncio.Task[Rewards]) -> End:
         """What came of a workflow that has ended. User code: it may fail in any way, the others go on."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             trajectory.rewards = work.result()
             if not trajectory.greedy:  # evaluations show what the workflow itself says
                 trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
-            return _End(trajectory)
+            return End(trajectory)
         if isinstance(error, RecipeError):
             raise error
         failure = TrajectoryFailed(
@@ -301,7 +226,7 @@ class Rollout(Actor):
         )
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._sampling[agent].on_timeout or self._config.on_timeout)
-        return _End(trajectory, failure, refill=on_timeout == "refill")
+        return End(trajectory, failure, refill=on_timeout == "refill")
 
     def _checked(self, rewards: Rewards, trajectory: Trajectory) -> Rewards:
         if not isinstance(rewards, Rewards):
