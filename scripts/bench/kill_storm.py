@@ -1,6 +1,6 @@
 """Kills actors of real runs at random, goes on with each from its last checkpoint, and counts what was trained.
 
-    scripts/bench/kill_storm.py --kills 200 --seed 1
+    .venv/bin/python scripts/bench/kill_storm.py --kills 200 --seed 1
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
 processes are the real ones. A run is started; at a moment drawn from the seed one of its actors, drawn too, gets

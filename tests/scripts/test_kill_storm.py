@@ -1,26 +1,13 @@
 """A short storm: actors of a real run are killed, and every sample is trained once all the same."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "kill_storm.py"
+from .load import script
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_storm", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kill_storm = _load()
+kill_storm = script("kill_storm")
 
 
 def test_every_sample_is_trained_once_whoever_is_killed(tmp_path: Path) -> None:

@@ -5,25 +5,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "race_trl.py"
+from .load import BENCH, script
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("race_trl", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-race_trl = _load()
+race_trl = script("race_trl")
 WARM_UP = race_trl.WARM_UP_STEPS
 
 
@@ -113,7 +102,11 @@ def test_without_trl_it_says_what_to_install(
 
 def test_help_has_examples() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, str(BENCH / "race_trl.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert "examples:" in done.stdout
     assert "--rounds" in done.stdout

@@ -1,7 +1,6 @@
 """The store actor: what was acknowledged survives, what was not leaves no trace, who writes to a full one waits."""
 
 import asyncio
-import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -115,33 +114,6 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twic
     rest = await house.rows(0, put - len(consumed))
     consumed += [row.sample_id for row in rest]
     assert sorted(consumed) == sorted(acknowledged) and len(set(consumed)) == len(consumed)
-
-
-async def test_writers_do_not_notice_that_the_store_is_killed_under_them(house: House) -> None:
-    """Whatever it was just doing: written down or not, answered or not, each sample is there once."""
-    await house.open()
-    acknowledged: set[str] = set()
-    numbers = itertools.count()
-    stop = asyncio.Event()
-
-    async def write() -> None:
-        while not stop.is_set():
-            batch = [sample(next(numbers)) for _ in range(4)]
-            await house.writer.put(batch)
-            acknowledged.update(row.sample_id for row in batch)
-
-    async with asyncio.timeout(60), asyncio.TaskGroup() as writing:
-        for _ in range(8):
-            writing.create_task(write())
-        for _ in range(3):
-            seen = len(acknowledged)
-            while len(acknowledged) < seen + 40:
-                await asyncio.sleep(0.001)
-            os.kill((await house.system.supervisors[0].statistics())["store"].pid, signal.SIGKILL)
-        stop.set()
-    assert {row.sample_id for row in await house.rows(0, len(acknowledged))} == acknowledged
-    counts = (await house.store.api.table_statistics())["solver"]
-    assert (counts.ready, counts.leased) == (0, len(acknowledged))
 
 
 async def test_a_commit_that_comes_twice_is_one(house: House) -> None:

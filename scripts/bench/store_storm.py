@@ -1,0 +1,167 @@
+"""Kills a store again and again while writers and a trainer work with it, and counts what became of the samples.
+
+    .venv/bin/python scripts/bench/store_storm.py --kills 100 --seed 1
+
+The store is a process of its own that its supervisor restarts; writers put, a trainer leases and commits, none of them
+stops for a kill. A put that was acknowledged must be consumed once, and nothing else: prints one JSON object, and exits
+with 1 where that is not so, or where nothing moves any more.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segment_places
+from flexmarl.actors.messages import Sample
+from flexmarl.actors.store.actor import Store
+from flexmarl.core.errors import ActorDead, RemoteError
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.restarts import Intensity
+from flexmarl.core.system import ActorSystem
+
+AGENT, WRITERS, BATCH, MICRO_BATCH = "solver", 4, 8, 16
+# Under it a store restarts, reads its journal and serves; it takes well below a second.
+PATIENCE_S = 60.0
+
+
+class StormError(Exception):
+    """What should not happen, in words."""
+
+
+def batches() -> Iterator[list[Sample]]:
+    for number in itertools.count():
+        group = f"0:q{number}"
+        yield [
+            Sample(f"{group}_0_{n}", AGENT, 0, 0, group, 1.0, (0.0, 1.0), (1,), (2, 3, number), (-0.5,) * 3)
+            for n in range(BATCH)
+        ]
+
+
+class Storm:
+    def __init__(self, system: ActorSystem, store: ActorRef[Store], memory: str, folder: str) -> None:
+        self.acknowledged: set[str] = set()
+        self.consumed: Counter[str] = Counter()
+        self.commits_in_doubt = 0
+        self.kills = 0
+        self._system, self._store = system, store
+        self._places = segment_places(memory, folder)
+        self._writing = True
+        self._put = asyncio.Event()
+
+    async def run(self, kills: int, rng: random.Random) -> None:
+        """Raises StormError where nothing moves any more."""
+        async with asyncio.TaskGroup() as tasks:
+            source = batches()
+            writers = [tasks.create_task(self._write(f"writer{n}", source)) for n in range(WRITERS)]
+            trainer = tasks.create_task(self._train())
+            for _ in range(kills):
+                await self._until(len(self.acknowledged) + 64)
+                await asyncio.sleep(rng.uniform(0.0, 0.1))  # the moment that was drawn
+                pid = (await self._system.supervisors[0].statistics())["store"].pid
+                os.kill(pid, signal.SIGKILL)
+                self.kills += 1
+            self._writing = False
+            await asyncio.wait(writers)
+            await trainer
+
+    async def _until(self, acknowledged: int) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while len(self.acknowledged) < acknowledged:
+                    self._put.clear()
+                    await self._put.wait()
+        except TimeoutError:
+            raise StormError(f"no put was acknowledged for {PATIENCE_S:g} s") from None
+
+    async def _write(self, name: str, source: Iterator[list[Sample]]) -> None:
+        writer = ExperienceWriter(self._store, name, self._places)
+        try:
+            while self._writing:
+                batch = next(source)
+                await writer.put(batch)
+                self.acknowledged.update(sample.sample_id for sample in batch)
+                self._put.set()
+        finally:
+            writer.close()
+
+    async def _train(self) -> None:
+        reader, step = ExperienceReader(self._store, self._places), 1
+        while self._writing or sum(self.consumed.values()) < len(self.acknowledged):
+            try:
+                ready = (await self._store.api.table_statistics())[AGENT].ready
+                if not ready:
+                    await asyncio.sleep(0.002)
+                    continue
+                leased = await self._store.api.lease(AGENT, 0, min(ready, MICRO_BATCH))
+                ids = [sample.sample_id for sample in await reader.samples(AGENT, leased)]
+            except ActorDead:
+                continue  # what was leased is ready again
+            if await self._committed(leased.token, step):
+                self.consumed.update(ids)
+                step += 1
+
+    async def _committed(self, token: int, step: int) -> bool:
+        """Whether the commit was carried out; False: it was not, and the rows are ready again."""
+        while True:
+            try:
+                await self._store.api.commit(AGENT, [token], step)
+            except ActorDead:
+                self.commits_in_doubt += 1  # it may be in the journal: the same again tells
+            except RemoteError as error:
+                if "its rows went back at the restart" not in error.message:
+                    raise
+                return False
+            else:
+                return True
+
+
+async def storm(kills: int, seed: int) -> Storm:
+    """Raises StormError unless every acknowledged sample was consumed, once, and no other."""
+    with TemporaryDirectory(prefix="flexmarl-", dir="/dev/shm") as memory, TemporaryDirectory() as folder:
+        intensity = Intensity(kills + 1, 3600)
+        async with ActorSystem("storm", Path(memory), intensity=intensity) as system:
+            kwargs = {"agents": [AGENT], "memory": memory, "folder": folder}
+            store = await system.spawn(Store, "store", kwargs, process=True)
+            made = Storm(system, store, memory, folder)
+            await made.run(kills, random.Random(seed))
+            left = (await store.api.table_statistics())[AGENT]
+    twice = [sample for sample, times in made.consumed.items() if times > 1]
+    lost, strange = made.acknowledged - made.consumed.keys(), made.consumed.keys() - made.acknowledged
+    if twice or lost or strange or left.ready or left.leased or left.consumed != len(made.acknowledged):
+        raise StormError(
+            f"{len(made.acknowledged)} samples were acknowledged: {len(lost)} were lost, {len(twice)} consumed twice, "
+            f"{len(strange)} consumed that were not acknowledged; the store says {left}"
+        )
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    started = time.monotonic()
+    try:
+        made = asyncio.run(storm(options.kills, options.seed))
+    except StormError as error:
+        print(f"store_storm: {error}", file=sys.stderr)
+        return 1
+    told = {"kills": made.kills, "samples": len(made.acknowledged), "commits_in_doubt": made.commits_in_doubt}
+    print(json.dumps({**told, "seconds": round(time.monotonic() - started)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
