@@ -18,7 +18,14 @@ from rich.console import Console as Terminal
 from ..actors.messages import RunEnded
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import ActorFailed, CheckpointIncomplete, ConfigError, FlexmarlError, Interrupted
+from ..core.errors import (
+    ActorDead,
+    ActorFailed,
+    CheckpointIncomplete,
+    ConfigError,
+    FlexmarlError,
+    Interrupted,
+)
 from ..core.telemetry import configure_logging
 from . import env, local
 from .bench.command import bench
@@ -53,9 +60,19 @@ cli.add_command(bench)
     "--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on with a run, as configured."
 )
 @click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Where an actor is lost (killed, out of memory), go on by itself from the newest checkpoint, up to N "
+    "times with no newer one between. Default: 0.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop."
 )
-def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, dry_run: bool) -> int:
+def train(
+    words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, restarts: int, dry_run: bool
+) -> int:
     """Train the agents of a recipe together; everything about the run goes to runs/NAME/.
 
     RECIPE is a built-in recipe (default: sort-digits) or a folder with workflow.py and config.yaml.
@@ -67,6 +84,7 @@ def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | N
       flexmarl train path/to/recipe --name first-try
       flexmarl train agents.sorter.instances=2 --dry-run
       flexmarl train --resume runs/first-try
+      flexmarl train path/to/recipe checkpoint.every=20 --restarts 3
 
     Ctrl-C stops after the steps under way and saves a checkpoint; a second one stops at once.
     """
@@ -78,7 +96,7 @@ def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | N
         directory = RunDirectory.existing(resume)
         config = check(read_yaml(directory.config), str(directory.config))
         with directory.locked():
-            return _resume(config, directory)
+            return _train(config, directory, restarts, resume=True)
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
         raise ConfigError(
@@ -91,7 +109,7 @@ def train(words: tuple[str, ...], name: str | None, runs: Path, resume: Path | N
         click.echo(f"{to_yaml(config)}# written to {directory.config}; nothing was started")
         return 0
     with directory.locked():
-        return _run(config, directory, None)
+        return _train(config, directory, restarts, resume=False)
 
 
 @cli.command()
@@ -171,25 +189,40 @@ def _run_name(name: str | None, config: RunConfig) -> str:
     return name
 
 
-def _resume(config: RunConfig, directory: RunDirectory) -> int:
-    """Goes on from the newest checkpoint; from the beginning where the run was stopped before its first."""
+def _train(config: RunConfig, directory: RunDirectory, restarts: int, *, resume: bool) -> int:
+    """``resume``: from the newest checkpoint, or from the beginning where there is none. Where an
+    actor is lost it does so by itself, up to ``restarts`` times with no newer checkpoint between."""
+    left = restarts
+    while True:
+        newest = _newest(directory) if resume else None
+        if newest is not None and newest[1].step >= config.training.steps:
+            click.echo(f"{directory.path} is complete: all {newest[1].step} steps are trained")
+            return 0
+        if resume:
+            directory.forget_after(newest[1].step if newest else 0)
+            click.echo(
+                f"going on after step {newest[1].step}" if newest else "no checkpoint yet: beginning again"
+            )
+        try:
+            return _run(config, directory, newest)
+        except ActorDead:  # which it has told
+            folders = checkpoint.complete(directory.checkpoints)
+            if folders and (newest is None or folders[-1] != newest[0]):
+                left = restarts
+            if not left:
+                return EXIT_FAILED
+            left, resume = left - 1, True
+
+
+def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
+    """The checkpoint to go on from. Raises CheckpointIncomplete naming the file that is damaged: which older state will
+    do is for a person to say."""
     checkpoint.remove_partial(directory.checkpoints)
     folders = checkpoint.complete(directory.checkpoints)
-    state = _state_of_newest(folders)
-    if state is not None and state.step >= config.training.steps:
-        click.echo(f"{directory.path} is complete: all {state.step} steps are trained")
-        return 0
-    directory.forget_after(state.step if state else 0)
-    click.echo(f"going on after step {state.step}" if state else "no checkpoint yet: beginning again")
-    return _run(config, directory, (folders[-1], state) if state else None)
-
-
-def _state_of_newest(folders: Sequence[Path]) -> RunState | None:
-    """Raises CheckpointIncomplete naming the file that is damaged: which older state will do is for a person to say."""
     if not folders:
         return None
     try:
-        return checkpoint.load(folders[-1])
+        return folders[-1], checkpoint.load(folders[-1])
     except CheckpointIncomplete as error:
         if len(folders) > 1:
             raise CheckpointIncomplete(
@@ -199,6 +232,7 @@ def _state_of_newest(folders: Sequence[Path]) -> RunState | None:
 
 
 def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:
+    """Until the run has ended, well or badly, which it tells. Raises ActorDead, told too: the run may go on."""
     output = cast(TextIO, LossyOutput(sys.stdout)) if sys.stdout else None  # None: `flexmarl train >&-`
     terminal = Terminal(file=output, soft_wrap=True)
     events = JsonLines(directory.events)
@@ -224,6 +258,9 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
         events.close()
     except KeyboardInterrupt:  # while no signal handler of the run's own is set
         return _ended_badly(Interrupted("stopped by SIGINT"), directory, events, terminal)
+    except ActorDead as error:
+        _ended_badly(error, directory, events, terminal)
+        raise
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
         return _ended_badly(error, directory, events, terminal)
     report = write_report(directory.path)

@@ -5,6 +5,10 @@
         run.json          step, data position, versions, evaluations
         manifest.json     size and xxh3 digest of every file; written last
 
+That is all there is at the end of a step: a saved step leaves none of its rows in the store and no query half done
+(``pipeline.py``); what a later step has begun by then is begun again. How busy the instances are begins anew, schedules
+are a function of the version, random streams are in the training state.
+
 The folder is filled under a name ending in ``.partial`` and renamed when everything in it is on disk: a folder
 without that ending is complete, or was damaged later, which its manifest tells.
 """

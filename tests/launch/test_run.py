@@ -291,6 +291,28 @@ class TestDeath:
         assert held.events[-1]["event"] == "run_ended" and actor in held.events[-1]["error"]
         held.assert_nothing_is_left()
 
+    def test_is_survived_as_often_as_was_asked_for(self, launcher: Launcher, tmp_path: Path) -> None:
+        """Once with no new checkpoint between; with one, the count begins anew."""
+        hold = tmp_path / "hold"
+        hold.write_text("1")
+        settings = ("training.queries_per_step=1", "training.micro_batch=4", "checkpoint.every=1")
+        name = f"phoenix-{tmp_path.name}"
+        run = launcher.train(name, *ONE_AGENT, *settings, f"data.hold={hold}", "--restarts", "1")
+        for step in (1, 2):
+            run.wait_for_output(f"checkpoints/step_00000{step}")
+            run.actors()["trainer"].kill()
+            run.wait_for_output(f"going on after step {step}")
+            hold.write_text(str(step + 1))
+        run.wait_for_output("checkpoints/step_000003")
+        run.actors()["rollout"].kill()
+        run.wait_for_output("going on after step 3")
+        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        run.actors()["store"].kill()
+        assert run.wait() == 1
+        assert [line["step"] for line in run.metrics] == [1, 2, 3]
+        assert [event["event"] for event in run.events].count("run_resumed") == 3
+        run.assert_nothing_is_left()
+
 
 class TestSignals:
     def test_a_second_one_stops_at_once_even_where_an_actor_is_stuck(self, held: Launched) -> None:
