@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -130,8 +131,24 @@ def get_logger(name: str) -> FilteringBoundLogger:
     return cast(FilteringBoundLogger, _Logger(name))
 
 
+class _Lines:
+    """A stream that takes no line rather than to fail whoever logs: the log is often on the disk that is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def configure_logging(node: str, stream: TextIO) -> None:
-    """Lines on ``stream``, each bound to the node's name: JSON, or readable where it is a terminal.
+    """Lines on ``stream``, each bound to the node's name: JSON, or readable where it is a terminal. Those that can't be
+    written are lost.
 
     For processes that are flexmarl's own; it changes how the whole process logs by structlog.
     """
@@ -157,5 +174,5 @@ def configure_logging(node: str, stream: TextIO) -> None:
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lines(stream))),
     )

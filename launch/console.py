@@ -57,7 +57,14 @@ class Console(Actor):
 
     @endpoint
     async def event(self, event: str, fields: dict[str, Any]) -> None:
+        self._show(event, fields)  # first: what can't be written down is to be seen at least
         self._events.event(event, **fields)
+
+    @endpoint
+    async def ended(self, result: RunEnded) -> None:
+        self.ended_with.set_result(result)
+
+    def _show(self, event: str, fields: dict[str, Any]) -> None:
         match event:
             case "trajectory_failed":
                 self._failures += 1
@@ -80,7 +87,3 @@ class Console(Actor):
                 self._progress.note(
                     f"{fields['agent']} warmed up on {fields['batches']} supervised batches, loss {fields['loss']:.3f}"
                 )
-
-    @endpoint
-    async def ended(self, result: RunEnded) -> None:
-        self.ended_with.set_result(result)

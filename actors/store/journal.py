@@ -15,6 +15,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -121,6 +122,11 @@ class StoreJournal:
             loop.call_soon(self._flush)
         return entry.future
 
+    async def settled(self) -> None:
+        """Until all that was appended before is durable or taken back."""
+        if unsettled := self._waiting or self._unsynced:
+            await asyncio.wait([unsettled[-1].future])
+
     @property
     def compaction_is_due(self) -> bool:
         return not self._compacting and self._file.size_bytes > self._due_bytes
@@ -213,19 +219,18 @@ class StoreJournal:
         lost, self._waiting = written + self._waiting, []
         self._failures += 1
         lost_bytes = sum(len(entry.record) for entry in lost)
-        log.error(
-            "store's journal can't be written", path=str(self.path), records=len(lost), error=str(error)
-        )
-        try:
+        with suppress(OSError):  # it is done before the next append, or at opening
             self._file.take_back(size_bytes)
-        except OSError as more:  # it is done before the next append, or at opening
-            log.error("store's journal can't be cut back", path=str(self.path), error=str(more))
         for entry in reversed(lost):
             if entry.undo is not None:
                 entry.undo()
         for entry in lost:
             if not entry.future.done():
                 entry.future.set_exception(self._error(error, lost_bytes))
+        # Last: a log that is on the same disk must not keep anything from being taken back.
+        log.error(
+            "store's journal can't be written", path=str(self.path), records=len(lost), error=str(error)
+        )
 
     def _error(self, error: OSError, lost_bytes: int) -> FlexmarlError:
         if error.errno in _NO_ROOM:

@@ -1,6 +1,7 @@
 """What a process says of itself: its event loop's lag, and log lines that name the request they belong to."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -60,8 +61,17 @@ class Terminal(io.StringIO):
         return True
 
 
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.usefixtures("default_structlog")
 class TestOwnProcesses:
+    def test_a_log_on_a_full_disk_fails_nobody(self) -> None:
+        configure_logging("store", FullDisk())
+        get_logger("flexmarl.core.x").error("no room")
+
     def test_lines_in_files_are_json(self) -> None:
         stream = io.StringIO()
         configure_logging("store", stream)

@@ -1,5 +1,6 @@
 """What the console writes down and says aloud."""
 
+import errno
 import json
 from io import StringIO
 from pathlib import Path
@@ -75,3 +76,15 @@ async def test_a_silent_actor_is_named(watched: Watched, actor: str, hint: bool)
     text = watched.text()
     assert f"{actor} has not answered for 12 s" in text
     assert ("does the workflow block its event loop?" in text) == hint
+
+
+async def test_a_full_disk_is_told_on_the_screen_though_not_in_the_file(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(watched.console._events, "event", no_room)
+    with pytest.raises(OSError, match="No space"):
+        await watched.console.event("store_full", {"problem": "no room for 9 bytes"})
+    assert "the store waits for room: no room for 9 bytes" in watched.text()
