@@ -2,7 +2,7 @@
 
     put      refused whole, or: rows in the tables, blobs held, a record in the journal, answered once that is durable
     write    the same for further columns of rows that are there
-    lease    rows to a consumer, under a fencing token that expires
+    lease    rows to a consumer, under a fencing token that expires, once all of them are durable
     commit   what an optimizer step has used is consumed; its blobs are freed once the record is durable
 
 Killed and started anew with the same folders it goes on with all that was acknowledged; what was leased is READY.
@@ -15,13 +15,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import StoreError, StoreFull
+from ...core.errors import JournalError, StoreError, StoreFull
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ...transport.segments import BlobRef, SegmentGrant
@@ -101,7 +102,9 @@ class Store(Actor):
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
             log.error("rows lost with the memory they lay in", segments=len(lost), rows=rows)
-            await self._written(self._tables.discard(rows))
+            discarded = self._tables.discard(rows)
+            there = [bulk for bulk in discarded.freed if bulk[0] not in lost]
+            await self._written(replace(discarded, freed=there))
         self.background(self._expire(), "expiry")
 
     async def on_stop(self) -> None:
@@ -125,18 +128,15 @@ class Store(Actor):
     @endpoint(idempotent=True)
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
         if finished:
-            await self._journal.append(msgpack.packb([_SEAL, writer, finished]))
+            sealing = msgpack.packb([_SEAL, writer, finished])
+            await self._durably(lambda: replace(UNCHANGED, record=sealing))
             self._arena.seal(writer, finished)
             self._room.set()
         while True:
             try:
-                grant = self._arena.grant(writer, at_least_bytes)
+                return await self._granted_durably(writer, at_least_bytes)
             except StoreFull as full:
                 await self._until_there_is_room(full)
-                continue
-            self._has_room()
-            await self._journal.append(msgpack.packb([_GRANT, writer, grant.segment]))
-            return grant
 
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
@@ -149,15 +149,19 @@ class Store(Actor):
     @endpoint
     async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
         staleness = min(self._max_staleness, policy_version)
-        await self._until_written(agent, policy_version, count, staleness)
-        deadline = asyncio.get_running_loop().time() + self._lease_s
-        lease = self._tables.lease(agent, "trainer", policy_version, count, deadline, staleness)
-        return Leased(lease.token, lease.columns)
+        while True:
+            await self._until_written(agent, policy_version, count, staleness)
+            deadline = asyncio.get_running_loop().time() + self._lease_s
+            lease = self._tables.lease(agent, "trainer", policy_version, count, deadline, staleness)
+            await self._journal.settled()
+            if self._tables.table(agent).is_out(
+                lease.token
+            ):  # else the disk had no room for some of its rows
+                return Leased(lease.token, lease.columns)
 
     @endpoint
     async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
         change = await self._durably(lambda: self._tables.commit(agent, tokens, optimizer_step))
-        self._release(change.freed)
         await self._forget_old_steps()
         if self._journal.compaction_is_due:
             self.background(self._compact(), "compaction")
@@ -207,12 +211,25 @@ class Store(Actor):
             if change.record is None:
                 return change
             try:
-                await self._journal.append(change.record, change.undo)
+                await self._written(change)
             except StoreFull as full:
                 await self._until_there_is_room(full)
                 continue
             self._has_room()
             return change
+
+    async def _granted_durably(self, writer: str, at_least_bytes: int) -> SegmentGrant:
+        """Raises StoreFull where there is no room for a segment, or in the journal: nothing is granted then."""
+        grant = self._arena.grant(writer, at_least_bytes)
+        give_up = partial(self._arena.seal, writer, [grant.segment])
+        record = msgpack.packb([_GRANT, writer, grant.segment])
+        try:
+            await self._written(replace(UNCHANGED, record=record, undo=give_up))
+        except asyncio.CancelledError:  # nobody will ever hear of the segment
+            give_up()
+            raise
+        self._has_room()
+        return grant
 
     def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> Change:
         try:
@@ -296,15 +313,20 @@ class Store(Actor):
                 await self._written(self._tables.close_steps(before))
 
     async def _written(self, change: Change) -> None:
-        if change.record is not None:
-            await self._journal.append(change.record, change.undo)
-            self._release(change.freed)
+        """Once ``change`` is in the journal. What it frees is released then, whether or not anybody still waits."""
+        if change.record is None:
+            return
+        appended = self._journal.append(change.record, change.undo)
+        appended.add_done_callback(lambda done: None if done.exception() else self._release(change.freed))
+        await asyncio.shield(appended)
 
     async def _compact(self) -> None:
+        if not self._journal.compaction_is_due:
+            return  # two commits of one moment have asked for it
         try:
             await self._journal.compact([*self._grants(), *self._tables.snapshot()])
-        except StoreFull as full:  # the journal is as it was, and goes on growing
-            log.warning("journal not compacted", problem=str(full))
+        except (StoreFull, JournalError) as problem:  # the journal is as it was, and goes on growing
+            log.warning("journal not compacted", problem=str(problem))
 
     async def _expire(self) -> None:
         while True:

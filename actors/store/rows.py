@@ -217,6 +217,10 @@ class Rows:
         columns.update(zip(self.schema.names, map(packed, cells), strict=True))
         return Lease(self.agent, token, consumer, deadline, columns)
 
+    def is_out(self, token: int) -> bool:
+        """Whether the rows of the lease are still its own."""
+        return token in self._leases
+
     def renew(self, token: int, deadline: float) -> None:
         """Moves the lease's deadline. Raises StoreError where it is not out any more."""
         self._out(token).deadline = deadline
