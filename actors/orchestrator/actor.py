@@ -93,6 +93,7 @@ class Orchestrator(Actor):
         self._first_failure: TrajectoryFailed | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
+        self._drawing = asyncio.Lock()
         self._closing = ClosingOrder(course.deterministic)
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
@@ -241,18 +242,19 @@ class Orchestrator(Actor):
 
     async def _start_groups(self, step: int, positions: range) -> None:
         """The queries at ``positions`` of the training data, for the step."""
-        queries = await asyncio.to_thread(self._train_queries, positions)  # user's code may read from a disk
-        ids = [query.id for query in queries]
-        self._queries.name(step, ids)
-        self._closing.begun(step, ids)
-        await self._rollout.api.start_step(
-            step,
-            queries,
-            self._course.training.trajectories_per_query,
-            self._records[step].versions,
-            self._course.mode == "async",
-            positions.start,
-        )
+        async with self._drawing:  # in the order of the positions, however long the user's code takes for one
+            queries = await asyncio.to_thread(self._train_queries, positions)  # it may read from a disk
+            ids = [query.id for query in queries]
+            self._queries.name(step, ids)
+            self._closing.begun(step, ids)
+            await self._rollout.api.start_step(
+                step,
+                queries,
+                self._course.training.trajectories_per_query,
+                self._records[step].versions,
+                self._course.mode == "async",
+                positions.start,
+            )
 
     async def _train(self, decision: Train) -> None:
         trainer = self._trainer.within(_WORK_TIMEOUT_S)

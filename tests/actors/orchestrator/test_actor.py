@@ -1,6 +1,7 @@
 """Whole runs of the orchestrator and the rollout actor, among a trainer, a store and instances that only keep books."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flexmarl.actors.messages import (
     OrchestratorApi,
     PolicyStepped,
     Published,
+    Query,
     RunEnded,
     Sample,
 )
@@ -26,6 +28,8 @@ from flexmarl.actors.orchestrator.config import (
     EvaluationConfig,
     TrainingConfig,
 )
+from flexmarl.actors.orchestrator.query_order import QueryOrder
+from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.rollout.actor import Rollout
 from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, SegmentGrant
@@ -172,6 +176,24 @@ class Console(Actor):
         self.result.set_result(result)
 
 
+def course(
+    refill_queries: int = 0, max_staleness: int = 0, global_batch: dict[str, int] | None = None
+) -> CourseConfig:
+    return CourseConfig(
+        deterministic=False,
+        mode="async" if max_staleness else "strict",
+        max_staleness=max_staleness,
+        global_batch=global_batch or {},
+        whole_step=(),
+        training=TrainingConfig(steps=6, queries_per_step=3, trajectories_per_query=2, micro_batch=2),
+        evaluation=EvaluationConfig(),
+        checkpoint=CheckpointConfig(every=3),
+        max_failed_share=1.0,
+        refill_queries=refill_queries,
+        warm_up_batches={},
+    )
+
+
 class House:
     def __init__(self, system: ActorSystem, folder: Path, max_staleness: int = 0) -> None:
         self.system, self.folder = system, folder
@@ -189,19 +211,6 @@ class House:
         (self.folder / "workflow.py").write_text(RECIPE)
         recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
         (self.folder / "checkpoints").mkdir()
-        course = CourseConfig(
-            deterministic=False,
-            mode="async" if self.max_staleness else "strict",
-            max_staleness=self.max_staleness,
-            global_batch=global_batch or {},
-            whole_step=(),
-            training=TrainingConfig(steps=6, queries_per_step=3, trajectories_per_query=2, micro_batch=2),
-            evaluation=EvaluationConfig(),
-            checkpoint=CheckpointConfig(every=3),
-            max_failed_share=1.0,
-            refill_queries=rollout.refill_queries,
-            warm_up_batches={},
-        )
         system = self.system
         instances = {
             agent: [await system.add(Instance(), f"{agent}-{n}") for n in range(2)] for agent in AGENTS
@@ -221,7 +230,7 @@ class House:
             str(self.folder / "store"),
         )
         orchestrator = Orchestrator(
-            course,
+            course(rollout.refill_queries, self.max_staleness, global_batch),
             recipe,
             trainer,  # type: ignore[arg-type]
             await system.add(actor, "rollout"),
@@ -291,3 +300,41 @@ async def test_groups_without_signal_are_replaced(system: ActorSystem, tmp_path:
     await house.run({"equal": 0}, RolloutConfig(drop_without_signal=True, refill_queries=4))
     assert all(len(set(row.group_rewards)) == 2 for row in house.trainer.trained["solver"])
     assert len(house.groups("judge")) == 18
+
+
+async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> None:
+    """Two groups dropped at once are replaced at once, and the first query takes longer to be read than the second."""
+    (tmp_path / "workflow.py").write_text(RECIPE)
+    recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=1)
+    rollout: Any = Begun()
+    nobody: Any = None
+    orchestrator = Orchestrator(
+        course(), recipe, nobody, rollout, {}, nobody, str(tmp_path / "checkpoints"), None
+    )
+    orchestrator._records[1] = StepRecord(1, {}, 0.0)
+    orchestrator._queries = QueryOrder(0)
+    orchestrator._queries.begin(1, 3)
+    second_is_read = threading.Event()
+    read = orchestrator._recipe.train_query
+
+    def slowly(position: int) -> Query:
+        if position == 3:
+            second_is_read.wait(0.2)
+        else:
+            second_is_read.set()
+        return read(position)
+
+    orchestrator._recipe.train_query = slowly  # type: ignore[method-assign]
+    await asyncio.gather(orchestrator._refill(1), orchestrator._refill(1))
+    assert rollout.begun == ["q3", "q4"]
+
+
+class Begun:
+    """A rollout actor that only says what it was asked to begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.api = self
+
+    async def start_step(self, step: int, queries: list[Query], *_: object) -> None:
+        self.begun += [query.id for query in queries]
