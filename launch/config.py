@@ -171,6 +171,12 @@ class RunConfig(Config):
                 f"rollout.extra_trajectories={self.rollout.extra_trajectories} takes the trajectories that end first, "
                 "which deterministic=true rules out"
             )
+        for name, agent in self.agents.items():
+            if late := [column for column, declared in agent.columns.items() if declared.awaited]:
+                raise ValueError(
+                    f"agents.{name}.columns.{late[0]} is required and written_by outside: when it is written decides "
+                    "which samples are trained together, which deterministic=true rules out"
+                )
         return self
 
     @model_validator(mode="after")

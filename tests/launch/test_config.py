@@ -297,3 +297,10 @@ class TestOverrides:
 
     def test_the_last_one_counts(self) -> None:
         assert resolve(str(TINY), ["training.steps=1", "training.steps=2"]).training.steps == 2
+
+
+def test_what_time_decides_is_refused_where_it_may_decide_nothing() -> None:
+    judged = "agents.sorter.columns={judged: {type: float, required: true, written_by: outside}}"
+    resolve("sort-digits", [judged])
+    with pytest.raises(ConfigError, match="agents.sorter.columns.judged is required and written_by outside"):
+        resolve("sort-digits", [judged, "deterministic=true"])
