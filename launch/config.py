@@ -187,6 +187,11 @@ class RunConfig(Config):
                     f"agents.{name}.global_batch={agent.global_batch} is less than "
                     f"training.micro_batch={self.training.micro_batch}: a micro-batch is a part of it"
                 )
+            if agent.global_batch is not None and agent.algorithm.compares_within_batch:
+                raise ValueError(
+                    f"agents.{name}.global_batch={agent.global_batch} cuts through groups, whose KL "
+                    f"{agent.algorithm.name} compares: leave it out, or set kl_in_reward=false"
+                )
         return self
 
     @model_validator(mode="after")

@@ -145,6 +145,11 @@ class AlgorithmConfig(Config):
         return whole_batch_reason(self.row, self.kl_in_reward and self.kl_coefficient > 0)
 
     @property
+    def compares_within_batch(self) -> bool:
+        """Whether all samples of a group must be in the same optimizer step."""
+        return self.whole_batch_reason is not None and not self.row.whiten
+
+    @property
     def streams(self) -> bool:
         """Whether a sample can be trained on before the last sample of its step is there."""
         return self.whole_batch_reason is None

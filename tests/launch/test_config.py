@@ -304,3 +304,15 @@ def test_what_time_decides_is_refused_where_it_may_decide_nothing() -> None:
     resolve("sort-digits", [judged])
     with pytest.raises(ConfigError, match="agents.sorter.columns.judged is required and written_by outside"):
         resolve("sort-digits", [judged, "deterministic=true"])
+
+
+def test_a_global_batch_is_refused_where_it_would_cut_through_groups_that_are_compared() -> None:
+    async_run = ["mode=async", "agents.sorter.global_batch=40", "agents.sorter.algorithm.name=rloo"]
+    resolve("sort-digits", async_run)
+    penalised = [*async_run, "agents.sorter.algorithm.kl_coefficient=0.1"]
+    with pytest.raises(ConfigError, match="global_batch=40 cuts through groups, whose KL rloo compares"):
+        resolve("sort-digits", penalised)
+    resolve(
+        "sort-digits",
+        [*penalised, "agents.sorter.algorithm.kl_in_reward=false", "agents.sorter.algorithm.kl_estimator=k3"],
+    )
