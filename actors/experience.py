@@ -36,7 +36,7 @@ SCALARS: Final = ("sample_id", "policy_version", "query_position", "reward", "ve
 _TRAINING: Final = frozenset({*SCALARS, *BULK})
 _UTF8: Final = "utf8"
 # A store that is full makes its writers wait until rows are consumed.
-_ROOM_TIMEOUT_S: Final = 3600.0
+_ROOM_TIMEOUT_S: Final = 24 * 3600.0
 _CHUNK_TIMEOUT_S: Final = 60.0
 _TRIES: Final = 4
 
@@ -61,7 +61,7 @@ class ExperienceWriter:
 
     async def put(self, samples: Sequence[Sample]) -> None:
         """Adds the samples of a closed group, all or none. Raises RemoteError where the store refuses one, CallTimeout
-        where it has had no room for an hour."""
+        where it has had no room for a day."""
         declared = _declared_bulk(samples)
         contents: list[Content] = [_array(sample, name) for sample in samples for name in BULK]
         refs = await self._write([*contents, *(content for content, _, _ in declared.values())])

@@ -256,8 +256,12 @@ class StoreFull(StoreError):
     """There is no room for what was to be written: nothing of it was accepted, and nothing else is lost. Once rows
     were consumed, or their disk has room again, the same may succeed."""
 
-    def __init__(self, where: Path, needed_bytes: int, problem: str) -> None:
+    def __init__(
+        self, where: Path, needed_bytes: int, problem: str, *, by_its_own_limits: bool = False
+    ) -> None:
+        """``by_its_own_limits``: the disk has room, the store may not take it."""
         super().__init__(f"no room for {needed_bytes} bytes in {where}: {problem}")
+        self.by_its_own_limits = by_its_own_limits
         self.where = where
         self.needed_bytes = needed_bytes
         self.problem = problem

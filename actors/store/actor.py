@@ -47,6 +47,7 @@ _EXPIRY_INTERVAL_S: Final = 10.0
 # Room comes when rows are consumed, which is told here, or when somebody clears the disk, which is not.
 _ROOM_INTERVAL_S: Final = 1.0
 _LEASE_S: Final = 24 * 3600.0
+_PATIENCE_S: Final = 1800.0
 _MOST_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 2**20
 _LIMITS: Final = ArenaLimits()
@@ -76,12 +77,14 @@ class Store(Actor):
         deterministic: bool = False,
         console: ActorRef[ConsoleApi] | None = None,
         columns: dict[str, dict[str, Column]] | None = None,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """``memory``: a private directory on tmpfs; ``folder``: one on a disk, for the journal and for what does not
         fit into memory. ``max_staleness``: how many versions older than a policy the rows may be that it is given.
         ``lease_s``: seconds after which the rows of a lease are READY again. ``deterministic``: rows are leased in the
         order of their queries, not of their arrival. ``console``: hears of it when there is no room, and when there is
-        again. ``columns``: by agent, those that the run declares beyond what training needs."""
+        again. ``columns``: by agent, those that the run declares beyond what training needs. ``patience_s``: seconds
+        for which a store that is full by its own limits waits for a row to come or to be taken."""
         self._folder = Path(folder)
         self._max_staleness = max_staleness
         self._lease_s = lease_s
@@ -94,6 +97,8 @@ class Store(Actor):
         self._room = asyncio.Event()
         self._full = False
         self._rows_moved = asyncio.Event()
+        self._moved_at = asyncio.get_running_loop().time()
+        self._patience_s = patience_s
 
     async def on_start(self) -> None:
         self._journal = StoreJournal.open(self._folder / "samples.journal", self._read)
@@ -136,6 +141,7 @@ class Store(Actor):
             try:
                 return await self._granted_durably(writer, at_least_bytes)
             except StoreFull as full:
+                self._refuse_where_it_is_too_small(full)
                 await self._until_there_is_room(full)
 
     @endpoint
@@ -154,14 +160,15 @@ class Store(Actor):
             deadline = asyncio.get_running_loop().time() + self._lease_s
             lease = self._tables.lease(agent, "trainer", policy_version, count, deadline, staleness)
             await self._journal.settled()
-            if self._tables.table(agent).is_out(
-                lease.token
-            ):  # else the disk had no room for some of its rows
+            if self._tables.table(agent).is_out(lease.token):
+                self._moved_at = asyncio.get_running_loop().time()
                 return Leased(lease.token, lease.columns)
+            # The disk had no room for some of its rows: they are not there any more, or not complete.
 
     @endpoint
     async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
         change = await self._durably(lambda: self._tables.commit(agent, tokens, optimizer_step))
+        self._moved_at = asyncio.get_running_loop().time()
         await self._forget_old_steps()
         if self._journal.compaction_is_due:
             self.background(self._compact(), "compaction")
@@ -248,13 +255,22 @@ class Store(Actor):
             change.undo()
             raise
         self._arena.hold(change.held)
-        self._rows_moved.set()
+        self._moved()
 
         def undo() -> None:
             self._arena.release(change.held)
             change.undo()
 
         return replace(change, undo=undo)
+
+    def _refuse_where_it_is_too_small(self, full: StoreFull) -> None:
+        """Raises StoreError where waiting for room would last for ever."""
+        still_s = asyncio.get_running_loop().time() - self._moved_at
+        if full.by_its_own_limits and still_s > self._patience_s:
+            raise StoreError(
+                f"{full}; for {still_s:.0f} s no sample came or was taken: the steps under way do not fit. Raise "
+                "store.memory_bytes or store.disk_bytes, or lower training.queries_per_step or max_staleness"
+            )
 
     async def _until_there_is_room(self, full: StoreFull) -> None:
         """Returns when it is worth another try."""
@@ -267,6 +283,10 @@ class Store(Actor):
         with suppress(TimeoutError):
             async with asyncio.timeout(_ROOM_INTERVAL_S):
                 await self._room.wait()
+
+    def _moved(self) -> None:
+        self._moved_at = asyncio.get_running_loop().time()
+        self._rows_moved.set()
 
     def _has_room(self) -> None:
         if self._full:

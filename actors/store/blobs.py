@@ -151,8 +151,12 @@ class BlobArena:
                 f"{writer} asks for {size_bytes} bytes at once; the store may have {largest} in all"
             )
         problems = []
+        over_limits = 0
         for place in Place:
-            problem = self._problem(place, size_bytes)
+            problem = self._over_limit(place, size_bytes)
+            over_limits += problem is not None
+            if problem is None:
+                problem = self._too_little_left(place, size_bytes)
             if problem is None:
                 try:
                     name = create(self.places, place, size_bytes)
@@ -169,7 +173,8 @@ class BlobArena:
                 "store full: writers wait until rows are consumed", needed_bytes=size_bytes, problem=text
             )
             self._full_told = True
-        raise StoreFull(self.places.disk, size_bytes, text)
+        own = over_limits == len(Place)
+        raise StoreFull(self.places.disk, size_bytes, text, by_its_own_limits=own)
 
     def _granted(self, name: str, place: Place, size_bytes: int, writer: str) -> SegmentGrant:
         self._segments[name] = _Segment(size_bytes, writer)
@@ -177,11 +182,15 @@ class BlobArena:
         self._full_told = False
         return SegmentGrant(name, size_bytes)
 
-    def _problem(self, place: Place, size_bytes: int) -> str | None:
-        """Why no segment of this size may be made there. What the file system says is another matter."""
+    def _over_limit(self, place: Place, size_bytes: int) -> str | None:
+        """Why the store may not have a segment of this size there."""
         limit = self.limits.of(place)
         if self._used[place] + size_bytes > limit:
             return f"{self._used[place]} of {limit} bytes are used in {self.places.directory(place)}"
+        return None
+
+    def _too_little_left(self, place: Place, size_bytes: int) -> str | None:
+        """Why it would leave too little to others."""
         if place is Place.DISK:
             status = os.statvfs(self.places.disk)
             free = status.f_bavail * status.f_frsize

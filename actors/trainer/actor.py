@@ -31,7 +31,7 @@ T = TypeVar("T")
 # Only against hanging for good: a large model takes as long as it takes.
 _TRANSFER_TIMEOUT_S = 3600.0
 # The store waits for a full disk to be cleared.
-_COMMIT_TIMEOUT_S = 3600.0
+_COMMIT_TIMEOUT_S = 24 * 3600.0
 # The store ends the wait for what is written from outside, when the config says.
 _LEASE_TIMEOUT_S = 24 * 3600.0
 

@@ -181,6 +181,18 @@ async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
     await asyncio.gather(*puts)
 
 
+async def test_a_store_that_is_too_small_says_so(house: House) -> None:
+    """What is there can't be consumed before more comes, and there is no room for that."""
+    small = ArenaLimits(segment_bytes=2**16, memory_bytes=2**16, disk_bytes=2**16, disk_free_bytes=0)
+    await house.open(limits=small, patience_s=0.5)
+    puts = [asyncio.ensure_future(house.writer.put([sample(n, tokens=4000)])) for n in range(12)]
+    with pytest.raises(RemoteError, match=r"steps under way do not fit\. Raise store\.memory_bytes"):
+        await asyncio.gather(*puts)
+    for put in puts:
+        put.cancel()
+    await asyncio.gather(*puts, return_exceptions=True)
+
+
 class Listener(Actor):
     """A console that keeps what it is told."""
 
