@@ -34,7 +34,7 @@ from .output import LossyOutput
 from .progress import Progress
 from .report import write_report
 from .run_directory import JsonLines, RunDirectory
-from .words import change_verb, duration
+from .words import change, count, duration
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -264,9 +264,8 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
         return _ended_badly(error, directory, events, terminal)
     report = write_report(directory.path)
-    terminal.print(
-        _closing_words(result, directory, report, time.monotonic() - started), markup=False, highlight=False
-    )
+    words = _closing_words(result, first, directory, report, time.monotonic() - started)
+    terminal.print(words, markup=False, highlight=False)
     return EXIT_STOPPED if result.stopped else 0
 
 
@@ -292,12 +291,15 @@ def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLine
     return EXIT_STOPPED if stopped else EXIT_FAILED
 
 
-def _closing_words(result: RunEnded, directory: RunDirectory, report: Path, seconds: float) -> str:
-    """What was learned, in plain words, and where everything is."""
+def _closing_words(
+    result: RunEnded, first: int, directory: RunDirectory, report: Path, seconds: float
+) -> str:
+    """What was learned, in plain words, and where everything is. ``first``: steps that were finished before."""
     if result.stopped:
         head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {directory.path}"
     else:
-        head = f"Trained {result.last_step} steps in {duration(seconds)}. {_learned(result)}"
+        steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
+        head = f"Trained {steps} in {duration(seconds)}. {_learned(result)}"
     return (
         f"{head}\n"
         f"  report       {report}\n"
@@ -313,9 +315,6 @@ def _learned(result: RunEnded) -> str:
     changes = []
     for name in names:
         form = ".1%" if "accuracy" in name else ".3f"
-        change = f"{name} is {after[name]:{form}}"
-        if name in before:
-            verb = change_verb(before[name], after[name])
-            change = f"{name} {verb} from {before[name]:{form}} to {after[name]:{form}}"
-        changes.append(change)
+        came = change(before[name], after[name], form) if name in before else f"is {after[name]:{form}}"
+        changes.append(f"{name} {came}")
     return f"On problems that training never used, {', '.join(changes)}." if changes else ""

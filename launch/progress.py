@@ -278,7 +278,7 @@ class _LineView:
         self._console, self._state, self._lines = console, state, lines
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._shown_step = 0
+        self._first_step = self._shown_step = state.step  # a resumed run has no numbers yet
         self._shown_phase = ""
 
     def start(self) -> None:
@@ -295,7 +295,8 @@ class _LineView:
         due = now >= self._next_s
         new_phase = phase is not None and phase.text != self._shown_phase
         new_step = phase is None and self._state.step != self._shown_step
-        new_step = new_step and (due or not self._shown_step or self._state.step >= self._state.total_steps)
+        first = self._shown_step == self._first_step
+        new_step = new_step and (due or first or self._state.step >= self._state.total_steps)
         if not (new_phase or new_step or (phase is not None and due)) or not self._lines.take(leave=1):
             return
         self._next_s = now + self._interval_s

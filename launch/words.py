@@ -40,9 +40,12 @@ def listed(numbers: Sequence[int]) -> str:
     return f"{shown} and {len(numbers) - 3} more" if len(numbers) > 3 else shown
 
 
-def change_verb(before: float, after: float) -> str:
-    """``rose``, ``fell`` or ``stayed``."""
-    return "stayed" if before == after else "rose" if after > before else "fell"
+def change(before: float, after: float, form: str) -> str:
+    """``rose from 0.8% to 99.6%``, ``fell from ...``, or ``stayed at 0.8%`` where the two read the same."""
+    first, last = format(before, form), format(after, form)
+    if first == last:
+        return f"stayed at {last}"
+    return f"{'rose' if after > before else 'fell'} from {first} to {last}"
 
 
 def clock(unix_seconds: Any) -> str:

@@ -16,7 +16,12 @@ class Stage:
     """A progress display on a fake screen with a clock that is moved by hand."""
 
     def __init__(
-        self, *, terminal: bool, width: int = 100, agents: tuple[str, ...] = ("sorter", "checker")
+        self,
+        *,
+        terminal: bool,
+        width: int = 100,
+        agents: tuple[str, ...] = ("sorter", "checker"),
+        first_step: int = 0,
     ) -> None:
         self.now_s = 100.0
         self.out = io.StringIO()
@@ -33,6 +38,7 @@ class Stage:
             mode="strict",
             total_steps=400,
             agents=agents,
+            first_step=first_step,
             clock=lambda: self.now_s,
         )
 
@@ -69,6 +75,15 @@ def test_plain_step_lines_come_at_intervals_and_for_the_last_step() -> None:
             stage.step(step)
     shown = [line.split()[1] for line in stage.lines if line.startswith("step")]
     assert shown == ["1/400", "161/400", "321/400", "400/400"]
+
+
+def test_a_resumed_run_has_no_step_line_before_its_first_step() -> None:
+    stage = Stage(terminal=False, first_step=5)
+    with stage.progress:
+        stage.progress.note("checkpoint saved")
+        stage.step(6)
+    shown = [line for line in stage.lines if line.startswith("step")]
+    assert [line.split()[1] for line in shown] == ["6/400"]
 
 
 @given(st.lists(st.sampled_from(["step", "phase", "other phase", "note", "warn"]), max_size=300))

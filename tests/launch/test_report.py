@@ -27,7 +27,7 @@ from flexmarl.launch.charts import (
 )
 from flexmarl.launch.history import PARTS, first_and_last, load_history, split_step
 from flexmarl.launch.report import write_report
-from flexmarl.launch.words import compact, duration
+from flexmarl.launch.words import change, compact, duration
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
 AXES = Axes(name="chart", title="A <title>", description="d & d", x_label="step", y_label="y")
@@ -127,6 +127,18 @@ def test_the_headline_says_what_was_learned(tmp_path: Path) -> None:
     assert "<dd>7 s" in page  # wall time
     assert "14.6k tokens/s" in page and "102k tokens" in page
     assert "<dd>1.2 s<small>17.1% of step time" in page
+
+
+def test_what_only_some_runs_measure_is_shown_where_it_is(tmp_path: Path) -> None:
+    plain = written(tmp_path, [record(step) for step in range(1, 4)], [])
+    assert "value loss" not in plain and "Carried-on turns" not in plain
+    more: dict[str, Any] = {"value_loss/sorter": 0.125, "clip_fraction/sorter": 0.05, "carried_on_turns": 2}
+    more |= {"stale_samples": 8, "max_staleness": 2}
+    page = written(tmp_path, [record(step, **more) for step in range(1, 4)], [])
+    check(page)
+    assert "<td>0.125</td>" in page and "<td>5.00%</td>" in page
+    assert "<dt>Carried-on turns</dt><dd>6<" in page
+    assert "<dt>Stale samples</dt><dd>24<small>by 2 versions at most" in page
 
 
 @pytest.mark.parametrize("agents", [1, 2, 20])
@@ -360,6 +372,12 @@ def test_smoothing_is_a_running_mean() -> None:
     assert smooth(points, 0) == points
     assert smooth(points, 1) == [(0, 0.5), (1, 5 / 3), (2, 14 / 3), (3, 29 / 3), (4, 12.5)]
     assert smooth([], 3) == []
+
+
+def test_a_change_in_words() -> None:
+    assert change(0.041, 0.934, ".1%") == "rose from 4.1% to 93.4%"
+    assert change(0.5, 0.25, ".3f") == "fell from 0.500 to 0.250"
+    assert change(0.5, 0.50001, ".1%") == "stayed at 50.0%"
 
 
 def test_numbers_in_words() -> None:
