@@ -133,8 +133,9 @@ def report(run_dir: Path) -> int:
 def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json: bool) -> int:
     """Look into the experience store of a run that goes on: its samples, by an SQL expression over their columns.
 
-    Columns: agent, sample_id, step, group, query, turn, trajectory, policy_version, status, optimizer_step, reward,
-    and the float, int, bool and str columns that the config declares. Samples that were trained stay for 16 steps.
+    Columns: agent, sample_id, step, group, query, turn, trajectory, query_position, policy_version, version_changes,
+    status, optimizer_step, reward, and the float, int, bool and str columns that the config declares. Samples that
+    were trained stay for 16 steps; the oldest are shown first.
 
     \b
     Examples:
