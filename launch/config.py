@@ -205,6 +205,22 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _groups_compare(self) -> "RunConfig":
+        for name, agent in self.agents.items():
+            compares = agent.algorithm.row.baseline in ("group_mean", "leave_one_out")
+            if compares and self.training.trajectories_per_query == 1:
+                raise ValueError(
+                    f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
+                    "the trajectories of a query, so that it wants 2 or more; ppo and reinforce_pp do with one"
+                )
+            if not compares and self.rollout.drop_without_signal:
+                raise ValueError(
+                    f"rollout.drop_without_signal is for algorithms that compare a group's rewards: "
+                    f"agents.{name}.algorithm.name={agent.algorithm.name} learns where they are equal too"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _columns_agree(self) -> "RunConfig":
         with _config_errors():
             common_types(self.columns())

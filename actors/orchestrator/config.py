@@ -1,20 +1,17 @@
 """What a run configures about its course: steps, batches, evaluations, checkpoints."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from ...core.config import Config, Count, Natural
 from .pipeline import Mode
 
 
 class TrainingConfig(Config):
     """A step draws ``queries_per_step`` queries and runs the workflow ``trajectories_per_query`` times on each
-    (a group). ``micro_batch`` is the number of samples of one forward and backward."""
+    (a group; one is enough for ppo and reinforce_pp, which compare nothing within it). ``micro_batch`` is the number of
+    samples of one forward and backward."""
 
     steps: Count
     queries_per_step: Count = 16
-    trajectories_per_query: Annotated[int, Field(strict=True, ge=2)] = 8
+    trajectories_per_query: Count = 8
     micro_batch: Count = 32
 
 

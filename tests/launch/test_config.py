@@ -165,7 +165,10 @@ class TestRefusals:
             ("training.steps=-1", "training.steps=-1: Input should be greater than or equal to 1"),
             ("training.micro_batch=0", "training.micro_batch=0: Input should be greater than or equal to 1"),
             ("training.micro_batch=100000", "training.micro_batch=100000 is more than the 8 trajectories"),
-            ("training.trajectories_per_query=1", "training.trajectories_per_query=1: .* equal to 2"),
+            (
+                "training.trajectories_per_query=1",
+                "trajectories_per_query=1: agents.solver.algorithm.name=grpo compares .* wants 2 or more",
+            ),
             ("training=5", "training=5: Input should be a valid dictionary"),
             ("agents.solver.instances=0", "agents.solver.instances=0: .* equal to 1"),
             (
@@ -236,6 +239,13 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=message):
             resolve(str(TINY), [override])
 
+    def test_of_dynamic_sampling_for_who_compares_nothing(self) -> None:
+        sampling = "rollout={drop_without_signal: true, refill_queries: 4}"
+        with pytest.raises(
+            ConfigError, match=r"agents.solver.algorithm.name=ppo learns where they are equal"
+        ):
+            resolve(str(TINY), ["agents.solver.algorithm.name=ppo", sampling])
+
     def test_of_a_batch_smaller_than_its_parts(self) -> None:
         with pytest.raises(ConfigError, match="global_batch=1 is less than training.micro_batch=2"):
             resolve(str(TINY), ["mode=async", "agents.solver.global_batch=1"])
@@ -244,6 +254,12 @@ class TestRefusals:
         with pytest.raises(ConfigError) as caught:
             resolve(str(TINY), ["seed=-1", "mode=fast", "training.steps=0"])
         assert len(str(caught.value).splitlines()) == 4
+
+    @pytest.mark.parametrize("name", ["ppo", "reinforce_pp"])
+    def test_none_of_one_trajectory_where_nothing_is_compared(self, name: str) -> None:
+        overrides = [f"agents.{agent}.algorithm.name={name}" for agent in ("solver", "checker")]
+        config = resolve(str(TINY), [*overrides, "training.trajectories_per_query=1"])
+        assert config.training.trajectories_per_query == 1
 
     def test_never_change_the_recipe(self) -> None:
         before = (TINY / "config.yaml").read_bytes()
