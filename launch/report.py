@@ -185,6 +185,7 @@ _MEASURED = (
     ("signal_share", "with signal", ".0%"),
     ("loss", "loss", ".3g"),
     ("grad_norm", "grad norm", ".3g"),
+    ("mean_tokens", "tokens a turn", ".1f"),
     ("clip_fraction", "clipped", ".2%"),
     ("ratio_deviation", "engine against trainer", ".2g"),
     ("value_loss", "value loss", ".3g"),

@@ -319,6 +319,10 @@ class Orchestrator(Actor):
         self._closing.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now
+        if self._course.mode == "async":
+            del metrics[
+                "overlap_s"
+            ]  # with the step's own rollout; here it is later steps that roll out meanwhile
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
         else:

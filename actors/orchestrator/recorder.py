@@ -126,6 +126,7 @@ class StepRecord:
             if (stepped := self.stepped.get(agent)) is not None:
                 flat |= {
                     f"samples/{agent}": stepped.samples,
+                    f"mean_tokens/{agent}": stepped.tokens / stepped.samples,
                     f"signal_share/{agent}": self.with_signal[agent] / stepped.samples,
                     f"loss/{agent}": stepped.loss,
                     f"grad_norm/{agent}": stepped.grad_norm,

@@ -24,6 +24,7 @@ def _carries_turns_on(launcher: Launcher, name: str, recipe: Path, *settings: st
     assert sum(line["carried_on_turns"] for line in run.metrics) > 0
     for line in run.metrics:
         assert line["max_staleness"] <= 2 and line["failed_trajectories"] == 0
+        assert "overlap_s" not in line, "it would be that with the step's own rollout"
         assert (line["carried_on_tokens"] >= line["carried_on_turns"]) and line["tokens"] > line[
             "carried_on_tokens"
         ]

@@ -51,6 +51,7 @@ def test_the_line() -> None:
     assert line["step"] == 3 and line["time_s"] == 64.5 and line["step_s"] == 10.0
     assert line["versions"] == {"a": 8} and line["generated_by"] == {"a": 7}
     assert line["tokens"] == 20 and line["tokens_per_s"] == 2.0
+    assert line["mean_tokens/a"] == 10.0
     assert line["reward/a"] == 0.75 and line["samples/a"] == 4 and line["signal_share/a"] == 1.5
     assert line["backward_s/a"] == 8.0 and line["publish_s/a"] == 0.625
     assert line["clip_fraction/a"] == 0.1 and line["ratio_deviation/a"] == 2e-6
