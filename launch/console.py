@@ -75,6 +75,11 @@ class Console(Actor):
                 self._progress.warn(f"{fields['actor']} has not answered for {fields['seconds']:g} s{hint}")
             case "store_full":
                 self._progress.warn(f"the store waits for room: {fields['problem']}")
+            case "columns_awaited":
+                self._progress.warn(
+                    f"{fields['samples']} samples of {fields['agent']} wait for {fields['columns']}, which somebody "
+                    "outside of the run writes"
+                )
             case "store_has_room":
                 self._progress.note("the store has room again")
             case "evaluated" if fields["step"] == 0:  # later ones come with their step's metrics

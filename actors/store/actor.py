@@ -12,7 +12,7 @@ console is told.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,6 +46,8 @@ _KEPT_STEPS: Final = 16
 _EXPIRY_INTERVAL_S: Final = 10.0
 # Room comes when rows are consumed, which is told here, or when somebody clears the disk, which is not.
 _ROOM_INTERVAL_S: Final = 1.0
+# Of a wait for columns from outside the person who runs it is told, once for each agent.
+_TOLD_AFTER_S: Final = 10.0
 _LEASE_S: Final = 24 * 3600.0
 _PATIENCE_S: Final = 1800.0
 _MOST_ROWS: Final = 10_000
@@ -97,6 +99,7 @@ class Store(Actor):
         self._room = asyncio.Event()
         self._full = False
         self._rows_moved = asyncio.Event()
+        self._waits_told: set[str] = set()
         self._moved_at = asyncio.get_running_loop().time()
         self._patience_s = patience_s
 
@@ -304,9 +307,14 @@ class Store(Actor):
         timeout_s = max((column.timeout_s for column in table.schema.awaited.values()), default=0.0)
         try:
             async with asyncio.timeout(timeout_s):
-                while table.awaited(policy_version, count, staleness):
+                while missing := table.awaited(policy_version, count, staleness):
+                    _, lacking = table.first_awaited(policy_version, staleness)
                     self._rows_moved.clear()
-                    await self._rows_moved.wait()
+                    try:
+                        async with asyncio.timeout(_TOLD_AFTER_S):
+                            await self._rows_moved.wait()
+                    except TimeoutError:
+                        self._tell_of_the_wait(agent, missing, lacking)
         except TimeoutError:
             if not (missing := table.awaited(policy_version, count, staleness)):
                 return  # in the last moment
@@ -317,6 +325,12 @@ class Store(Actor):
                 f"outside of the run has to write; does it still run? (agents.{agent}.columns.{lacking[0]}.timeout_s "
                 "is how long it may take)"
             ) from None
+
+    def _tell_of_the_wait(self, agent: str, missing: int, lacking: Sequence[str]) -> None:
+        if self._console is not None and agent not in self._waits_told:
+            self._waits_told.add(agent)
+            fields = {"agent": agent, "samples": missing, "columns": ", ".join(lacking)}
+            self._console.tell_nowait("event", "columns_awaited", fields)
 
     def _release(self, freed: list[Bulk]) -> None:
         self._arena.release(freed)

@@ -78,6 +78,11 @@ async def test_a_silent_actor_is_named(watched: Watched, actor: str, hint: bool)
     assert ("does the workflow block its event loop?" in text) == hint
 
 
+async def test_what_training_waits_for_is_told(watched: Watched) -> None:
+    await watched.console.event("columns_awaited", {"agent": "solver", "samples": 3, "columns": "judged"})
+    assert "3 samples of solver wait for judged, which somebody outside of the run writes" in watched.text()
+
+
 async def test_a_full_disk_is_told_on_the_screen_though_not_in_the_file(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segme
 from flexmarl.actors.messages import Sample, StoreApi
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.store.blobs import ArenaLimits
+from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.security import Keys
@@ -154,6 +155,34 @@ async def test_a_judge_that_does_not_come_is_named(house: House) -> None:
     with pytest.raises(RemoteError, match=words):
         await house.store.api.lease("solver", 0, 2)
     assert await house.statuses() == ["writing", "ready"]
+
+
+class Listener(Actor):
+    """A console that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+
+    @endpoint
+    async def event(self, event: str, fields: dict[str, Any]) -> None:
+        self.events.put_nowait((event, fields))
+
+
+async def test_a_long_wait_is_told_once(
+    house: House, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flexmarl.actors.store.actor._TOLD_AFTER_S", 0.01)
+    console = Listener()
+    await house.open({"judged": JUDGED}, console=await system.add(console, "console"))
+    await house.put(sample(0), sample(1))
+    leasing = asyncio.ensure_future(house.store.api.lease("solver", 0, 2))
+    told = await asyncio.wait_for(console.events.get(), 30)
+    assert told == ("columns_awaited", {"agent": "solver", "samples": 2, "columns": "judged"})
+    await house.write(sample_id=["1:q_0_0"], judged=[1.0])
+    await asyncio.wait([leasing], timeout=0.1)  # ten times as long as until it was told
+    await house.write(sample_id=["1:q_0_1"], judged=[1.0])
+    await leasing
+    assert console.events.empty()
 
 
 # --------------------------------------------------------------------------- refused, and nothing has changed
