@@ -26,7 +26,6 @@ from .errors import JournalError
 _VERSION_FIELD: Final = struct.Struct("<I")
 _RECORD_HEAD: Final = struct.Struct("<IQ")
 MAGIC_BYTES: Final = 16
-RECORD_HEAD_BYTES: Final = _RECORD_HEAD.size
 RECORD_LIMIT_BYTES: Final = 2**32 - 1
 
 

@@ -180,6 +180,7 @@ async def _start_actors(
         agent: [supervisor.reference(f"{agent}-{n}", InstanceApi) for n in range(settings.instances)]
         for agent, settings in config.agents.items()
     }
+    _prepare_store(directory, private, supervisor.reference("store", StoreApi))
     arguments = _arguments(config, directory, private, supervisor, console, resume, instances)
     classes = _SIMULATED_CLASSES if config.simulated else _CLASSES
     spawned = {name: supervisor.spawn(classes[name], name, kwargs) for name, kwargs in arguments.items()}
@@ -196,6 +197,15 @@ async def _start_actors(
     return supervisor.reference("orchestrator", OrchestratorApi)
 
 
+def _prepare_store(directory: RunDirectory, private: Path, store: ActorRef[StoreApi]) -> None:
+    """An empty folder: what the store held was of steps after the checkpoint, which are done again."""
+    shutil.rmtree(directory.store, ignore_errors=True)
+    directory.store.mkdir(mode=0o700)
+    directory.store_address.write_text(store.address)  # for `flexmarl store`
+    for path in segment_places(private, directory.store).all():
+        path.mkdir(mode=0o700)
+
+
 def _arguments(
     config: RunConfig,
     directory: RunDirectory,
@@ -209,13 +219,7 @@ def _arguments(
     store = supervisor.reference("store", StoreApi)
     rollout = supervisor.reference("rollout", RolloutApi)
     recipe = config.recipe_config()
-    # What it held was of steps after the checkpoint, which are done again.
-    shutil.rmtree(directory.store, ignore_errors=True)
-    directory.store.mkdir(mode=0o700)
-    directory.store_address.write_text(store.address)  # for `flexmarl store`
     places = {"memory": str(private), "folder": str(directory.store)}
-    for path in segment_places(private, directory.store).all():
-        path.mkdir(mode=0o700)
     return {
         "store": {
             **places,

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from structlog.testing import capture_logs
 from flexmarl.core import journal as journal_module
 from flexmarl.core.errors import JournalError
 from flexmarl.core.journal import Journal, Key, Replies
+
+from ..full_disk import room_for
 
 HEAD = b"flexmarl replies\x01\x00\x00\x00"
 SOURCES = Path(__file__).parents[2] / "scripts" / "src"
@@ -429,17 +430,6 @@ def test_what_a_killed_compaction_left_is_removed(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- full disks, closing
-
-
-@contextmanager
-def room_for(size_bytes: int) -> Iterator[None]:
-    """Every file of this process ends at ``size_bytes``, amid a write if need be, as on a full disk (setrlimit(2))."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def after_a_kill_now(path: Path) -> list[int]:

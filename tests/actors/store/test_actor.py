@@ -19,10 +19,11 @@ from flexmarl.actors.experience import (
 from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.store.blobs import ArenaLimits
-from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import ActorDead, RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
+
+from .listener import Listener
 
 AGENTS = ["solver", "judge"]
 
@@ -191,17 +192,6 @@ async def test_a_store_that_is_too_small_says_so(house: House) -> None:
     for put in puts:
         put.cancel()
     await asyncio.gather(*puts, return_exceptions=True)
-
-
-class Listener(Actor):
-    """A console that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
-
-    @endpoint
-    async def event(self, event: str, fields: dict[str, Any]) -> None:
-        self.events.put_nowait((event, fields))
 
 
 async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(

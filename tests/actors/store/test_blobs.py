@@ -2,12 +2,10 @@
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +21,8 @@ from structlog.testing import capture_logs
 from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, BlobRef, SegmentPlaces
 from flexmarl.core.errors import ProtocolViolation, SegmentFull, StoreError, StoreFull, UnsafeDirectory
 from flexmarl.transport.segments import SegmentReader, SegmentWriter
+
+from ...full_disk import room_for
 
 SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 SEGMENT = 2**14
@@ -204,17 +204,6 @@ def test_a_large_blob_gets_a_segment_of_its_own(tmp_path: Path) -> None:
     arena.check("a", refs)
     assert arena.statistics().memory_bytes == grant.size_bytes
     writer.close()
-
-
-@contextmanager
-def room_for(size_bytes: int) -> Iterator[None]:
-    """Every file of this process ends at ``size_bytes`` (setrlimit(2)): making a larger one fails, with EFBIG."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_without_room_for_its_files_the_store_is_full(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segme
 from flexmarl.actors.messages import Sample, StoreApi
 from flexmarl.actors.store.actor import Store
 from flexmarl.actors.store.blobs import ArenaLimits
-from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.security import Keys
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire_zmq import Tcp
 from flexmarl.transport.segments import BlobRef
+
+from .listener import Listener
 
 JUDGED = Column(type="float", required=True, written_by="outside", timeout_s=30.0)
 COLUMNS = {
@@ -155,17 +156,6 @@ async def test_a_judge_that_does_not_come_is_named(house: House) -> None:
     with pytest.raises(RemoteError, match=words):
         await house.store.api.lease("solver", 0, 2)
     assert await house.statuses() == ["writing", "ready"]
-
-
-class Listener(Actor):
-    """A console that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
-
-    @endpoint
-    async def event(self, event: str, fields: dict[str, Any]) -> None:
-        self.events.put_nowait((event, fields))
 
 
 async def test_a_long_wait_is_told_once(

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import itertools
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from structlog.testing import capture_logs
 from flexmarl.actors.store import journal as journal_module
 from flexmarl.actors.store.journal import StoreJournal
 from flexmarl.core.errors import FlexmarlError, JournalError, StoreFull
+
+from ...full_disk import room_for
 
 HEAD = b"flexmarl samples\x01\x00\x00\x00"
 SOURCES = Path(__file__).parents[3] / "scripts" / "src"
@@ -212,17 +213,6 @@ async def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- full disks
-
-
-@contextmanager
-def room_for(size_bytes: int) -> Iterator[None]:
-    """Every file of this process ends at ``size_bytes``, amid a write if need be, as on a full disk (setrlimit(2))."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("durable", BOTH)
