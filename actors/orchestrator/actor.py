@@ -232,7 +232,12 @@ class Orchestrator(Actor):
                 self._finished.set_result(None)
 
     async def _start_step(self, decision: StartStep) -> None:
-        self._records[decision.step] = StepRecord(decision.step, decision.versions, time.monotonic())
+        self._records[decision.step] = StepRecord(
+            decision.step,
+            decision.versions,
+            time.monotonic(),
+            overlaps_itself=self._course.mode != "async",
+        )
         positions = self._queries.begin(decision.step, self._course.training.queries_per_step)
         await self._start_groups(decision.step, positions)
 
@@ -319,10 +324,6 @@ class Orchestrator(Actor):
         self._closing.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now
-        if self._course.mode == "async":
-            del metrics[
-                "overlap_s"
-            ]  # with the step's own rollout; here it is later steps that roll out meanwhile
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
         else:

@@ -12,11 +12,13 @@ from ..messages import GroupClosed, MicroBatchTrained, PolicyStepped
 
 @dataclass(slots=True)
 class StepRecord:
-    """Times are seconds on the orchestrator's clock."""
+    """Times are seconds on the orchestrator's clock. ``overlaps_itself``: training overlaps the rollout of its own step;
+    under ``async`` it is later steps that roll out meanwhile."""
 
     step: int
     versions: dict[str, int]
     started: float
+    overlaps_itself: bool = True
     waited_s: float = math.inf
     rolled_out: float | None = None
     rewards: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -102,7 +104,7 @@ class StepRecord:
             "time_s": now - run_started,
             "step_s": step_s,
             "rollout_s": self.rollout_s(),
-            "overlap_s": self.overlap_s(),
+            **({"overlap_s": self.overlap_s()} if self.overlaps_itself else {}),
             "tokens": self.generated_tokens,
             "tokens_per_s": self.generated_tokens / step_s,
             "versions": dict(next_versions),
