@@ -12,8 +12,8 @@ from ..messages import GroupClosed, MicroBatchTrained, PolicyStepped
 
 @dataclass(slots=True)
 class StepRecord:
-    """Times are seconds on the orchestrator's clock. ``overlaps_itself``: training overlaps the rollout of its own step;
-    under ``async`` it is later steps that roll out meanwhile."""
+    """Times are seconds on the orchestrator's clock. ``overlaps_itself``: training overlaps the rollout of its own
+    step; under ``async`` it is later steps that roll out meanwhile."""
 
     step: int
     versions: dict[str, int]
