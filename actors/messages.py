@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal, Protocol
 from pydantic import Field, model_validator
 
 from ..core.actor import endpoint
-from ..core.config import Config
 from ..transport.handle import StateHandle
 from ..transport.segments import BlobRef, SegmentGrant
+from .config_base import Config
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -116,8 +116,8 @@ class Sample:
     a query comes again. ``group_rewards`` are those that ``reward`` is compared with, itself included: the agent's over
     the surviving trajectories of the group, or over its turns, as its `Grouping` says. They are known when the group
     closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
-    data. ``columns``: what the workflow wrote into those that the config declares (``columns.py``), as plain numbers,
-    strings and arrays.
+    data. ``columns``: what the workflow wrote into those that the config declares (``declared_columns.py``), as plain
+    numbers, strings and arrays.
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty where one
@@ -186,7 +186,7 @@ class Selection:
 
 
 class StoreApi(Protocol):
-    """What ``experience.py`` speaks with."""
+    """What ``store_client.py`` speaks with."""
 
     @endpoint(idempotent=True)
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:

@@ -10,7 +10,7 @@ from .errors import LocalProtocolError
 from .signature import Signature, signature_of
 
 if TYPE_CHECKING:
-    from .peer import Peer
+    from .delivery.connection import Peer
     from .system import ActorSystem
 
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NotRequired, TypeVar, get_args, get_origin, g
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from . import codec
 from .errors import RemoteProtocolError
+from .protocol import codec
 
 Value = TypeVar("Value")
 

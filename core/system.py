@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .actor import Actor
+from .delivery.connection import Peer, PeerStatistics
+from .delivery.mailbox import Mailbox, MailboxStatistics, current_delivery
+from .delivery.peers import Network
 from .errors import (
     ActorDead,
     ActorFailed,
@@ -31,22 +34,19 @@ from .errors import (
     text_of,
     traceback_of,
 )
-from .fates import Fates
-from .mailbox import Mailbox, MailboxStatistics, current_delivery
-from .network import Network
-from .peer import Peer, PeerStatistics
+from .protocol.reply_cache import RepliesStatistics
+from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
-from .replies import RepliesStatistics
-from .restarts import Intensity, Strategy
-from .security import GateStatistics, Keys
-from .session import DEFAULT_SETTINGS, Settings
-from .system_actor import SystemActor
+from .supervision.monitors import Fates
+from .supervision.restart_policy import Intensity, Strategy
+from .supervision.system_actor import SystemActor
 from .telemetry import get_logger
-from .wire import Wire
-from .wire_zmq import Tcp, ZmqWire, ipc_address
+from .wire.curve import GateStatistics, Keys
+from .wire.wire import Wire
+from .wire.zeromq import Tcp, ZmqWire, ipc_address
 
 if TYPE_CHECKING:
-    from .supervisor import Supervisor
+    from .supervision.supervisor import Supervisor
 
 log = get_logger(__name__)
 
@@ -451,7 +451,9 @@ class ActorSystem:
         ``failure`` is set to TooManyRestarts. Raises what ``Supervisor.start`` raises.
         """
         self._check_running()
-        from .supervisor import Supervisor  # it knows systems; a system knows it from here on only
+        from .supervision.supervisor import (
+            Supervisor,  # it knows systems; a system knows it from here on only
+        )
 
         if self._own_supervisor is None:
             self._own_supervisor = own = Supervisor(

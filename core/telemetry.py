@@ -84,7 +84,7 @@ def delivery_context(logger: Any, method: str, line: Line) -> Line:
     A message id is ``SENDER:NUMBER``. The trace id is that of the first request of a chain, in every process it
     leads to.
     """
-    from .mailbox import current_delivery  # which logs by this module
+    from .delivery.mailbox import current_delivery  # which logs by this module
 
     delivery = current_delivery.get()
     if delivery is not None:

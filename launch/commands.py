@@ -27,14 +27,14 @@ from ..core.errors import (
     Interrupted,
 )
 from ..core.telemetry import configure_logging
-from . import env, local
+from . import env, local_launcher
 from .bench.command import bench
-from .config import RunConfig, check, read_yaml, resolve, to_yaml
-from .output import LossyOutput
-from .progress import Progress
-from .report import write_report
+from .console.lossy_output import LossyOutput
+from .console.progress import Progress
+from .formatting import change, count, duration
+from .report.report import write_report
+from .run_config import RunConfig, check, read_yaml, resolve, to_yaml
 from .run_directory import JsonLines, RunDirectory
-from .words import change, count, duration
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -254,7 +254,7 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
             for text in config.warnings():
                 progress.warn(text)
             progress.phase("starting actors")
-            result = uvloop.run(local.run(config, directory, progress, resume))
+            result = uvloop.run(local_launcher.run(config, directory, progress, resume))
         events.event("run_ended", step=result.last_step, stopped=result.stopped)
         events.close()
     except KeyboardInterrupt:  # while no signal handler of the run's own is set

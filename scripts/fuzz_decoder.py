@@ -17,8 +17,8 @@ sys.path[:0] = [str(root / "scripts" / "src"), str(root)]
 with atheris.instrument_imports(include=["flexmarl.core", "tests.core.fuzz_target"]):
     from tests.core import fuzz_target
 
-    from flexmarl.core import codec
     from flexmarl.core.errors import RemoteProtocolError
+    from flexmarl.core.protocol import codec
 
 # So many messages a network is fed before a new one takes its place.
 MESSAGES_PER_NETWORK = 50

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from flexmarl.core.supervisor import Supervisor, private_directory
+from flexmarl.core.supervision.supervisor import Supervisor, private_directory
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
 

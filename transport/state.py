@@ -13,9 +13,9 @@ from ..core.errors import TransferTimeout, TransportClosed
 from ..core.telemetry import get_logger
 from .arena import check_directory
 from .handle import PathName, StateHandle
-from .paths.base import TransferPath
 from .paths.local import LocalPath
 from .paths.shm import ShmPath
+from .paths.transfer_path import TransferPath
 from .select import Place, check_reach, select_path, this_host
 from .workers import CopyWorkers
 

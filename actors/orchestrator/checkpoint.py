@@ -21,8 +21,8 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
+from ...core.durable.files import read_json, sync, sync_folder, write_json
 from ...core.errors import CheckpointIncomplete
-from ...core.files import read_json, sync, sync_folder, write_json
 
 _PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ..workflow import Rewards
-from .config import SamplingConfig
+from .rollout_config import SamplingConfig
 
 
 def overlong_punishment(tokens: int, longest: int, buffer: int) -> float:

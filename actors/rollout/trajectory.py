@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any
 
 from ...core.errors import InvalidColumn, RecipeError
-from ..columns import Columns
+from ..declared_columns import Columns
 from ..messages import Query, Sample
 from ..workflow import Rewards
-from .pieces import TurnInPieces
+from .resumable_turn import TurnInPieces
 from .turn_columns import TurnColumns
 
 

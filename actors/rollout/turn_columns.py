@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidColumn, RecipeError
-from ..columns import Columns, checked_value
+from ..declared_columns import Columns, checked_value
 
 
 class TurnColumns:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...core.errors import StoreError
-from .bulk import Packed
+from .column_refs import Packed
 
 _SERIAL_BITS: Final = 32
 # Tokens whose end is remembered, to tell a late acknowledgement what became of its lease.
@@ -15,7 +15,8 @@ _ENDED: Final = 4096
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A micro-batch under its fencing token. ``columns``: ``sample_id``, ``policy_version``, ``query_position`` and
-    all of the schema's: None where a column that is not required was not written, bulk columns packed (``bulk.py``)
+    all of the schema's: None where a column that is not required was not written, bulk columns packed
+    (``column_refs.py``)
     where no row lacks them. ``deadline``: a reading of the store's clock."""
 
     agent: str

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ...core.errors import ConfigError, StoreError
 from ...transport.handle import DTYPE_BYTES
-from ..columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
-from .bulk import UTF8, Bulk, Packed, unpack
+from ..declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
+from .column_refs import UTF8, Bulk, Packed, unpack
 
 Columns = Mapping[str, Sequence[Any] | Packed]
 """Rows by column: name -> one value for each row, all lists equally long; bulk columns may come packed."""

@@ -1,4 +1,4 @@
-"""The tables of all agents, and the records that tell what happened to them. Pure, as ``rows.py`` is.
+"""The tables of all agents, and the records that tell what happened to them. Pure, as ``table.py`` is.
 
     change = tables.put({"solver": {"sample_id": [...], ...}})     # refused whole, or done
     await journal.append(change.record, change.undo)               # only then it is acknowledged
@@ -17,13 +17,13 @@ from typing import Any, Final
 import msgpack
 
 from ...core.errors import StoreError
-from ..columns import META, common_types
+from ..declared_columns import META, common_types
 from ..sample_id import SampleId, TrajectoryName
-from .bulk import Bulk, bulk_of, packed
+from .column_refs import Bulk, bulk_of, packed
 from .leases import Lease, Tokens
 from .row import Commit, Ended, Row, RowCounts
-from .rows import Rows
 from .schema import Checked, Columns, Schema
+from .table import Rows
 
 # Rows of one record of a snapshot.
 _CHUNK: Final = 256
@@ -60,7 +60,7 @@ UNCHANGED: Final = Change(None, _nothing, 0, [], [])
 
 
 class Tables:
-    """``deterministic``: leases go by what a sample is, not by when it came (``rows.py``).
+    """``deterministic``: leases go by what a sample is, not by when it came (``table.py``).
 
     Raises ConfigError where two agents declare a column of one name with different types.
     """

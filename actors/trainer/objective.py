@@ -14,9 +14,8 @@ from .advantage import (
     rewards_to_go,
     whitened,
 )
-from .config import AlgorithmConfig
-from .corrections import correction_weights
 from .critic import generalized_advantages, token_rewards
+from .importance_weights import correction_weights
 from .kl import kl_estimate
 from .loss import (
     TokenLosses,
@@ -28,6 +27,7 @@ from .loss import (
     sequence_sums,
     summed,
 )
+from .trainer_config import AlgorithmConfig
 
 
 @dataclass(frozen=True, slots=True)

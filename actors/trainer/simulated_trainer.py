@@ -10,10 +10,10 @@ from typing import TypeVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from .actor import Trainer
-from .backends.base import PolicyBackend
-from .backends.simulated import SimulatedPolicy, SimulatedTrainerConfig
-from .config import PolicyConfig
+from .backends.policy_backend import PolicyBackend
+from .backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig
+from .trainer import Trainer
+from .trainer_config import PolicyConfig
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The actor that takes arrays in ``flexmarl bench calls``."""
 
 from ...core.actor import Actor, endpoint
-from ...transport.arrays import Array
+from ...transport.message_arrays import Array
 
 
 class Sink(Actor):

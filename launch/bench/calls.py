@@ -8,7 +8,7 @@ median of the rounds. Per transport, in parts, so that no process is there that 
     fan-in    measuring process, one actor process, 8 callers      all call the one
     start     measuring process, one actor process                 spawned anew for each round; memory and CPU at rest
 
-The keys, under ``ipc`` and ``tcp_curve``; what is bare uses the same transport (``bare.py`` says what it does exactly):
+The keys, under ``ipc`` and ``tcp_curve``; what is bare uses the same transport (``bare_zeromq.py`` says what exactly):
 
     call_p50_us, call_p99_us            an empty call and its reply, one after the other, microseconds
     bare_p50_us, bare_p99_us            the same by REQ/REP
@@ -47,11 +47,11 @@ import zmq
 
 from ...core.ref import ActorRef
 from .. import env
-from . import others, ours
-from .actors import Caller, Echo
+from . import flexmarl_calls, other_frameworks
 from .array_actor import Sink
-from .bare import Bare
-from .goals import judge
+from .bare_zeromq import Bare
+from .bench_actors import Caller, Echo
+from .call_goals import judge
 from .measure import in_turns, medians, percentile
 
 Transport = Literal["ipc", "tcp_curve"]
@@ -102,10 +102,10 @@ async def measure(options: Options, tell: Tell) -> dict[str, Any]:
     result["others"] = {}
     for library in OTHERS if options.others else ():
         tell(library)
-        result["others"][library] = await others.measure(
+        result["others"][library] = await other_frameworks.measure(
             library, options.seconds, options.in_flight, environment
         )
-    result["others_install"] = others.INSTALL
+    result["others_install"] = other_frameworks.INSTALL
     result["machine"] = machine
     result["versions"] = versions()
     result["settings"] = asdict(options)
@@ -142,7 +142,7 @@ async def _measure_transport(
     await _fan_in(curve, options, in_rounds)
 
     async def start() -> Figures:
-        return await ours.start_and_rest(curve=curve, rest_s=4 * options.seconds)
+        return await flexmarl_calls.start_and_rest(curve=curve, rest_s=4 * options.seconds)
 
     await in_rounds("start", start)
     figures = medians(rounds)
@@ -158,7 +158,7 @@ async def _calls(
     directory: Path, curve: bool, options: Options, environment: Mapping[str, str], in_rounds: InRounds
 ) -> None:
     bare_patterns = Bare(directory, ("latency", "calls"), curve=curve, environment=environment)
-    async with bare_patterns as bare, ours.new_system(curve=curve) as system:
+    async with bare_patterns as bare, flexmarl_calls.new_system(curve=curve) as system:
         echo = await system.spawn(Echo, "echo", process=True)
 
         async def one_round(seconds: float = options.seconds) -> Figures:
@@ -166,7 +166,7 @@ async def _calls(
                 **await _latencies("", None, echo, bare, seconds),
                 **await _latencies("dict_", _DICT, echo, bare, seconds),
                 **await _rates(echo, bare, seconds, options.in_flight),
-                "oneway_per_s": await ours.one_way_per_s(echo, seconds),
+                "oneway_per_s": await flexmarl_calls.one_way_per_s(echo, seconds),
             }
 
         await one_round(options.seconds / 5)  # warm: connections, caches, memory
@@ -180,7 +180,7 @@ async def _latencies(
     slice_s = seconds / _LATENCY_SLICES
     for who in in_turns(_BOTH, _LATENCY_SLICES):
         if who == "ours":
-            microseconds[who] += await ours.latency(echo, argument, slice_s)
+            microseconds[who] += await flexmarl_calls.latency(echo, argument, slice_s)
         else:
             microseconds[who] += await bare.latency(argument, slice_s)
     own = prefix or "call_"
@@ -197,7 +197,7 @@ async def _rates(echo: ActorRef[Echo], bare: Bare, seconds: float, in_flight: in
     slice_s = seconds / _RATE_SLICES
     for who in in_turns(_BOTH, _RATE_SLICES):
         if who == "ours":
-            per_s[who].append(await ours.calls_per_s(echo, slice_s, in_flight))
+            per_s[who].append(await flexmarl_calls.calls_per_s(echo, slice_s, in_flight))
         else:
             per_s[who].append(await bare.calls_per_s(slice_s, in_flight))
     return {
@@ -211,7 +211,7 @@ async def _arrays(
 ) -> None:
     array = np.ones(options.array_mib * 2**20, dtype=np.uint8)
     bare_pattern = Bare(directory, ("array",), curve=curve, environment=environment, array_bytes=array.nbytes)
-    async with bare_pattern as bare, ours.new_system(curve=curve) as system:
+    async with bare_pattern as bare, flexmarl_calls.new_system(curve=curve) as system:
         sink = await system.spawn(Sink, "sink", process=True)
         stamp = 0
 
@@ -221,7 +221,7 @@ async def _arrays(
             for who in in_turns(_BOTH, _ARRAYS_PER_ROUND):
                 stamp = (stamp + 1) % 256
                 if who == "ours":
-                    gb_s[who].append(await ours.array_gb_s(sink, array, stamp))
+                    gb_s[who].append(await flexmarl_calls.array_gb_s(sink, array, stamp))
                 else:
                     gb_s[who].append(await bare.array_gb_s(array, stamp))
             return {
@@ -234,7 +234,7 @@ async def _arrays(
 
 
 async def _fan_in(curve: bool, options: Options, in_rounds: InRounds) -> None:
-    async with ours.new_system(curve=curve) as system:
+    async with flexmarl_calls.new_system(curve=curve) as system:
         echo = await system.spawn(Echo, "echo", process=True)
         callers = [
             await system.spawn(Caller, f"caller-{number}", process=True) for number in range(options.callers)
@@ -242,7 +242,11 @@ async def _fan_in(curve: bool, options: Options, in_rounds: InRounds) -> None:
         in_flight = max(1, options.in_flight // options.callers)
 
         async def one_round(seconds: float = options.seconds) -> Figures:
-            return {"fan_in_calls_per_s": await ours.fan_in_calls_per_s(callers, echo, seconds, in_flight)}
+            return {
+                "fan_in_calls_per_s": await flexmarl_calls.fan_in_calls_per_s(
+                    callers, echo, seconds, in_flight
+                )
+            }
 
         await one_round(options.seconds / 5)
         await in_rounds("fan-in", one_round)

@@ -62,7 +62,7 @@ def calls(
 
     Nothing else should be busy on the machine. What is under way is said on standard error; ctrl-C stops it.
     """
-    from . import show  # imported here: numpy and rich's tables are for those who measure
+    from . import result_tables  # imported here: numpy and rich's tables are for those who measure
     from .calls import TRANSPORTS, Options, measure, parts
 
     options = Options(
@@ -75,12 +75,12 @@ def calls(
         others=others,
     )
     _log_warnings_only()
-    with show.progress(Console(stderr=True), parts(options)) as tell:
+    with result_tables.progress(Console(stderr=True), parts(options)) as tell:
         result = uvloop.run(measure(options, tell))
     if as_json:
         click.echo(json.dumps(result))
     else:
-        show.tables(Console(), result)
+        result_tables.tables(Console(), result)
     return 0
 
 
@@ -115,7 +115,7 @@ def pipeline(
 
     Nothing else should be busy on the machine. What is under way is said on standard error; ctrl-C stops it.
     """
-    from . import show
+    from . import result_tables
     from .pipeline import Options, measure, parts
 
     options = Options(
@@ -126,12 +126,12 @@ def pipeline(
     )
     options.config("sync")  # refused before anything is begun
     _log_warnings_only()
-    with show.progress(Console(stderr=True), parts(options)) as tell:
+    with result_tables.progress(Console(stderr=True), parts(options)) as tell:
         result = measure(options, tell)
     if as_json:
         click.echo(json.dumps(result))
     else:
-        show.pipeline_tables(Console(), result)
+        result_tables.pipeline_tables(Console(), result)
     return 0
 
 
@@ -151,17 +151,17 @@ def store(as_json: bool, rounds: int | None, quick: bool) -> int:
 
     Nothing else should be busy on the machine. Needs 1 GiB of memory. Ctrl-C stops it.
     """
-    from . import show
+    from . import result_tables
     from .store import PUT_BATCH, Options, measure, parts
 
     options = Options(rounds=rounds or (1 if quick else 5), samples=PUT_BATCH * (50 if quick else 400))
     _log_warnings_only()
-    with show.progress(Console(stderr=True), parts(options)) as tell:
+    with result_tables.progress(Console(stderr=True), parts(options)) as tell:
         result = uvloop.run(measure(options, tell))
     if as_json:
         click.echo(json.dumps(result))
     else:
-        show.goals_tables(Console(), "experience store", result)
+        result_tables.goals_tables(Console(), "experience store", result)
     return 0
 
 

@@ -31,28 +31,28 @@ import psutil
 import uvloop
 from rich.console import Console
 
-from ...actors.experience import ExperienceReader, segment_places
+from ...actors.inference.engines.simulated_engine import SimulatedEngineConfig
+from ...actors.inference.simulated_instance import SimulatedInstance
 from ...actors.messages import GroupClosed, InstanceApi, Leased, Published, Sample
 from ...actors.orchestrator.pipeline import Mode
-from ...actors.rollout.actor import Rollout
-from ...actors.rollout.engines.simulated import SimulatedEngineConfig
-from ...actors.rollout.simulated_instance import SimulatedInstance
-from ...actors.store.blobs import ArenaLimits, BlobArena, SegmentGrant
-from ...actors.trainer.backends.simulated import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
+from ...actors.rollout.rollout import Rollout
+from ...actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
+from ...actors.store_client import ExperienceReader, segment_places
+from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
 from ...actors.workflow import Recipe
-from ...core import virtual_time
 from ...core.actor import Actor, endpoint
 from ...core.errors import BenchmarkFailed, Interrupted
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
-from ...core.wire_memory import MemoryNetwork
+from ...core.testing import virtual_time
+from ...core.wire.memory import MemoryNetwork
 from ...transport.state import StateTransport
-from .. import env, local
-from ..config import AgentConfig, RunConfig, resolve, to_yaml
-from ..progress import Progress
+from .. import env, local_launcher
+from ..console.progress import Progress
+from ..run_config import AgentConfig, RunConfig, resolve, to_yaml
 from ..run_directory import RunDirectory
+from .call_goals import PIPELINE, judge_all
 from .calls import Tell, busy_percent, rounded, versions
-from .goals import PIPELINE, judge_all
 from .measure import in_turns
 
 RECIPE = Path(__file__).parent / "pipeline_recipe"
@@ -345,7 +345,7 @@ class _Watch(Progress):
 
 
 def _actor_of(process: psutil.Process) -> str:
-    """``python -P -m flexmarl.core.host DIRECTORY NAME private``"""
+    """``python -P -m flexmarl.core.supervision.worker_main DIRECTORY NAME private``"""
     return process.cmdline()[-2]
 
 
@@ -354,7 +354,7 @@ def _timed_run(config: RunConfig) -> _Run:
     watch = _Watch(config)
     with tempfile.TemporaryDirectory(prefix="flexmarl-") as folder, _interrupts():
         directory = RunDirectory.create(Path(folder) / "run", to_yaml(config))
-        result = uvloop.run(local.run(config, directory, watch, None))
+        result = uvloop.run(local_launcher.run(config, directory, watch, None))
         if result.stopped:
             raise KeyboardInterrupt
     return watch.run

@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from ...actors.experience import ExperienceReader, ExperienceWriter, segment_places
 from ...actors.messages import Sample, StoreApi
-from ...actors.store.actor import Store
-from ...actors.store.blobs import ArenaLimits
+from ...actors.store.segment_arena import ArenaLimits
+from ...actors.store.store import Store
+from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_places
 from ...core.actor import Actor, endpoint
 from ...core.errors import BenchmarkFailed
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from .. import env
-from .goals import Goal, judge_all
+from .call_goals import Goal, judge_all
 
 AGENT = "solver"
 PUT_BATCH, GET_BATCH = 64, 16

@@ -40,7 +40,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flexmarl.launch.config import RunConfig, resolve
+from flexmarl.launch.run_config import RunConfig, resolve
 
 RECIPE = Path(__file__).parent / "race"
 WARM_UP_STEPS = 5

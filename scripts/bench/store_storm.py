@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segment_places
 from flexmarl.actors.messages import Sample
-from flexmarl.actors.store.actor import Store
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
 from flexmarl.core.errors import ActorDead, RemoteError
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.restarts import Intensity
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 
 AGENT, WRITERS, BATCH, MICRO_BATCH = "solver", 4, 8, 16

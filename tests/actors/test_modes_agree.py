@@ -15,8 +15,8 @@ from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOptimizer, Train
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
-from flexmarl.actors.trainer.backends.torch import TorchPolicy
-from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 
 AGENTS = ("sorter", "checker")
 QUERIES, TRAJECTORIES = 4, 3

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from flexmarl.core import virtual_time
-from flexmarl.core.security import Keys
-from flexmarl.core.session import Settings
+from flexmarl.core.protocol.session import Settings
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.wire import Listener, Wire
-from flexmarl.core.wire_memory import MemoryNetwork
-from flexmarl.core.wire_zmq import Tcp, ZmqWire
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.memory import MemoryNetwork
+from flexmarl.core.wire.wire import Listener, Wire
+from flexmarl.core.wire.zeromq import Tcp, ZmqWire
 
 QUICK = Settings(connect_timeout_s=0.2)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.codec import Buffer
+from flexmarl.core.protocol.codec import Buffer
 from flexmarl.core.ref import ActorRef
 
 

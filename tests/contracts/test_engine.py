@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
+from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine, SimulatedEngineConfig
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.rollout.engines.base import Engine, EngineRequest, EngineResult
-from flexmarl.actors.rollout.engines.simulated import SimulatedEngine, SimulatedEngineConfig
-from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
 from flexmarl.core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
 
 MAX_CONTEXT = 64

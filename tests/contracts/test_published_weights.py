@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.rollout.engines.transformers import TransformersEngine, build_model
-from flexmarl.actors.trainer.backends.torch import TorchPolicy
-from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
 from flexmarl.transport.state import StateTransport
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from flexmarl.core import codec, messages
-from flexmarl.core.codec import Buffer
 from flexmarl.core.errors import (
     ActorDead,
     CallTimeout,
@@ -16,12 +14,14 @@ from flexmarl.core.errors import (
     RemoteProtocolError,
     Unreachable,
 )
-from flexmarl.core.messages import Kind
+from flexmarl.core.protocol import codec, envelopes
+from flexmarl.core.protocol.codec import Buffer
+from flexmarl.core.protocol.envelopes import Kind
+from flexmarl.core.protocol.session import LinkState, SessionStatistics, Settings
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.session import LinkState, SessionStatistics, Settings
+from flexmarl.core.supervision.system_actor import SystemActor
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.system_actor import SystemActor
-from flexmarl.core.wire import Frames, Link
+from flexmarl.core.wire.wire import Frames, Link
 
 from .clusters import QUICK, Cluster, over_every_transport, until
 from .runtime_actors import Point, Subject
@@ -416,7 +416,7 @@ class Stranger:
     """Sends what it likes to a system and keeps what it is answered (``wire.Listener``)."""
 
     def __init__(self) -> None:
-        self.answers: list[list[messages.Envelope]] = []
+        self.answers: list[list[envelopes.Envelope]] = []
         self.header = b""
 
     def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
@@ -437,7 +437,7 @@ def packed(*envelope: object) -> bytes:
 
 HEADER = codec.pack_header("stranger", 1)
 RUBBISH = {
-    "another version": (packed(messages.MAGIC, messages.VERSION + 1, "stranger", 1), packed(Kind.BYE, 0)),
+    "another version": (packed(envelopes.MAGIC, envelopes.VERSION + 1, "stranger", 1), packed(Kind.BYE, 0)),
     "no header": (b"", packed(Kind.BYE, 0)),
     "no MessagePack": (b"\xc1", b"\xc1"),
     "an envelope of no kind": (HEADER, packed(99, 1)),

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from flexmarl.core import virtual_time
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import ActorDead, CallTimeout, RemoteError, SystemClosed
-from flexmarl.core.session import Settings
+from flexmarl.core.protocol.session import Settings
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.wire_memory import Faults, MemoryNetwork
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import Faults, MemoryNetwork
 
 NAMES = ("a", "b", "c")
 SETTINGS = Settings(heartbeat_s=1.0, connect_timeout_s=2.0)

@@ -5,7 +5,7 @@ import time
 import psutil
 
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.codec import Buffer
+from flexmarl.core.protocol.codec import Buffer
 
 
 class SlowConsumer(Actor):

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from flexmarl.core import codec
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.mailbox import Mailbox
-from flexmarl.core.messages import Kind
-from flexmarl.core.network import Network
-from flexmarl.core.peer import Peer
-from flexmarl.core.session import Settings
-from flexmarl.core.wire import Frames, Link, Listener
+from flexmarl.core.delivery.connection import Peer
+from flexmarl.core.delivery.mailbox import Mailbox
+from flexmarl.core.delivery.peers import Network
+from flexmarl.core.protocol import codec
+from flexmarl.core.protocol.envelopes import Kind
+from flexmarl.core.protocol.session import Settings
+from flexmarl.core.wire.wire import Frames, Link, Listener
 
 ADDRESS = "memory://fuzzed"
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from flexmarl.core.supervisor import Supervisor, private_directory
+from flexmarl.core.supervision.supervisor import Supervisor, private_directory
 from flexmarl.core.system import ActorSystem
 
 

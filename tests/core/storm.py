@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import AsyncIterator
 
-from flexmarl.core.virtual_time import run
+from flexmarl.core.testing.virtual_time import run
 
 DELAYS_S = (0.0, 1.0, 1.0, 1.0, 2.5, 60.0)
 

@@ -28,9 +28,9 @@ from starlette.routing import Route
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import SystemClosed
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.security import Keys
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.wire_zmq import Tcp
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.zeromq import Tcp
 
 from .echo import Echo
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
-from flexmarl.core import codec
-from flexmarl.core.codec import Buffer, Encoder
 from flexmarl.core.errors import RemoteProtocolError
+from flexmarl.core.protocol import codec
+from flexmarl.core.protocol.codec import Buffer, Encoder
 from flexmarl.core.signature import (
     NO_ARGUMENTS,
     EndpointOptions,

@@ -10,7 +10,6 @@ import psutil
 import pytest
 import structlog
 
-from flexmarl.core import virtual_time
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import (
     LocalProtocolError,
@@ -20,8 +19,9 @@ from flexmarl.core.errors import (
     SystemClosed,
 )
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.supervisor import Supervisor
+from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing import virtual_time
 
 from .echo import Echo, Point
 

@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from flexmarl.core import telemetry
-from flexmarl.core.supervisor import Supervisor
+from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.telemetry import (
     LoopLag,
@@ -189,7 +189,7 @@ class TestServicesThatEmbed:
         assert not result["after"][-1], "structlog has been configured"
         assert not errors
         (name, level, text, _, fields), mine = result["records"]
-        assert (name, level) == ("flexmarl.core.serving", "WARNING")
+        assert (name, level) == ("flexmarl.core.delivery.requests", "WARNING")
         assert text.startswith("one-way message for nobody ") and "endpoint='hear'" in text
         assert fields["actor"] == "nobody"
         fields = {"name": "a", "args": [1], "message": "%s"}

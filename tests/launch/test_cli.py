@@ -17,10 +17,10 @@ from flexmarl.actors.messages import RunEnded
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.core.errors import Interrupted
-from flexmarl.launch import commands, local
+from flexmarl.launch import commands, local_launcher
 from flexmarl.launch.cli import main
-from flexmarl.launch.config import check, resolve, to_yaml
-from flexmarl.launch.progress import Progress
+from flexmarl.launch.console.progress import Progress
+from flexmarl.launch.run_config import check, resolve, to_yaml
 from flexmarl.launch.run_directory import JsonLines, RunDirectory
 
 from .conftest import SOURCES, TINY
@@ -31,7 +31,7 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(local, "run", refuse)
+    monkeypatch.setattr(local_launcher, "run", refuse)
     monkeypatch.chdir(tmp_path)
 
 
@@ -133,7 +133,7 @@ class TestEndings:
                 raise ending
             return ending
 
-        monkeypatch.setattr(local, "run", run)
+        monkeypatch.setattr(local_launcher, "run", run)
 
     @staticmethod
     def last_event() -> dict[str, Any]:
@@ -300,7 +300,7 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
         started.append(resume)
         raise Interrupted("enough seen")
 
-    monkeypatch.setattr(local, "run", run)
+    monkeypatch.setattr(local_launcher, "run", run)
     partial = checkpoint.partial_folder(stopped_run.checkpoints, 6)
     shutil.copytree(stopped_run.checkpoints / "step_000004", partial)
     result = flexmarl("train", "--resume", str(stopped_run.path))

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.transport.arrays import Array
-from flexmarl.transport.tensors import MessageTensor
+from flexmarl.transport.message_arrays import Array
+from flexmarl.transport.message_tensors import MessageTensor
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ...core.errors import StaleHandle, TransportClosed
 from ..handle import StateHandle
 from ..select import Place
 from ..workers import CopyWorkers
-from . import tensors as buckets
+from . import buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ..arena import Arena
 from ..handle import StateHandle, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
-from . import tensors as buckets
+from . import buckets
 
 
 class _Mapped:

@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from flexmarl.launch.config import AgentConfig, RunConfig, resolve
+from flexmarl.launch.run_config import AgentConfig, RunConfig, resolve
 
 HERE = Path(__file__).parent
 

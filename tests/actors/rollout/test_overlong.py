@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.rollout.config import SamplingConfig
 from flexmarl.actors.rollout.overlong import overlong_punishment, punished
+from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.actors.workflow import Rewards
 
 

@@ -13,18 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.experience import ExperienceReader, segment_places
+from flexmarl.actors.inference.inference_config import EngineConfig
+from flexmarl.actors.inference.simulated_instance import SimulatedInstance
 from flexmarl.actors.messages import GroupClosed, Leased, ModelConfig, Published, Query, Sample
-from flexmarl.actors.rollout.actor import Rollout
-from flexmarl.actors.rollout.config import EngineConfig, RolloutConfig, SamplingConfig
-from flexmarl.actors.rollout.simulated_instance import SimulatedInstance
-from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, SegmentGrant
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
+from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
-from flexmarl.core import virtual_time
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.wire_memory import MemoryNetwork
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
 ENGINE: dict[str, Any] = {"median_tokens": 20, "sigma": 0.8, "token_s": 1.0, "prompt_share": 0.0}

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.columns import Column
-from flexmarl.actors.experience import ExperienceReader, segment_places
+from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
@@ -19,9 +18,10 @@ from flexmarl.actors.messages import (
     Sample,
     TableStatistics,
 )
-from flexmarl.actors.rollout.actor import Rollout
-from flexmarl.actors.rollout.config import RolloutConfig, SamplingConfig
-from flexmarl.actors.store.actor import Store
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import RecipeError, RemoteError

@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from flexmarl.actors.experience import ExperienceReader, segment_places
 from flexmarl.actors.messages import StoreApi
-from flexmarl.core.security import Keys
+from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.curve import Keys
 
 
 async def main(keys: Path, address: str, directory: Path, count: int) -> None:

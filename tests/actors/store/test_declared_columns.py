@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flexmarl.actors.columns import Column
-from flexmarl.actors.experience import ExperienceReader, ExperienceWriter, segment_places
+from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.messages import Sample, StoreApi
-from flexmarl.actors.store.actor import Store
-from flexmarl.actors.store.blobs import ArenaLimits
+from flexmarl.actors.store.segment_arena import ArenaLimits
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
 from flexmarl.core.errors import RemoteError
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.security import Keys
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.wire_zmq import Tcp
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.transport.segments import BlobRef
 
 from .listener import Listener
@@ -161,7 +161,7 @@ async def test_a_judge_that_does_not_come_is_named(house: House) -> None:
 async def test_a_long_wait_is_told_once(
     house: House, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flexmarl.actors.store.actor._TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr("flexmarl.actors.store.store._TOLD_AFTER_S", 0.01)
     console = Listener()
     await house.open({"judged": JUDGED}, console=await system.add(console, "console"))
     await house.put(sample(0), sample(1))

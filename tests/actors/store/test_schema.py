@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flexmarl.actors.columns import Column
-from flexmarl.actors.store.bulk import Packed, bulk_of, pack, unpack
+from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.store.column_refs import Packed, bulk_of, pack, unpack
 from flexmarl.actors.store.schema import Schema
 from flexmarl.core.errors import ConfigError, StoreError
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from flexmarl.actors.trainer.algorithms import ALGORITHMS, sync_warning
-from flexmarl.actors.trainer.config import AlgorithmConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig
 from flexmarl.launch import env
 
 
@@ -99,7 +99,7 @@ def test_the_constant_is_the_longest_completion_unless_given() -> None:
 
 
 def test_reading_a_config_does_not_import_torch() -> None:
-    program = "import flexmarl.actors.trainer.config, sys; print('torch' in sys.modules)"
+    program = "import flexmarl.actors.trainer.trainer_config, sys; print('torch' in sys.modules)"
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, env=env.actor_environment(), check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "False"

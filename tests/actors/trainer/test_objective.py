@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flexmarl.actors.messages import Sample
-from flexmarl.actors.rollout.grouping import grouped
-from flexmarl.actors.trainer.config import AlgorithmConfig
+from flexmarl.actors.rollout.groups.comparison import grouped
 from flexmarl.actors.trainer.critic import explained_variance, value_loss, value_sums
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import (
@@ -26,6 +25,7 @@ from flexmarl.actors.trainer.objective import (
     sample_advantage,
     step_advantages,
 )
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig
 
 torch.set_num_threads(1)
 CONFIGS: tuple[dict[str, Any], ...] = (

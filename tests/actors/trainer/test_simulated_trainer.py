@@ -5,17 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.actors.experience import ExperienceWriter, segment_places
 from flexmarl.actors.messages import ModelConfig, Sample
-from flexmarl.actors.store.actor import Store
-from flexmarl.actors.trainer.backends.simulated import STATE_FILE
-from flexmarl.actors.trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceWriter, segment_places
+from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
 from flexmarl.actors.trainer.simulated_trainer import SimulatedTrainer
+from flexmarl.actors.trainer.trainer_config import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    WarmUpConfig,
+)
 from flexmarl.actors.workflow import RecipeConfig
-from flexmarl.core import virtual_time
-from flexmarl.core.files import read_json
+from flexmarl.core.durable.files import read_json
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.wire_memory import MemoryNetwork
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
 RECIPE = """

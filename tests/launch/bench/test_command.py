@@ -13,7 +13,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from flexmarl.launch.bench import show
+from flexmarl.launch.bench import result_tables
 from flexmarl.launch.cli import main
 
 _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
@@ -91,7 +91,7 @@ def test_tables(run: tuple[dict[str, Any], str]) -> None:
     }  # fmt: skip
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     with console.file:
-        show.tables(console, result)
+        result_tables.tables(console, result)
     text = console.export_text()
     for words in (
         "TCP with CURVE",

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.workflow import Prompt, Query, Recipe, RecipeConfig, Turn
 from flexmarl.core.errors import RecipeError
-from flexmarl.launch.config import recipe_folder, resolve
+from flexmarl.launch.run_config import recipe_folder, resolve
 
 FOLDER = recipe_folder("sort-digits")
 DATA = {"digits": 5, "eval_problems": 500}

@@ -1,0 +1,212 @@
+"""The columns that a run declares for an agent's samples, beyond those that training needs.
+
+    agents.solver.columns: {difficulty: {type: float}, plan: {type: tokens}, judged: {type: float, required: true,
+                            written_by: outside}}
+
+A workflow fills them with ``Turn.write``; whoever else has the store's address, with ``StoreApi.write``.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Final, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from ..core.errors import ConfigError
+from ..transport.handle import DTYPE_BYTES
+from .config_base import Config, Seconds
+
+# What SQLite and MessagePack hold without loss.
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+MAX_STRING: Final = 256
+"""Characters of a string that lies in the row; a longer one is bulk, with dtype ``utf8``."""
+
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_TOKEN: Final = np.iinfo(np.int32)
+
+META: Final = (
+    "agent",
+    "sample_id",
+    "step",
+    "group",
+    "query",
+    "turn",
+    "trajectory",
+    "policy_version",
+    "query_position",
+    "status",
+    "optimizer_step",
+)
+"""What every row has, besides ``reward``. A put gives ``sample_id``, ``policy_version`` and, where the order of the
+queries matters, ``query_position`` (the query's place in its step); the store knows the others."""
+
+
+class Column(Config):
+    """A column that the run declares. A row is READY when all ``required`` columns of its table are written.
+
+    ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
+    of one dimension.
+
+    ``written_by``: who writes it. A trajectory whose workflow left out a required column fails. With ``outside`` the
+    row is trained once somebody else has written it, who has ``timeout_s`` seconds from when training needs it.
+    """
+
+    type: Literal["float", "int", "bool", "str", "tokens", "tensor"]
+    required: bool = False
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+    written_by: Literal["workflow", "outside"] = "workflow"
+    timeout_s: Seconds = 600.0
+
+    @model_validator(mode="after")
+    def _only_tensors_have_shapes(self) -> "Column":
+        if self.type != "tensor" and (self.dtype, self.shape) != (None, None):
+            raise ValueError(f"a {self.type} has no dtype and shape to choose; a tensor has")
+        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPE_BYTES)}")
+        if any(size is not None and size < 0 for size in self.shape or ()):
+            raise ValueError(f"negative size in shape {self.shape}")
+        return self
+
+    @property
+    def is_bulk(self) -> bool:
+        return self.type in ("tokens", "tensor")
+
+    @property
+    def awaited(self) -> bool:
+        """Whether training waits for somebody who is not the workflow."""
+        return self.required and self.written_by == "outside"
+
+    def takes(self, dtype: str, shape: Sequence[int]) -> bool:
+        """Whether an array of this dtype and shape is a value of the column."""
+        if self.type == "tokens":
+            return dtype == "int32" and len(shape) == 1
+        if self.type != "tensor" or dtype not in DTYPE_BYTES or self.dtype not in (None, dtype):
+            return False
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(wanted in (None, size) for wanted, size in zip(self.shape, shape, strict=True))
+        )
+
+    def __str__(self) -> str:
+        """``float``, or ``tensor float32 [any, 8]``."""
+        shape = None if self.shape is None else str(list(self.shape)).replace("None", "any")
+        return " ".join(filter(None, (self.type, self.dtype, shape)))
+
+
+Columns = Mapping[str, Column]
+"""What is declared for one agent, by name."""
+
+
+def check_names(columns: Columns, taken: Sequence[str] = ()) -> None:
+    """Raises ConfigError for a name that is no identifier in lower case, is one of ``META`` or is ``taken``."""
+    for name in columns:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"column {name!r}: a name is up to 63 of a-z, 0-9 and _, not beginning with 0-9"
+            )
+        if name in META or name in taken:
+            raise ConfigError(f"column {name!r}: every table has it already; choose another name")
+
+
+def common_types(columns: Mapping[str, Columns]) -> dict[str, str]:
+    """Type by name of all columns. Raises ConfigError where two agents give one name different types."""
+    types: dict[str, str] = {}
+    for agent, own in columns.items():
+        for name, column in own.items():
+            if types.setdefault(name, column.type) != column.type:
+                raise ConfigError(
+                    f"column {name!r} is {column.type} for agent {agent!r} and {types[name]} for another: "
+                    "choose one type or two names"
+                )
+    return types
+
+
+# --------------------------------------------------------------------------- values as people write them
+
+
+def checked_value(column: Column, value: Any) -> float | int | bool | str | np.ndarray[Any, Any]:
+    """What a person's ``value`` is in the column: a plain number or string, or an array that is nobody else's.
+
+    NumPy's numbers count as numbers; tokens may be any flat sequence of integers, tensors NumPy's or torch's. Raises
+    ValueError, whose text says what the column wants.
+    """
+    match column.type:
+        case "float":
+            return _float(value)
+        case "int":
+            return _int(value)
+        case "bool":
+            if isinstance(value, bool | np.bool_):
+                return bool(value)
+            raise ValueError("a bool")
+        case "str":
+            return _text(value)
+        case "tokens":
+            return _tokens(value)
+        case "tensor":
+            return _tensor(column, value)
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        number = int(value)
+        if INT_MIN <= number <= INT_MAX:
+            return number
+    raise ValueError("an int of 64 bits")
+
+
+def _float(value: Any) -> float:
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise ValueError("a finite float")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a str without lone surrogates") from None
+    return str(value)
+
+
+def _tokens(value: Any) -> np.ndarray[Any, Any]:
+    wanted = "tokens: a flat sequence of ints of 32 bits"
+    try:
+        tokens = np.asarray(_off_device(value))
+    except (TypeError, ValueError):  # a sequence of sequences of different lengths, say
+        raise ValueError(wanted) from None
+    if tokens.ndim == 1 and not tokens.size and not isinstance(value, str | bytes):
+        return np.empty(0, np.int32)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(wanted)
+    if tokens.min() < _TOKEN.min or tokens.max() > _TOKEN.max:
+        raise ValueError(wanted)
+    return tokens.astype("<i4")
+
+
+def _tensor(column: Column, value: Any) -> np.ndarray[Any, Any]:
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise ValueError(f"a {column}, as an array of NumPy or torch")
+    try:
+        array = np.asarray(_off_device(value))
+    except TypeError:
+        raise ValueError(f"a {column}; NumPy has no {value.dtype}: convert it") from None
+    if not column.takes(array.dtype.name, array.shape):
+        raise ValueError(f"a {column}; this is {array.dtype.name} {list(array.shape)}")
+    return np.array(array, array.dtype.newbyteorder("<"), order="C")
+
+
+def _off_device(value: Any) -> Any:
+    """A tensor of torch, which is not imported for this, as NumPy can take it."""
+    return value.detach().cpu() if hasattr(value, "detach") else value

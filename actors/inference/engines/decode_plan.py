@@ -1,0 +1,130 @@
+"""A stretch of decode steps over the same rows.
+
+While no sequence joins or leaves, all that a step needs is known in advance except the tokens: positions,
+cache cells, masks and random numbers are functions of the step's number. They are computed for a whole
+stretch at once, and what was drawn is kept as it came until the stretch ends: a step does no work per row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .engine import EngineRequest, EngineResult, FinishReason
+from .slot_cache import COLUMN_STEP, SlotCache
+from .token_sampling import Temperatures, uniforms
+
+# Longer ones attend to more columns that are still empty, shorter ones prepare more often.
+STRETCH_STEPS = 2 * COLUMN_STEP
+
+
+@dataclass(slots=True)
+class Row:
+    """An active sequence. ``key`` (uint64) is the state of its random stream (see ``draws``)."""
+
+    request: EngineRequest
+    key: np.uint64
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Of the newest token, which is not in the cache yet."""
+        return len(self.request.prompt_tokens) + len(self.tokens) - 1
+
+    @property
+    def drawn(self) -> int:
+        """Random numbers of its stream that are used up."""
+        return self.request.drawn + len(self.tokens)
+
+    @property
+    def steps_left(self) -> int:
+        return self.request.max_new_tokens - len(self.tokens)
+
+    def result(self, reason: FinishReason) -> EngineResult:
+        return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one decode step of n rows needs, on the device.
+
+    ``positions``: int64 [n, 1]. ``cells``: int64 [n], where the cache keeps them. ``mask``: [n, 1, 1,
+    columns] of the model's dtype, added to the attention scores. ``points``: float64 [n, 1], in [0, 1).
+    """
+
+    positions: Tensor
+    cells: Tensor
+    mask: Tensor
+    points: Tensor
+
+
+class Stretch:
+    """At most ``STRETCH_STEPS`` steps of ``rows``; none of them reaches its limit before the last."""
+
+    def __init__(
+        self, rows: Sequence[Row], cache: SlotCache, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._rows = rows
+        self._steps = min(STRETCH_STEPS, *(row.steps_left for row in rows))
+        positions = np.array([row.position for row in rows])
+        columns = -(-(int(positions.max()) + self._steps) // COLUMN_STEP) * COLUMN_STEP
+        self._plans = self._prepare(positions, columns, cache.decode(len(rows), columns), dtype, device)
+        self.inputs = torch.tensor([row.tokens[-1:] for row in rows], device=device)  # int64 [n, 1]
+        self.temperatures = Temperatures.of([row.request.temperature for row in rows], device)
+        self._tokens: list[list[int]] = []
+        self._logprobs: list[list[float]] = []
+
+    def _prepare(
+        self,
+        first: NDArray[np.int64],
+        columns: int,
+        row_columns: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> list[StepPlan]:
+        """``first``: int64 [n], the positions of the first step; ``row_columns``: cells between two rows."""
+        n = len(first)
+        steps = np.arange(self._steps)[:, None]
+        counts = np.array([row.drawn for row in self._rows])
+        points = uniforms(np.array([row.key for row in self._rows]), counts + steps)
+        positions = torch.from_numpy(first + steps).to(device)  # [steps, n]
+        cells = positions + torch.arange(n, device=device) * row_columns
+        mask = torch.zeros(self._steps, n, columns, dtype=dtype, device=device)
+        mask.masked_fill_(torch.arange(columns, device=device) > positions.unsqueeze(2), -torch.inf)
+        return [
+            StepPlan(*tensors)
+            for tensors in zip(
+                positions.unsqueeze(2).unbind(),
+                cells.unbind(),
+                mask.view(-1, n, 1, 1, columns).unbind(),
+                torch.from_numpy(points).to(device).unsqueeze(2).unbind(),
+                strict=True,
+            )
+        ]
+
+    @property
+    def plan(self) -> StepPlan:
+        """Of the step that is next."""
+        return self._plans[len(self._tokens)]
+
+    @property
+    def is_over(self) -> bool:
+        return len(self._tokens) == self._steps
+
+    def record(self, inputs: Tensor, tokens: list[int], logprobs: list[float]) -> None:
+        """Enter what the step drew; ``inputs`` are ``tokens`` on the device, int64 [n, 1]."""
+        self.inputs = inputs
+        self._tokens.append(tokens)
+        self._logprobs.append(logprobs)
+
+    def finish(self) -> None:
+        """Give the rows what was drawn for them."""
+        if self._tokens:
+            tokens, logprobs = zip(*self._tokens, strict=True), zip(*self._logprobs, strict=True)
+            for row, row_tokens, row_logprobs in zip(self._rows, tokens, logprobs, strict=True):
+                row.tokens.extend(row_tokens)
+                row.logprobs.extend(row_logprobs)

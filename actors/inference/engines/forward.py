@@ -1,0 +1,59 @@
+"""From tokens to logits: what the engine asks of a model, and the way that works for every architecture."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .decode_plan import StepPlan
+from .slot_cache import ATTENTION, SlotCache
+
+
+class Forward(ABC):
+    """Computes logits, and keeps keys and values in a ``SlotCache`` that has been told which rows come."""
+
+    @abstractmethod
+    def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
+        """Logits [n, vocabulary] behind the last token of each prompt.
+
+        ``prompts``: int64 [n, tokens], padded at their ends; ``lengths``: int64 [n], without the padding.
+        """
+
+    @abstractmethod
+    def decode(self, cache: SlotCache, inputs: Tensor, plan: StepPlan) -> Tensor:
+        """Logits [n, vocabulary] behind ``inputs``, int64 [n, 1], the newest token of each row."""
+
+
+class ModuleForward(Forward):
+    """The model's own ``forward``. Replaces its attention implementation."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model  # Any: much of transformers' interface is untyped
+        self._model.set_attn_implementation(ATTENTION)
+        self._head: nn.Module = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
+
+    def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
+        # Causal attention keeps the padding behind a prompt from reaching it. Only the last token's logits
+        # are wanted, and it is at a different place in each row: selected before the output matrix.
+        last = torch.arange(len(prompts), device=prompts.device), lengths - 1
+        with self._head.register_forward_pre_hook(lambda _, args: (args[0][last].unsqueeze(1),)):
+            return self._logits(cache, prompts, None, None)
+
+    def decode(self, cache: SlotCache, inputs: Tensor, plan: StepPlan) -> Tensor:
+        cache.write_to(plan.cells)
+        return self._logits(cache, inputs, plan.mask, plan.positions)
+
+    def _logits(
+        self, cache: SlotCache, inputs: Tensor, mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        output = self._model(
+            input_ids=inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits
+        return logits[:, 0]

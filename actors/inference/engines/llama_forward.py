@@ -1,0 +1,311 @@
+"""Llama's decoder and its like, written down as formulas on the module's own parameters.
+
+    x = embedding[tokens]
+    for each layer:   x += out(attention(rotate(norm(qkv(norm(x))))))       heads share keys in groups
+                      x += down(silu(gate(norm(x))) * up(norm(x)))
+    logits = head(norm(x))
+
+On small models a decode step of the Hugging Face module is mostly the cost of calling many modules and tiny
+operations. Here q, k and v are one matrix product, and so are gate and up: their parameters become views of
+one matrix, so what is written into them through the state dict is in effect at once and nothing is held twice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  # its usual name
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .decode_plan import Row, StepPlan, Stretch
+from .engine import EngineRequest
+from .forward import Forward
+from .slot_cache import SlotCache
+
+# How far the logits may be from the module's, as a share of the largest: rounding stays below, other formulas don't.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_CHECK_COLUMNS = 8
+
+FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Their angles depend on a token's position alone; those of "dynamic" and "longrope" also on the longest sequence.
+STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_ATTENTION_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``x @ matrix + bias``; ``matrix``: [in, out], ``bias``: [out] or None."""
+
+    matrix: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.mm(self.matrix) if self.bias is None else torch.addmm(self.bias, x, self.matrix)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """``residual += self(x)``."""
+        residual.addmm_(x, self.matrix)
+        if self.bias is not None:
+            residual.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """``weight * x / sqrt(mean(x**2) + epsilon)`` (Zhang & Sennrich, "Root Mean Square Layer Normalization").
+
+    ``weight``: [size]; or, for heads of ``kinds`` (int64 [heads]), one for each kind: [kinds, size].
+    """
+
+    weight: Tensor
+    epsilon: float
+    floor: Tensor  # [], sqrt(size * epsilon)
+    kinds: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.kinds is None else self.weight.index_select(0, self.kinds)
+        size = x.shape[-1]
+        if not _on_cpu_in_float32(x):
+            return F.rms_norm(x, (size,), None, self.epsilon).mul_(weight)
+        # torch makes eight operations of it on CPUs. |x| is the root of the sum of squares.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
+        normed: Tensor = x / length.mul_(size**-0.5)
+        return normed.mul_(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: Norm
+    qkv: Linear
+    head_norm: Norm | None
+    out: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+
+
+def _on_cpu_in_float32(tensor: Tensor) -> bool:
+    """There what is called often counts more than what is computed, and other ways are quicker."""
+    return tensor.dtype == torch.float32 and tensor.is_cpu
+
+
+# (layer, queries [n, tokens, heads, head_dim], keys and values [n, tokens, kv_heads, head_dim])
+# -> [n * tokens, heads * head_dim]; tokens is left out when decoding
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class LeanForward(Forward):
+    """The forward of a model that ``unfit`` finds nothing against, for positions below ``max_context``.
+
+    Makes parameters of the model views of joined ones; the model goes on working.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_context: int) -> None:
+        module: Any = model
+        decoder, attention = module.model, module.model.layers[0].self_attn
+        self._head_dim: int = attention.head_dim
+        self._heads: int = attention.q_proj.out_features // self._head_dim
+        self._kv_heads: int = attention.k_proj.out_features // self._head_dim
+        self._scale: float = attention.scaling
+        kinds = torch.tensor([0] * self._heads + [1] * self._kv_heads, device=model.device)
+        self._layers = [_layer(layer, kinds) for layer in decoder.layers]
+        self._embedding: Tensor = decoder.embed_tokens.weight.detach()
+        self._norm = _norm(decoder.norm)
+        tied = module.lm_head.weight is decoder.embed_tokens.weight
+        self._head = Linear(self._embedding.t(), None) if tied else _join([module.lm_head])
+        self._cos, self._sin = _rotations(decoder.rotary_emb, max_context, self._embedding)
+        if self._embedding.is_cuda:
+            torch.cuda.empty_cache()  # the parameters' former memory
+
+    def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
+        n, tokens = prompts.shape
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), layer)
+            # Causal attention keeps the padding behind a prompt from reaching it.
+            attended = F.scaled_dot_product_attention(
+                queries.transpose(1, 2),
+                keys,
+                values,
+                is_causal=True,
+                scale=self._scale,
+                enable_gqa=self._heads != self._kv_heads,
+            )
+            return attended.transpose(1, 2).reshape(n * tokens, -1)
+
+        x = self._decoder(prompts, self._cos[:tokens], self._sin[:tokens], attend)
+        last = torch.arange(n, device=lengths.device) * tokens + lengths - 1
+        return self._head(self._norm(x.index_select(0, last)))
+
+    def decode(self, cache: SlotCache, inputs: Tensor, plan: StepPlan) -> Tensor:
+        n = len(inputs)
+        grouped = n, self._kv_heads, self._heads // self._kv_heads, self._head_dim
+        cache.write_to(plan.cells)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            keys, values = cache.append(layer, keys, values)
+            # The heads that share keys stand as so many query tokens of one head: no key is copied.
+            attended = F.scaled_dot_product_attention(
+                queries.view(grouped), keys, values, attn_mask=plan.mask, scale=self._scale
+            )
+            return attended.reshape(n, -1)
+
+        positions = plan.positions.view(-1)
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return self._head(self._norm(self._decoder(inputs.view(-1), cos, sin, attend)))
+
+    def _decoder(self, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """[tokens, hidden] of ``tokens``, int64 of any shape. ``cos``, ``sin``: [(last of) shape, 1, head_dim]."""
+        heads, rotated = self._heads, self._heads + self._kv_heads
+        by_head = *tokens.shape, -1, self._head_dim
+        x = self._embedding.index_select(0, tokens.reshape(-1))
+        for number, layer in enumerate(self._layers):
+            qkv = layer.qkv(layer.attention_norm(x)).view(by_head)
+            queries_keys, values = qkv[..., :rotated, :], qkv[..., rotated:, :]
+            if layer.head_norm is not None:
+                queries_keys = layer.head_norm(queries_keys)
+            queries_keys = rotate(queries_keys, cos, sin)
+            attended = attend(number, queries_keys[..., :heads, :], queries_keys[..., heads:, :], values)
+            layer.out.add_to(x, attended)
+            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
+            layer.down.add_to(x, F.silu(gate, inplace=True).mul_(up))
+        return x
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding (Su et al., "RoFormer"), number i of a head paired with number i + half.
+
+    ``x``: [..., heads, head_dim]; ``cos``, ``sin``: [..., 1, head_dim], the first half of ``sin`` negated.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+# ---------------------------------------------------------------------------------- from modules to formulas
+
+
+def unfit(model: PreTrainedModel) -> str | None:
+    """Why ``LeanForward`` would not compute what ``model`` does; None where nothing is known against it."""
+    config = model.config
+    if config.model_type not in FAMILY or not type(model).__name__.endswith("ForCausalLM"):
+        return f"{type(model).__name__} is not known to be such a decoder"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    module: Any = model
+    rotary = getattr(module.model, "rotary_emb", None)
+    if rotary is None or rotary.rope_type not in STATIC_ROTATIONS:
+        return f"its rotary embedding is {getattr(rotary, 'rope_type', None)}"
+    kinds = {(parameter.dtype, parameter.device) for parameter in model.parameters()}
+    if len(kinds) > 1 or model.dtype not in TOLERANCE:
+        return "its parameters have several dtypes or devices, or an unusual dtype"
+    is_linear = type(module.lm_head) is nn.Linear
+    if not is_linear or module.lm_head.bias is not None:
+        return "its output layer is not a plain matrix"
+    for layer in module.model.layers:
+        if (problem := _unfit_layer(layer)) is not None:
+            return problem
+    return None
+
+
+def _unfit_layer(layer: nn.Module) -> str | None:
+    parts: Any = layer
+    if layer._modules.keys() != _LAYER or parts.mlp._modules.keys() != _MLP:
+        return "its layers have other parts"
+    if parts.self_attn._modules.keys() - _ATTENTION not in (set(), _ATTENTION_NORMS):
+        return "its attention has other parts"
+    projections = [part for name, part in layer.named_modules() if name.endswith("_proj")]
+    if any(type(part) is not nn.Linear for part in projections):
+        return "its linear layers are not plain ones"
+    norms = [part for part in layer.modules() if "Norm" in type(part).__name__]
+    if not all(hasattr(norm, "variance_epsilon") for norm in norms):
+        return "its norms are not root-mean-square norms"
+    return None
+
+
+def _layer(layer: Any, kinds: Tensor) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_norm = None
+    if hasattr(attention, "q_norm"):
+        norms = [attention.q_norm, attention.k_norm]
+        weights = torch.stack([norm.weight.detach() for norm in norms])
+        _make_views([norm.weight for norm in norms], list(weights))
+        head_norm = _norm(norms[0], weights, kinds)
+    return Layer(
+        attention_norm=_norm(layer.input_layernorm),
+        qkv=_join([attention.q_proj, attention.k_proj, attention.v_proj]),
+        head_norm=head_norm,
+        out=_join([attention.o_proj]),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        gate_up=_join([mlp.gate_proj, mlp.up_proj]),
+        down=_join([mlp.down_proj]),
+    )
+
+
+def _norm(module: Any, weight: Tensor | None = None, kinds: Tensor | None = None) -> Norm:
+    weight = module.weight.detach() if weight is None else weight
+    epsilon: float = module.variance_epsilon
+    floor = torch.tensor((weight.shape[-1] * epsilon) ** 0.5, dtype=weight.dtype, device=weight.device)
+    return Norm(weight, epsilon, floor, kinds)
+
+
+def _join(linears: Sequence[nn.Linear]) -> Linear:
+    """The layers of one input as one; their parameters become views of its."""
+    joined = torch.cat([linear.weight.detach() for linear in linears])  # [out, in]
+    if _on_cpu_in_float32(joined):
+        # measured: a product of few rows takes 0.5 to 0.9 of the time with the inputs' dimension first in memory
+        joined = joined.t().contiguous().t()
+    bounds = list(pairwise(accumulate((linear.out_features for linear in linears), initial=0)))
+    _make_views([linear.weight for linear in linears], [joined[slice(*rows)] for rows in bounds])
+    biases: list[Tensor | None] = [linear.bias for linear in linears]  # torch's types don't know of None
+    present = [bias for bias in biases if bias is not None]
+    if not present:
+        return Linear(joined.t(), None)
+    bias = torch.cat([bias.detach() for bias in present])
+    _make_views(present, [bias[slice(*rows)] for rows in bounds])
+    return Linear(joined.t(), bias)
+
+
+def _make_views(parameters: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    for parameter, view in zip(parameters, views, strict=True):
+        parameter.data = view
+
+
+def _rotations(rotary: Any, positions: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``cos`` and ``sin`` as ``rotate`` takes them, [positions, 1, head_dim], of the dtype and device of ``weight``."""
+    numbers = torch.arange(max(positions, _CHECK_COLUMNS), device=weight.device)
+    cos, sin = rotary(weight, numbers.unsqueeze(0))
+    first, second = sin.chunk(2, -1)
+    return cos[0].unsqueeze(1).contiguous(), torch.cat((-first, second), -1)[0].unsqueeze(1)
+
+
+# ---------------------------------------------------------------------------------- the proof of the formulas
+
+
+def difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float | None:
+    """The largest difference between two forwards' logits, relative to the largest logit.
+
+    Of two short prompts of unequal lengths and a token behind each. None where the weights tell nothing: all
+    logits are zero, or some aren't finite.
+    """
+    tokens = np.arange(1, 11).reshape(2, 5) * 7919 % model.config.vocab_size
+    lengths = (5, 3)
+    seen = []
+    for forward in (theirs, ours):
+        cache = SlotCache(2, _CHECK_COLUMNS, model.dtype, model.device)
+        cache.prefill(0, *tokens.shape)
+        prompts = torch.from_numpy(tokens).to(model.device)
+        first = forward.prefill(cache, prompts, torch.tensor(lengths, device=model.device))
+        rows = [
+            Row(EngineRequest("", tuple(line[:length].tolist()), 0, 1.0, 2), np.uint64(0), [1])
+            for line, length in zip(tokens, lengths, strict=True)
+        ]
+        stretch = Stretch(rows, cache, model.dtype, model.device)
+        seen.append(torch.cat((first, forward.decode(cache, stretch.inputs, stretch.plan))).float())
+    scale = seen[0].abs().max().item()
+    apart = (seen[0] - seen[1]).abs().max().item()
+    return apart / scale if 0 < scale < float("inf") else None

@@ -1,0 +1,213 @@
+"""An engine without a model: it answers with drawn letters, after the time that a real one would have taken.
+
+For measuring and testing what goes on around engines. Sequences are decoded in continuous batching: all active ones
+get their next token together, one decode step after the other, and a sequence that ends makes room for a waiting one.
+Nothing is computed and nothing waits in here: the engine is brought up to its clock whenever it is called, and
+``due_s`` says when it will be worth calling again. ``SimulatedInstance`` does that on the event loop, whose time may be
+virtual.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
+from ...config_base import Config, NonNegative, Positive
+from .engine import Engine, EngineRequest, EngineResult, EngineStatistics, FinishReason
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+END_OF_SEQUENCE = 0
+VOCABULARY = 256  # tokens are bytes of UTF-8 text
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;:!"
+_TO_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
+_LOGPROB = -math.log(len(_LETTERS))
+_ROUNDING = 1e-6  # of decode steps
+
+
+class SimulatedEngineConfig(Config):
+    """How long a simulated engine's answers are and what time they take.
+
+    Lengths, in tokens, are lognormal: ``median_tokens * exp(sigma * z)``, ``z`` standard normal. A decode step takes
+    ``token_s`` seconds for one sequence alone and ``crowding`` of that more for each further one. A token of the prompt
+    takes ``prompt_share`` of a decode step. Installing new weights takes ``install_s``.
+    """
+
+    median_tokens: Positive = 32.0
+    sigma: NonNegative = 1.0
+    token_s: Positive = 1e-3
+    crowding: NonNegative = 0.0
+    prompt_share: NonNegative = 0.01
+    install_s: NonNegative = 0.0
+
+
+def draw_answer(
+    config: SimulatedEngineConfig, seed: int, max_new_tokens: int
+) -> tuple[tuple[int, ...], FinishReason]:
+    """The tokens that ``seed`` stands for: letters, and the end-of-sequence token where they are not cut off."""
+    draws = random.Random(seed)
+    length = config.median_tokens * math.exp(config.sigma * draws.gauss(0.0, 1.0))
+    if length > max_new_tokens:
+        return tuple(draws.randbytes(max_new_tokens).translate(_TO_LETTERS)), "length"
+    letters = draws.randbytes(max(1, round(length)) - 1).translate(_TO_LETTERS)
+    return (*letters, END_OF_SEQUENCE), "stop"
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    steps: float
+    """Decode steps from its admission to its end."""
+
+    def tokens_before(self, steps_left: float) -> int:
+        """How many it has while its end is ``steps_left`` away. The last comes with the end itself."""
+        missing = math.ceil(steps_left - _ROUNDING)
+        return max(0, len(self.tokens) - max(1, missing))
+
+
+class SimulatedEngine(Engine):
+    """``clock`` gives seconds, as often as asked, and never goes back."""
+
+    def __init__(
+        self,
+        config: SimulatedEngineConfig,
+        clock: Callable[[], float],
+        *,
+        max_batch: int,
+        max_context: int | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._max_batch = max_batch
+        self._max_context = max_context
+        self._now_s = clock()
+        self._progress = 0.0  # decode steps done since the engine was last idle
+        self._waiting: dict[str, _Sequence] = {}  # first come, first served
+        self._active: dict[str, _Sequence] = {}
+        self._ends: list[tuple[float, int, _Sequence]] = []  # a heap of (progress, order of admission, who)
+        self._finished: dict[str, EngineResult] = {}
+        import torch  # here: whoever checks a config needs none of it
+
+        self._weights = {"state": torch.zeros(2, dtype=torch.int64)}
+        self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = 0
+        self._busy_s = 0.0
+
+    # ------------------------------------------------------------------ what every engine does
+
+    def add(self, request: EngineRequest) -> None:
+        prompt, name = request.prompt_tokens, request.request_id
+        if self._max_context is not None and len(prompt) + request.max_new_tokens > self._max_context:
+            raise PromptTooLong(name, len(prompt), request.max_new_tokens, self._max_context)
+        if name in self._active or name in self._waiting or name in self._finished:
+            raise InvalidRequest(name, "the id is in use by a pending request")
+        if min(prompt) < 0 or max(prompt) >= VOCABULARY:
+            raise InvalidRequest(name, f"its prompt is not all within the vocabulary of {VOCABULARY}")
+        self._catch_up()
+        whole, finish_reason = draw_answer(self._config, request.seed, request.drawn + request.max_new_tokens)
+        # the latter: for a request whose `drawn` tokens are more than its seed ever drew
+        tokens = whole[request.drawn :] or (END_OF_SEQUENCE,)
+        steps = len(tokens) + self._config.prompt_share * len(prompt)
+        self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
+
+    def step(self) -> list[EngineResult]:
+        """See ``Engine.step``. Advances to what the clock says, by no token or by many, and does not wait."""
+        if not self.pending:
+            return []
+        self._steps += 1
+        self._catch_up()
+        self._admit()
+        results, self._finished = list(self._finished.values()), {}
+        return results
+
+    def abort(self, request_id: str) -> EngineResult | None:
+        """See ``Engine.abort``. What has ended by the clock is no longer interrupted."""
+        self._catch_up()
+        if (finished := self._finished.pop(request_id, None)) is not None:
+            return finished
+        if self._waiting.pop(request_id, None) is not None:
+            return EngineResult(request_id, (), (), "interrupted")
+        if (active := self._active.pop(request_id, None)) is None:
+            return None
+        end = next(entry[0] for entry in self._ends if entry[2] is active)
+        self._ends = [entry for entry in self._ends if entry[2] is not active]
+        heapq.heapify(self._ends)
+        tokens = active.tokens[: active.tokens_before(end - self._progress)]
+        self._generated_tokens += len(tokens)
+        self._admit()
+        return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting) + len(self._active) + len(self._finished)
+
+    def weights(self) -> "dict[str, Tensor]":
+        """``state``: int64 ``[2]``, the policy's version and a digest of what it was trained on."""
+        return self._weights
+
+    def weights_loaded(self) -> None:
+        if self.pending:
+            raise RequestsInFlight(self.pending)
+
+    def statistics(self) -> EngineStatistics:
+        prompt_steps = self._config.prompt_share * self._prompt_tokens
+        prefill_s = self._busy_s * prompt_steps / max(1.0, prompt_steps + self._generated_tokens)
+        return EngineStatistics(
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            prefill_s=prefill_s,
+            decode_s=self._busy_s - prefill_s,
+            active=len(self._active),
+            waiting=len(self._waiting),
+        )
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def due_s(self) -> float:
+        """When, by the clock, ``step`` has to be called next if nothing comes in between; infinity for never."""
+        if self._finished or (self._waiting and len(self._active) < self._max_batch):
+            return self._now_s
+        return self._next_end_s() if self._ends else math.inf
+
+    def _next_end_s(self) -> float:
+        return self._now_s + (self._ends[0][0] - self._progress) * self._decode_step_s()
+
+    def _decode_step_s(self) -> float:
+        return self._config.token_s * (1.0 + self._config.crowding * (len(self._active) - 1))
+
+    def _catch_up(self) -> None:
+        """Goes from end to end until the clock's time: each makes room at its own moment, however late the call."""
+        now_s = self._clock()
+        while self._ends and (end_s := self._next_end_s()) <= now_s:
+            self._busy_s += end_s - self._now_s
+            self._now_s = end_s
+            self._progress, _, sequence = heapq.heappop(self._ends)
+            self._finish(sequence)
+            self._admit()
+        if self._active:
+            self._progress += (now_s - self._now_s) / self._decode_step_s()
+            self._busy_s += now_s - self._now_s
+        self._now_s = now_s
+
+    def _admit(self) -> None:
+        if not self._active:
+            self._progress = 0.0
+        while self._waiting and len(self._active) < self._max_batch:
+            name = next(iter(self._waiting))
+            self._active[name] = sequence = self._waiting.pop(name)
+            self._admitted += 1
+            self._prompt_tokens += len(sequence.request.prompt_tokens)
+            heapq.heappush(self._ends, (self._progress + sequence.steps, self._admitted, sequence))
+
+    def _finish(self, sequence: _Sequence) -> None:
+        name, tokens = sequence.request.request_id, sequence.tokens
+        del self._active[name]
+        self._generated_tokens += len(tokens)
+        self._finished[name] = EngineResult(name, tokens, (_LOGPROB,) * len(tokens), sequence.finish_reason)

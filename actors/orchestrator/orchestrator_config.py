@@ -1,0 +1,45 @@
+"""What a run configures about its course: steps, batches, evaluations, checkpoints."""
+
+from ..config_base import Config, Count, Natural
+from .pipeline import Mode
+
+
+class TrainingConfig(Config):
+    """A step draws ``queries_per_step`` queries and runs the workflow ``trajectories_per_query`` times on each
+    (a group; one is enough for ppo and reinforce_pp, which compare nothing within it). ``micro_batch`` is the number of
+    samples of one forward and backward."""
+
+    steps: Count
+    queries_per_step: Count = 16
+    trajectories_per_query: Count = 8
+    micro_batch: Count = 32
+
+
+class EvaluationConfig(Config):
+    """Greedy decoding on the recipe's evaluation queries: before the first step, after the last, and after
+    every ``every`` steps between (0: not between)."""
+
+    every: Natural = 0
+
+
+class CheckpointConfig(Config):
+    """A checkpoint after every ``every`` steps (0: only the last), of which the newest ``keep`` stay."""
+
+    every: Natural = 50
+    keep: Count = 2
+
+
+class CourseConfig(Config):
+    """All that the orchestrator needs to know of the config. For what it is not told elsewhere: ``Plan``."""
+
+    mode: Mode
+    deterministic: bool
+    max_staleness: Natural
+    global_batch: dict[str, int]
+    whole_step: tuple[str, ...]
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    max_failed_share: float
+    refill_queries: Natural
+    warm_up_batches: dict[str, int]

@@ -1,0 +1,126 @@
+"""Which trajectories of a query make up its group, and when that is settled. Pure: events in, decisions out.
+
+    start ──> Start x (wanted + extra) ──> trajectories end ──> Close(the first `wanted` that succeeded)
+                    ^                            │              or, where no more can come: Close(those that did)
+                    └── refill of a straggler ───┘              or Drop(why), where these are too few
+
+Rules:
+- A group closes once, with exactly ``wanted`` trajectories as soon as so many have succeeded. The rest are its
+  surplus: they are aborted, or run to their end without being used. As a group of their own, the slowest would be
+  compared with the slowest alone; and their samples belong to a step whose batch may be trained by then. What APRIL
+  (arXiv 2509.18521) carries to the next step are whole groups.
+- A trajectory that fails leaves its place to those still running. One that overran a deadline may be replaced by a new
+  one, at most ``max_refills`` times in a group.
+- With fewer than ``wanted`` left, the group closes with the survivors when the last has ended. It is dropped as soon
+  as fewer than ``minimum`` can survive.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ....core.errors import ProtocolViolation
+
+Surplus = Literal["abort", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """``wanted``: trajectories of a group (G). ``extra``: started beyond that. ``minimum``: 1 ... ``wanted``."""
+
+    wanted: int
+    extra: int = 0
+    surplus: Surplus = "abort"
+    minimum: int = 1
+    max_refills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    trajectory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    trajectory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """``trajectories``: in the order of their numbers, whichever ended first."""
+
+    trajectories: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    reason: str
+
+
+Decision = Start | Abort | Close | Drop
+
+
+class Group:
+    def __init__(self, rules: GroupRules) -> None:
+        self._rules = rules
+        self._running: set[int] = set()
+        self._succeeded: list[int] = []
+        self._started = 0
+        self.refills = 0
+        self.surplus = 0
+        """Trajectories that were still running when the group was settled."""
+        self.settled = False
+
+    def start(self) -> list[Decision]:
+        return [self._start() for _ in range(self._rules.wanted + self._rules.extra)]
+
+    def succeeded(self, trajectory: int) -> list[Decision]:
+        self._ended(trajectory)
+        if self.settled:
+            return []
+        self._succeeded.append(trajectory)
+        return self._settle()
+
+    def failed(self, trajectory: int, *, refill: bool = False) -> list[Decision]:
+        """``refill``: it is a straggler, to be replaced where the rules allow one more."""
+        self._ended(trajectory)
+        if self.settled:
+            return []
+        if refill and self.refills < self._rules.max_refills:
+            self.refills += 1
+            return [self._start()]
+        return self._settle()
+
+    def _start(self) -> Start:
+        number, self._started = self._started, self._started + 1
+        self._running.add(number)
+        return Start(number)
+
+    def _ended(self, trajectory: int) -> None:
+        if trajectory not in self._running:
+            raise ProtocolViolation(f"trajectory {trajectory} ended, which was not running")
+        self._running.discard(trajectory)
+
+    def _settle(self) -> list[Decision]:
+        survivors, rules = len(self._succeeded), self._rules
+        if survivors + len(self._running) < rules.minimum:
+            return self._end(
+                Drop(f"{survivors} trajectories survived, rollout.min_trajectories={rules.minimum}")
+            )
+        if survivors == rules.wanted or not self._running:
+            return self._end(Close(tuple(sorted(self._succeeded))))
+        return []
+
+    def _end(self, verdict: Close | Drop) -> list[Decision]:
+        self.settled = True
+        self.surplus = len(self._running)
+        stopped = self._rules.surplus == "abort" or isinstance(verdict, Drop)
+        return [*(Abort(number) for number in sorted(self._running) if stopped), verdict]
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether a group teaches its agent anything: with equal rewards every advantage within it is 0.
+
+    Dynamic sampling keeps only groups that do (DAPO, arXiv 2503.14476, section 3.2, equation 11).
+    """
+    return len(set(rewards)) > 1

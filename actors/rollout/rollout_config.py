@@ -1,0 +1,87 @@
+"""Settings of rollouts: sampling and how workflows run."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from ..config_base import Config, Count, Natural, Positive, Seconds, Share
+from .groups.group import Surplus
+
+OnTimeout = Literal["drop", "refill"]
+
+
+class SamplingConfig(Config):
+    """How an agent's training samples are drawn; evaluations decode greedily.
+
+    ``turn_timeout_s`` and ``on_timeout``: of this agent's turns, by default what ``rollout`` says. The workflow gets a
+    CallTimeout; where it does not catch that, the trajectory has overrun.
+
+    ``overlong_buffer``: so many tokens before ``max_new_tokens`` a turn's length begins to cost reward, up to 1 at
+    ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
+    trajectory is lowered by what its longest turn costs before groups are compared, and is reported so; evaluations
+    are not.
+    """
+
+    temperature: Positive = 1.0
+    max_new_tokens: Count = 64
+    overlong_buffer: Natural = 0
+    turn_timeout_s: Seconds | None = None
+    on_timeout: OnTimeout | None = None
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "SamplingConfig":
+        if self.overlong_buffer > self.max_new_tokens:
+            raise ValueError(
+                f"overlong_buffer={self.overlong_buffer} is more than max_new_tokens={self.max_new_tokens}: it is the "
+                "last part of a turn's tokens"
+            )
+        return self
+
+
+class RolloutConfig(Config):
+    """How workflows run.
+
+    A trajectory that raises is dropped and counted; ``max_failed_share`` of the trajectories of one
+    step is how many may fail before the run ends with the first traceback. A trajectory or a single turn
+    that takes longer than its timeout counts as failed.
+
+    Stragglers: a trajectory that overran (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled. ``on_timeout``
+    ``drop`` goes on with its siblings; ``refill`` starts a new one in its place, at most ``max_refills`` in a group.
+    A group of which fewer than ``min_trajectories`` survive is dropped.
+
+    Over-provisioning: ``extra_trajectories`` more than ``training.trajectories_per_query`` are started for a query, and
+    its group closes with the first to succeed. ``surplus``: the others are stopped (``abort``), or run to their end,
+    unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to end are
+    the shorter ones: that biases what is learned.
+
+    ``drop_without_signal``: an agent's samples of a query on which all its rewards are equal are left out, and the
+    whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). It is for
+    algorithms that compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
+    ``refill_queries``: a dropped group is replaced by a further query, at most so many in a step.
+    """
+
+    max_failed_share: Share = 0.25
+    trajectory_timeout_s: Seconds = 1800.0
+    turn_timeout_s: Seconds = 600.0
+    on_timeout: OnTimeout = "drop"
+    max_refills: Count = 2
+    min_trajectories: Count = 1
+    extra_trajectories: Natural = 0
+    surplus: Surplus = "abort"
+    drop_without_signal: bool = False
+    refill_queries: Natural = 0
+
+    @model_validator(mode="after")
+    def _surplus_exists(self) -> "RolloutConfig":
+        if self.surplus == "keep" and not self.extra_trajectories:
+            raise ValueError("surplus=keep needs extra_trajectories: without them no trajectory is left over")
+        return self
+
+    @model_validator(mode="after")
+    def _signal_is_refilled(self) -> "RolloutConfig":
+        if self.drop_without_signal and not self.refill_queries:
+            raise ValueError(
+                "drop_without_signal needs refill_queries, the most further queries of a step (a few times "
+                "training.queries_per_step): a step whose groups are all without signal would train nothing"
+            )
+        return self

@@ -1,0 +1,155 @@
+"""A policy without a model: training takes the time that it is configured to, and is recorded sample by sample.
+
+For measuring and testing what goes on around training. The state is two numbers, the version and a digest of all that
+the policy was trained on: a sum over the samples of a step, in whatever order and in whatever micro-batches they come,
+chained from step to step. Two runs that trained the same samples in the same steps have the same losses, bit by bit.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ....core.durable.files import read_json, write_json
+from ....core.errors import CheckpointMismatch, StaleSample
+from ...config_base import Config, NonNegative
+from ...messages import Sample
+from .policy_backend import MicroBatchStats, StepStats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATE_FILE = "simulated_policy.json"
+_MASK_64 = (1 << 64) - 1
+
+
+class SimulatedTrainerConfig(Config):
+    """Seconds: of forward and backward per token of prompt and completion, of one more micro-batch whatever is in it,
+    and of an optimizer step."""
+
+    token_s: NonNegative = 0.0
+    micro_batch_s: NonNegative = 0.0
+    optimizer_s: NonNegative = 0.0
+
+
+def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
+    """Seconds that forward and backward of one micro-batch take."""
+    tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
+    return config.micro_batch_s + config.token_s * tokens
+
+
+class SimulatedPolicy:
+    """A ``PolicyBackend``.
+
+    ``trained`` is what it was trained on: sample ids, sorted, by the version that an optimizer step began with. They
+    are saved with the policy and loaded with it, so after whatever befell a run they are what its weights stand for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: SimulatedTrainerConfig,
+        *,
+        seed: int,
+        sleep: Callable[[float], None],
+        max_staleness: int = 0,
+    ) -> None:
+        """``sleep`` is called with the seconds that something takes, before its result is used. ``max_staleness``: how
+        many versions older than the policy a sample may be."""
+        self.name = name
+        self.trained: dict[int, list[str]] = {}
+        self._config = config
+        self._sleep = sleep
+        self._max_staleness = max_staleness
+        self._version = 0
+        self._digest = xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode())
+        self._gradient = self._tokens = 0
+        self._accumulated: list[str] = []
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def warm_up(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
+        """See ``PolicyBackend.warm_up``."""
+        if self._version or self._accumulated:
+            raise RuntimeError(f"policy {self.name}: warm-up after reinforcement learning has begun")
+        self._sleep(self._config.token_s * sum(len(prompt) + len(answer) for prompt, answer in examples))
+        self._digest = _mixed(self._digest, repr(examples))
+        return self._loss()
+
+    def warm_up_done(self) -> None:
+        """See ``PolicyBackend.warm_up_done``: there are no moments to forget."""
+
+    def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
+        """See ``PolicyBackend.accumulate``."""
+        for sample in batch:
+            if not 0 <= self._version - sample.policy_version <= self._max_staleness:
+                raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
+            if not len(sample.tokens) == len(sample.logprobs) > 0:
+                raise ValueError(f"sample {sample.sample_id}: needs tokens, and a log-probability for each")
+        seconds = micro_batch_s(self._config, batch)
+        self._sleep(seconds)
+        tokens = sum(len(sample.tokens) for sample in batch)
+        self._tokens += tokens
+        for sample in batch:
+            self._accumulated.append(sample.sample_id)
+            content = (sample.sample_id, sample.tokens, sample.reward)
+            self._gradient = (self._gradient + _mixed(0, repr(content))) & _MASK_64
+        with_signal = sum(len(set(sample.group_rewards)) > 1 for sample in batch)
+        return MicroBatchStats(len(batch), tokens, with_signal, seconds)
+
+    def optimizer_step(self) -> StepStats:
+        """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained."""
+        self._sleep(self._config.optimizer_s)
+        samples, tokens = len(self._accumulated), self._tokens
+        self._digest = _mixed(self._digest, str(self._gradient))
+        self.trained[self._version] = sorted(self._accumulated)
+        self._version += 1
+        self._forget_gradient()
+        return StepStats(
+            samples=samples,
+            tokens=tokens,
+            loss=self._loss(),
+            grad_norm=1.0,
+            clip_fraction=0.0,
+            ratio_deviation=0.0,
+            lr=0.0,
+        )
+
+    def weights(self) -> "Mapping[str, Tensor]":
+        """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
+        import torch  # here: whoever checks a config needs none of it
+
+        return {"state": torch.tensor([self._version, self._digest >> 1], dtype=torch.int64)}
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """See ``PolicyBackend.save``: ``simulated_policy.json`` alone, with ``trained`` in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        trained = {str(version): ids for version, ids in self.trained.items()}
+        state = {"version": self._version, "digest": self._digest, "trained": trained}
+        write_json(folder / STATE_FILE, state)
+
+    def load(self, folder: Path) -> None:
+        """See ``PolicyBackend.load``."""
+        state = read_json(folder / STATE_FILE)
+        version, digest, trained = state.get("version"), state.get("digest"), state.get("trained")
+        if not (isinstance(version, int) and isinstance(digest, int) and isinstance(trained, dict)):
+            raise CheckpointMismatch(
+                folder / STATE_FILE, "state", "version, digest and trained", str(list(state))
+            )
+        self._version, self._digest = version, digest
+        self.trained = {int(step): list(ids) for step, ids in trained.items()}
+        self._forget_gradient()
+
+    def _forget_gradient(self) -> None:
+        self._gradient = self._tokens = 0
+        self._accumulated = []
+
+    def _loss(self) -> float:
+        return (self._digest >> 11) / 2**53
+
+
+def _mixed(digest: int, text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode(), digest)

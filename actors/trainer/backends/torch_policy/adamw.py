@@ -1,0 +1,82 @@
+"""AdamW over a model whose gradient is a sum: allocated once, divided and clipped at the step."""
+
+import torch
+from torch import Tensor, nn, optim
+
+from ...trainer_config import OptimizerConfig
+
+_CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """The learning rate of optimizer step ``step`` (0-based) of ``total_steps``; a pure function of them.
+
+    During warm-up ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted on a rate
+    of 0. Then ``lr``, or for ``linear`` ``lr * (total_steps - step) / (total_steps - warmup_steps)``, which
+    is 0 from ``total_steps`` on.
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / (config.warmup_steps + 1)
+    if config.schedule == "constant":
+        return config.lr
+    return config.lr * max(0, total_steps - step) / max(1, total_steps - config.warmup_steps)
+
+
+def make_adamw(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
+    """With gradients and moments allocated now, once, and never again. All parameters are on one device."""
+    parameters = list(model.parameters())
+    optimizer = optim.AdamW(
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=parameters[0].device.type in ("cpu", "cuda"),
+    )
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def gradient_norm(model: nn.Module, divisor: int) -> float:
+    """The norm of the accumulated gradient divided by ``divisor``."""
+    return float(nn.utils.get_total_norm(_gradients(model))) / divisor
+
+
+def apply_gradient(
+    model: nn.Module, optimizer: optim.AdamW, *, divisor: int, norm: float, max_norm: float, lr: float
+) -> None:
+    """Divides the accumulated gradient by ``divisor``, clips it from ``norm`` to ``max_norm``, steps and zeroes it."""
+    # Dividing and clipping are one factor, so one pass over the gradient.
+    clip = min(1.0, max_norm / (norm + _CLIP_EPSILON))
+    for gradient in _gradients(model):
+        gradient.mul_(clip / divisor)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def forget_moments(optimizer: optim.AdamW) -> None:
+    """Zeroed moments and step counters are what a new AdamW has, without a second copy in memory."""
+    for state in optimizer.state.values():
+        for moment in state.values():
+            moment.zero_()
+
+
+def moments(model: nn.Module, optimizer: optim.AdamW) -> dict[str, Tensor]:
+    """The live moments and step counters, as ``{moment}.{parameter's name}``."""
+    return {
+        f"{moment}.{name}": tensor
+        for name, parameter in model.named_parameters()
+        for moment, tensor in optimizer.state[parameter].items()
+    }
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -1,0 +1,80 @@
+"""A Hugging Face causal language model that computes the log-probabilities of completions, and nothing else."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from .....transport.state_dict import without_ties
+from ....messages import ModelConfig
+from ...loss import token_logprobs
+from ...padding import PaddedRows
+from .fused_norm import fuse_norms
+
+
+def build_model(config: ModelConfig, seed: int) -> Any:
+    """A Hugging Face causal language model with float32 master weights, in training mode, on the CPU.
+
+    ``seed`` fixes the random weights of a model made from ``config.config``, whatever else was built before
+    in this process, and torch's global generator is left as it was.
+    """
+    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    auto_model: Any = AutoModelForCausalLM  # half of its methods have no types
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(random_stream(seed))
+        if config.path is not None:
+            model = auto_model.from_pretrained(config.path, **options)
+        else:
+            model = auto_model.from_config(AutoConfig.for_model(**(config.config or {})), **options)
+    model.config.architectures = [type(model).__name__]
+    return model.train()
+
+
+class CompletionModel:
+    """``model`` is the live module on ``device``, its parameters float32."""
+
+    def __init__(self, config: ModelConfig, seed: int, device: torch.device) -> None:
+        self.model = fuse_norms(build_model(config, seed)).to(device)
+        self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
+        self._device = device
+        self._bfloat16 = config.dtype == "bfloat16"
+        # The output layer and everything after it see the completion tokens only: [N, V], no padding.
+        self._positions: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
+
+    def logprobs(self, rows: PaddedRows, temperature: float) -> Tensor:
+        """Log-probabilities ``[N]`` of the completion tokens, with gradient."""
+        self._positions = rows.positions
+        try:
+            with self.autocast():
+                logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
+        finally:
+            self._positions = None
+        return token_logprobs(logits, rows.targets, temperature)
+
+    def autocast(self) -> torch.autocast:
+        """The precision to compute in, for a ``with``."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
+
+    def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""
+        if self._positions is None:
+            return None
+        return (args[0].flatten(0, 1).index_select(0, self._positions),)
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The live state-dict tensors by name, those shared by several names (tied weights) once."""
+    return {name: tensor.detach() for name, tensor in without_ties(model.state_dict(keep_vars=True)).items()}
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """A seed of its own for every policy of a run, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
+
+
+def random_stream(seed: int) -> Tensor:
+    """The state (uint8) of torch's CPU generator just seeded; touches neither the global one nor a GPU."""
+    return torch.Generator().manual_seed(seed).get_state()

@@ -1,0 +1,77 @@
+"""The critic of a policy: the policy's own body, copied, with one number per token in place of the vocabulary."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...padding import PaddedRows
+from ...trainer_config import CriticConfig, OptimizerConfig
+from .adamw import apply_gradient, gradient_norm, learning_rate, make_adamw, moments
+from .completion_model import CompletionModel, named_weights
+
+
+class BodyAndHead(nn.Module):
+    """``body``: a Hugging Face model without its output layer; ``head``: ``[H]`` to one number."""
+
+    def __init__(self, body: Any, head: nn.Linear) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+
+class CriticModel:
+    """``model`` is the live module, float32, on the policy's device. Its gradient accumulates as the policy's does."""
+
+    def __init__(self, policy: CompletionModel, critic: CriticConfig, optimizer: OptimizerConfig) -> None:
+        """A copy of ``policy`` as it is, with a head of zeros: it starts from what the policy knows, and foresees 0.
+
+        ``optimizer`` is the policy's; ``critic`` says what differs. Raises ``ValueError`` for a model that transformers
+        does not split into body and head.
+        """
+        body = policy.model.base_model
+        if body is policy.model:
+            raise ValueError(
+                f"{type(policy.model).__name__} has no body to put a critic's head on; take an algorithm without one"
+            )
+        width = policy.model.get_output_embeddings().weight.shape[1]
+        head = nn.Linear(width, 1, device=body.device)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        self.model = BodyAndHead(copy.deepcopy(body), head)
+        self._autocast = policy.autocast
+        self._config = optimizer.model_copy(update={"lr": critic.lr, "max_grad_norm": critic.max_grad_norm})
+        self._optimizer = make_adamw(self.model, self._config)
+
+    def values(self, rows: PaddedRows) -> Tensor:
+        """``[N]``, with gradient: what is expected before each completion token is drawn. float32 at least."""
+        with self._autocast():
+            hidden = self.model.body(input_ids=rows.input_ids, use_cache=False).last_hidden_state
+            values: Tensor = self.model.head(hidden.flatten(0, 1).index_select(0, rows.positions))
+        return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
+
+    def start_from(self, policy: CompletionModel) -> None:
+        """Takes the policy's body over once more, as its warm-up left it."""
+        self.model.body.load_state_dict(policy.model.base_model.state_dict())
+
+    def gradient_norm(self, tokens: int) -> float:
+        return gradient_norm(self.model, tokens)
+
+    def optimizer_step(self, tokens: int, norm: float, step: int, total_steps: int) -> None:
+        """Divides by ``tokens``, clips from ``norm``, steps at the rate of ``step`` on the policy's schedule."""
+        apply_gradient(
+            self.model,
+            self._optimizer,
+            divisor=tokens,
+            norm=norm,
+            max_norm=self._config.max_grad_norm,
+            lr=learning_rate(self._config, step, total_steps),
+        )
+
+    def drop_gradient(self) -> None:
+        self._optimizer.zero_grad(set_to_none=False)
+
+    def state(self) -> dict[str, Tensor]:
+        """The live tensors that a bit-equal continuation needs: weights and moments."""
+        return named_weights(self.model) | moments(self.model, self._optimizer)

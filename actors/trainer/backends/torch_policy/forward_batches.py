@@ -1,0 +1,73 @@
+"""Samples to the tensors of one forward: rows of similar length together, a bounded number of tokens each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ....messages import Sample
+from ...padding import PaddedRows, pad_rows, split_by_length
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSample:
+    """``advantage``: one for all completion tokens, or ``[T]`` float32, one for each."""
+
+    sample: Sample
+    advantage: float | NDArray[np.float32]
+
+    @property
+    def has_signal(self) -> bool:
+        return bool(self.advantage if isinstance(self.advantage, float) else self.advantage.any())
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: which of the samples they are.
+    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64."""
+
+    indices: list[int]
+    rows: PaddedRows
+    engine_logprobs: Tensor
+    advantages: Tensor
+    rewards: Tensor
+    lengths: Tensor
+
+
+def make_chunks(trained: Sequence[TrainedSample], vocab_size: int, device: torch.device) -> list[Chunk]:
+    """Every sample in exactly one chunk. Raises ``ValueError`` as `pad_rows` does."""
+    lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
+    groups = [indices.tolist() for indices in split_by_length(lengths)]
+    return [_chunk(trained, indices, vocab_size, device) for indices in groups]
+
+
+def _chunk(
+    trained: Sequence[TrainedSample], indices: list[int], vocab_size: int, device: torch.device
+) -> Chunk:
+    samples = [trained[index].sample for index in indices]
+    rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample in samples], vocab_size)
+    engine = np.concatenate([np.array(sample.logprobs, np.float32) for sample in samples])
+    lengths = [len(sample.tokens) for sample in samples]
+    advantages = _token_advantages([trained[index].advantage for index in indices], lengths)
+    return Chunk(
+        indices,
+        rows.to(device),
+        torch.from_numpy(engine).to(device),
+        torch.from_numpy(advantages).to(device),
+        torch.tensor([sample.reward for sample in samples], device=device),
+        torch.tensor(lengths, device=device),
+    )
+
+
+def _token_advantages(
+    advantages: Sequence[float | NDArray[np.float32]], lengths: Sequence[int]
+) -> NDArray[np.float32]:
+    """``[N]``. One call for all samples: making an array of each costs as much as the rest of a small chunk."""
+    constants = [advantage for advantage in advantages if isinstance(advantage, float)]
+    if len(constants) == len(advantages):
+        return np.repeat(np.array(constants, np.float32), lengths)
+    each = [np.broadcast_to(np.float32(a), n) for a, n in zip(advantages, lengths, strict=True)]
+    return np.concatenate(each)

@@ -1,0 +1,393 @@
+"""One policy on one rank with torch and a Hugging Face causal language model.
+
+The gradient of a step is a sum over its completion tokens, accumulated in ``p.grad`` over however many
+micro-batches, in whatever order they come; `TorchPolicy.optimizer_step` divides it once by the step's count of tokens
+or sequences. That makes training while other rollouts still run the same computation as training after a barrier.
+
+An algorithm that does not stream needs the whole step for its first gradient: its samples are held until then. PPO
+streams: its critic steps when the policy does, so within a step a sample's values need that sample alone.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from .....core.durable.files import read_json, write_json
+from .....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
+from .....core.telemetry import get_logger
+from ....messages import ModelConfig, Sample
+from ...critic import explained_variance, value_loss, value_sums
+from ...loss import denominator
+from ...objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
+from ...padding import PaddedRows, TokenRow, pad_rows
+from ...policy_files import check_tensors, read_tensors_into, write_tensors
+from ...trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from ..policy_backend import MicroBatchStats, StepStats
+from .adamw import apply_gradient, forget_moments, gradient_norm, learning_rate, make_adamw, moments
+from .completion_model import CompletionModel, derived_seed, named_weights, random_stream
+from .critic_model import CriticModel
+from .forward_batches import Chunk, TrainedSample, make_chunks
+
+log = get_logger(__name__)
+
+WEIGHTS_FILE = "model.safetensors"  # the name transformers looks for
+STATE_FILE = "training_state.safetensors"
+REFERENCE_FILE = "reference.safetensors"
+CRITIC_FILE = "critic.safetensors"
+POSITION_FILE = "training_state.json"
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class _StepTotals:
+    """Sums over the micro-batches of the step under way. ``values``: see `value_sums`."""
+
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    deviation: float = 0.0
+    values: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+
+    def add(self, other: "_StepTotals") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def clip_fraction(self) -> float:
+        return self.clipped / max(1, self.trained_tokens)
+
+    @property
+    def ratio_deviation(self) -> float:
+        return self.deviation / max(1, self.trained_tokens)
+
+    @property
+    def value_loss(self) -> float:
+        return float(self.values[3]) / 2 / max(1, self.tokens)
+
+
+class TorchPolicy:
+    """A `PolicyBackend` on one device. ``model`` is the live module, its parameters the master weights."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelConfig,
+        optimizer: OptimizerConfig,
+        algorithm: AlgorithmConfig,
+        warm_up: WarmUpConfig,
+        *,
+        seed: int,
+        total_steps: int,
+        temperature: float,
+        device: torch.device | str = "cpu",
+        max_staleness: int = 0,
+    ) -> None:
+        """``seed`` is the run's: the policy's own derives from it and ``name``. ``temperature`` is the one
+        the policy's samples are drawn at; raises ``ValueError`` unless it is positive, for greedy decoding
+        has no log-probabilities to train on. ``max_staleness``: versions that a sample may be behind."""
+        if temperature <= 0:
+            raise ValueError(f"policy {name}: can't train on samples drawn at temperature {temperature}")
+        self.name = name
+        self._optimizer_config, self._algorithm, self._warm_up = optimizer, algorithm, warm_up
+        self._total_steps, self._temperature = total_steps, temperature
+        self._max_staleness = max_staleness
+        self._device = torch.device(device)
+        self._autocast = model.dtype == "bfloat16"
+        own_seed = derived_seed(seed, name)
+        self._completions = CompletionModel(model, own_seed, self._device)
+        self.model = self._completions.model
+        self._vocab_size = self._completions.vocab_size
+        self._reference = CompletionModel(model, own_seed, self._device) if algorithm.kl_coefficient else None
+        if self._reference is not None:
+            self._reference.model.eval().requires_grad_(False)
+        self._critic = (
+            CriticModel(self._completions, algorithm.critic, optimizer) if algorithm.critic else None
+        )
+        self._optimizer = make_adamw(self.model, optimizer)
+        self._rng_state = random_stream(own_seed)
+        self._version = 0
+        self._totals = _StepTotals()
+        self._held: list[Sample] = []
+        self._warm_up_batches, self._warm_up_loss = 0, math.nan
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps taken; the schedule's position too."""
+        return self._version
+
+    # ----------------------------------------------------------------------- warm-up
+
+    def warm_up(self, examples: Sequence[TokenRow]) -> float:
+        """See `PolicyBackend.warm_up`: mean cross entropy per completion token, one AdamW step."""
+        if self._version or self._totals.samples:
+            raise RuntimeError(f"policy {self.name}: warm-up after reinforcement learning has begun")
+        with self._own_randomness():
+            rows = pad_rows(examples, self._vocab_size).to(self._device)
+            loss = -self._completions.logprobs(rows, 1.0).mean()
+            torch.autograd.backward(loss)
+        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._warm_up.lr)
+        self._warm_up_batches += 1
+        self._warm_up_loss = loss.item()
+        return self._warm_up_loss
+
+    def warm_up_done(self) -> None:
+        """See `PolicyBackend.warm_up_done`. Does nothing without a warm-up."""
+        if not self._warm_up_batches:
+            return
+        log.info("warmed up", policy=self.name, batches=self._warm_up_batches, loss=self._warm_up_loss)
+        forget_moments(self._optimizer)
+        # Both are what reinforcement learning starts from.
+        if self._reference is not None:
+            self._reference.model.load_state_dict(self.model.state_dict())
+        if self._critic is not None:
+            self._critic.start_from(self._completions)
+        self._warm_up_batches = 0
+
+    # ----------------------------------------------------------------------- reinforcement learning
+
+    def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
+        """See `PolicyBackend.accumulate`.
+
+        A sample whose advantage is exactly 0 has no gradient, unless a KL is in the loss or a critic learns from it:
+        its tokens count, the model never sees it.
+        """
+        started = perf_counter()
+        if self._warm_up_batches:
+            raise RuntimeError(f"policy {self.name}: call warm_up_done() before reinforcement learning")
+        checked = self._checked(batch)
+        totals = _StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
+        if self._algorithm.streams:
+            self._backward(self._chunks(checked), totals)
+        else:
+            pad_rows([(sample.prompt_tokens, sample.tokens) for sample in batch], self._vocab_size)
+            self._held += batch
+        self._totals.add(totals)
+        return MicroBatchStats(
+            samples=totals.samples,
+            tokens=totals.tokens,
+            trained_samples=len(batch) if self._critic else sum(row.has_signal for row in checked),
+            seconds=perf_counter() - started,
+        )
+
+    def _backward(self, chunks: Sequence[Chunk], totals: _StepTotals) -> None:
+        """Adds the gradient of ``chunks``, and what it shows to ``totals``."""
+        sums = torch.zeros(3, device=self._device)
+        with self._own_randomness():
+            for chunk in chunks:
+                references = self._reference_logprobs(chunk.rows) if self._needs_references else None
+                advantages = chunk.advantages
+                if self._critic is not None:
+                    advantages = self._backward_values(self._critic, chunk, references, totals)
+                logprobs = self._completions.logprobs(chunk.rows, self._temperature)
+                tokens = CompletionTokens(
+                    logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references
+                )
+                loss, diagnostics = batch_loss(self._algorithm, tokens)
+                torch.autograd.backward(loss)
+                sums += diagnostics
+                totals.trained_tokens += len(chunk.advantages)
+        totals.loss, totals.clipped, totals.deviation = sums.tolist()
+
+    def _backward_values(
+        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: _StepTotals
+    ) -> Tensor:
+        """Adds the critic's gradient; returns the policy's advantages ``[N]``."""
+        values = critic.values(chunk.rows)
+        advantages, returns = critic_advantages(
+            self._algorithm, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
+        )
+        torch.autograd.backward(value_loss(values, returns).sum())
+        totals.values += value_sums(values, returns).cpu()
+        return advantages
+
+    def _backward_held(self) -> None:
+        """The gradient of all samples that waited for the step to be whole."""
+        samples, self._held = self._held, []
+        references = None
+        if self._algorithm.kl_coefficient and self._algorithm.kl_in_reward:
+            references = self._reference_logprobs_of(samples)
+        advantages = step_advantages(self._algorithm, samples, references).numpy().astype(np.float32)
+        ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
+        totals = _StepTotals()
+        self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
+        self._totals.add(totals)
+
+    def optimizer_step(self) -> StepStats:
+        """See `PolicyBackend.optimizer_step`: divide by the step's count, clip, AdamW, schedule."""
+        if self._held:
+            self._backward_held()
+        totals = self._totals
+        divisor = denominator(
+            self._algorithm.aggregation,
+            tokens=totals.tokens,
+            sequences=totals.samples,
+            constant=self._algorithm.constant_length,
+        )
+        lr = learning_rate(self._optimizer_config, self._version, self._total_steps)
+        grad_norm = self._finite_norm(gradient_norm(self.model, divisor))
+        if self._critic is not None:
+            tokens = max(1, totals.tokens)
+            critic_norm = self._finite_norm(self._critic.gradient_norm(tokens))
+            self._critic.optimizer_step(tokens, critic_norm, self._version, self._total_steps)
+        self._apply_gradient(divisor, grad_norm, lr)
+        self._version += 1
+        self._totals = _StepTotals()
+        return StepStats(
+            samples=totals.samples,
+            tokens=totals.tokens,
+            loss=totals.loss / divisor,
+            grad_norm=grad_norm,
+            clip_fraction=totals.clip_fraction,
+            ratio_deviation=totals.ratio_deviation,
+            lr=lr,
+            value_loss=totals.value_loss if self._critic else None,
+            explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
+        )
+
+    def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
+        """Every sample with its advantage, as far as its group tells. Raises what `accumulate` raises."""
+        checked = []
+        for sample in batch:
+            if not 0 <= self._version - sample.policy_version <= self._max_staleness:
+                raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
+            if not len(sample.tokens) == len(sample.logprobs) > 0:
+                counts = f"{len(sample.tokens)} tokens, {len(sample.logprobs)} log-probabilities"
+                raise ValueError(
+                    f"sample {sample.sample_id}: {counts}; need as many of each, and one at least"
+                )
+            checked.append(TrainedSample(sample, sample_advantage(self._algorithm, sample)))
+        return checked
+
+    def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
+        """The forwards of those that have a gradient."""
+        every = self._algorithm.kl_in_loss or self._critic is not None
+        trained = [row for row in samples if every or row.has_signal]
+        return make_chunks(trained, self._vocab_size, self._device)
+
+    @property
+    def _needs_references(self) -> bool:
+        """Whether a forward needs the reference's: for a KL in the loss, or in the rewards that a critic learns."""
+        return self._algorithm.kl_coefficient > 0 and (self._algorithm.kl_in_loss or self._critic is not None)
+
+    def _reference_logprobs(self, rows: PaddedRows) -> Tensor:
+        """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
+        assert self._reference is not None, "it is built wherever there is a kl_coefficient"
+        with torch.no_grad():
+            return self._reference.logprobs(rows, self._temperature)
+
+    def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """The same, sample by sample, on the CPU."""
+        found: dict[int, Tensor] = {}
+        for chunk in make_chunks([TrainedSample(s, 0.0) for s in samples], self._vocab_size, self._device):
+            logprobs = self._reference_logprobs(chunk.rows).cpu()
+            found |= zip(chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=True)
+        return [found[index] for index in range(len(samples))]
+
+    # ----------------------------------------------------------------------- the optimizer
+
+    def _apply_gradient(self, divisor: int, norm: float, lr: float) -> None:
+        apply_gradient(
+            self.model,
+            self._optimizer,
+            divisor=divisor,
+            norm=norm,
+            max_norm=self._optimizer_config.max_grad_norm,
+            lr=lr,
+        )
+
+    def _finite_norm(self, norm: float) -> float:
+        """``norm``. Raises `NonFiniteGradient` unless it is finite."""
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(self.name, self._version, norm)
+        return norm
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Runs the block on this policy's random stream (dropout), and puts torch's global one back.
+
+        The stream is part of the saved state, so a resumed run draws what an uninterrupted one would,
+        whichever other policies share the process. A GPU's generator is seeded from it, block by block.
+        """
+        on_gpu = self._device.type == "cuda"
+        with torch.random.fork_rng(devices=[self._device] if on_gpu else []):
+            torch.set_rng_state(self._rng_state)
+            if on_gpu:
+                with torch.cuda.device(self._device):
+                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+            try:
+                yield
+            finally:
+                self._rng_state.copy_(torch.get_rng_state())
+
+    # ----------------------------------------------------------------------- weights and files
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `PolicyBackend.weights`: state-dict tensors, detached, in the precision the model computes in.
+
+        float32 ones are the live weights themselves, bfloat16 ones are copies.
+        """
+        if not self._autocast:
+            return self._master_weights()
+        dtype = torch.bfloat16
+        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self._master_weights().items()}
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """See `PolicyBackend.save`. ``folder`` is created; the weights are written in float32."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(folder)
+        self.model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for name, tensors in self._files().items():
+            write_tensors(folder / name, tensors)
+        write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
+
+    def load(self, folder: Path) -> None:
+        """See `PolicyBackend.load`. A warm-up under way ends."""
+        position = read_json(folder / POSITION_FILE)
+        if position.get("format") != FORMAT:
+            found = str(position.get("format"))
+            raise CheckpointMismatch(folder / POSITION_FILE, "format", str(FORMAT), found)
+        version = position.get("version")
+        if type(version) is not int or version < 0:
+            raise CheckpointMismatch(folder / POSITION_FILE, "version", "a count", repr(version))
+        files = self._files()
+        for name, tensors in files.items():
+            check_tensors(folder / name, tensors)
+        for name, tensors in files.items():
+            read_tensors_into(folder / name, tensors)
+        self._version = version
+        self._totals = _StepTotals()
+        self._held = []
+        self._warm_up_batches = 0
+        self._optimizer.zero_grad(set_to_none=False)
+        if self._critic is not None:
+            self._critic.drop_gradient()
+
+    def _master_weights(self) -> dict[str, Tensor]:
+        return named_weights(self.model)
+
+    def _files(self) -> dict[str, Mapping[str, Tensor]]:
+        """The live tensors of a saved policy, by the file that they are in."""
+        files: dict[str, Mapping[str, Tensor]] = {
+            WEIGHTS_FILE: self._master_weights(),
+            STATE_FILE: self._training_state(),
+        }
+        if self._reference is not None:
+            files[REFERENCE_FILE] = named_weights(self._reference.model)
+        if self._critic is not None:
+            files[CRITIC_FILE] = self._critic.state()
+        return files
+
+    def _training_state(self) -> dict[str, Tensor]:
+        """The live tensors that a bit-equal continuation needs besides the weights."""
+        return {"rng": self._rng_state} | moments(self.model, self._optimizer)

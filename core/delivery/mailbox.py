@@ -1,0 +1,311 @@
+"""What has arrived for one actor: begun in order of arrival, run side by side.
+
+Waiting deliveries are worked off by a task that runs one handler after the other; most never suspend, and a task for
+each would cost more than the rest of a call together. The task that meets a handler which does suspend stays with it,
+and another takes over the queue. A handler cannot tell: it has a task to itself from its first step to its last.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RemoteProtocolError, text_of, traceback_of
+from ..protocol.envelopes import Envelope, Fault, Kind
+from ..signature import Signature, signature_of
+from ..telemetry import get_logger
+from .streams import StreamWriter
+
+if TYPE_CHECKING:
+    from ..actor import Actor
+    from .requests import Serving
+
+log = get_logger(__name__)
+
+# After this many handlers other callbacks of the loop get their turn.
+_BUDGET = 256
+_STREAM = int(Kind.STREAM)  # comparing with an enum's member costs three times as much
+
+
+class Delivery:
+    """One request that is here to be served: ``envelope`` is what the peer sent (``envelopes.py``)."""
+
+    __slots__ = (
+        "asker", "cancelled", "envelope", "id", "kind", "mailbox", "suspended", "task", "timer", "writer"
+    )  # fmt: skip
+
+    def __init__(self, asker: "Serving", mailbox: "Mailbox", envelope: Envelope) -> None:
+        self.asker = asker
+        self.mailbox = mailbox
+        self.envelope = envelope
+        self.kind: int = envelope[0]
+        self.id: int = envelope[1]
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.writer: StreamWriter | None = None
+        self.suspended = False
+        self.cancelled: Fault | None = None
+
+    @property
+    def actor(self) -> str:
+        return self.mailbox.name
+
+    @property
+    def endpoint(self) -> str:
+        name: str = self.envelope[3]
+        return name
+
+    @property
+    def timeout_s(self) -> float:
+        seconds: float = self.envelope[4]
+        return seconds
+
+    @property
+    def trace_id(self) -> int:
+        """Of the request that all this began with; kept from call to call."""
+        trace_id: int = self.envelope[7]
+        return trace_id
+
+    @property
+    def extra(self) -> int:
+        """The ``floor`` of a ONCE request, the ``window`` of a STREAM."""
+        number: int = self.envelope[8]
+        return number
+
+    @property
+    def message_id(self) -> str:
+        return f"{self.asker.node}:{self.id}"
+
+
+current_delivery: ContextVar[Delivery | None] = ContextVar("flexmarl_delivery", default=None)
+"""The request that the running code serves; for log lines, and for the trace id of the requests it makes in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxStatistics:
+    """``waiting``: not begun; ``running``: suspended; the rest are counts since the start."""
+
+    waiting: int
+    running: int
+    served: int
+    failed: int
+    cancelled: int
+
+
+class _Misfit(Exception):
+    """A request that no endpoint takes as it is."""
+
+
+def _same(one: Context, other: Context) -> bool:
+    try:
+        return one == other
+    except Exception:  # noqa: BLE001  # a value that can't be compared: an array, say, that took another's place
+        return False
+
+
+class _Endpoint:
+    """``suspends``: its last call did, so the next one gets a task to itself from the start."""
+
+    __slots__ = ("method", "signature", "streams", "suspends")
+
+    def __init__(self, method: Callable[..., Any], signature: Signature) -> None:
+        self.method = method
+        self.signature = signature
+        self.streams = signature.streams
+        self.suspends = signature.streams
+
+
+class Mailbox:
+    def __init__(self, name: str, context: Any) -> None:
+        """``context``: handed to the validation of arguments; references become ready to use by it."""
+        self.name = name
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        # Not that of whichever callback delivers: its context variables are another's.
+        self._clean = copy_context()
+        self._actor: Actor | None = None
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._queue: deque[Delivery] = deque()
+        self._running: dict[Delivery, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._current: Delivery | None = None
+        self._ready = 0  # tasks that are scheduled and have not begun
+        self._suspending = False  # an endpoint has suspended some time
+        self._served = self._failed = self._cancelled = 0
+
+    @property
+    def actor(self) -> "Actor | None":
+        return self._actor
+
+    def open(self, actor: "Actor") -> None:
+        """Begins to serve; what has arrived before was kept."""
+        self._actor = actor
+        self._endpoints.clear()
+        for delivery in self._queue:
+            self._make_ready(delivery)
+
+    def deliver(self, delivery: Delivery) -> None:
+        self._queue.append(delivery)
+        if self._ready == 0 or self._suspending:
+            self._make_ready(delivery)
+
+    def cancel(self, delivery: Delivery, why: Fault = Fault.CANCELLED) -> None:
+        """Its caller has given up."""
+        if delivery.cancelled is None:
+            delivery.cancelled = why
+            if delivery.task is not None and delivery in self._running:
+                delivery.task.cancel()
+
+    def fail(self, error: BaseException) -> list[asyncio.Task[None]]:
+        """The actor is gone: every request that is here is answered so. Gives the tasks that are being cancelled."""
+        self._actor = None
+        waiting, self._queue = self._queue, deque()
+        running = [*self._running] if self._current is None else [*self._running, self._current]
+        for delivery in (*waiting, *running):
+            delivery.cancelled = Fault.DEAD
+            delivery.asker.answer_fault(delivery, Fault.DEAD, text_of(error))
+        tasks, self._tasks = list(self._tasks), set()
+        for task in tasks:
+            task.cancel()
+        self._ready = 0  # a task that is cancelled before its first step never takes it
+        return tasks
+
+    def statistics(self) -> MailboxStatistics:
+        return MailboxStatistics(
+            len(self._queue), len(self._running), self._served, self._failed, self._cancelled
+        )
+
+    # ------------------------------------------------------------------ the tasks that work it off
+
+    def _make_ready(self, delivery: Delivery) -> None:
+        known = self._endpoints.get(delivery.endpoint)
+        if self._actor is not None and (self._ready == 0 or (known is not None and known.suspends)):
+            self._start_task()
+
+    def _start_task(self) -> None:
+        self._ready += 1
+        self._tasks.add(self._loop.create_task(self._work(), name=self.name, context=self._clean.copy()))
+        # Runs right after the task's first step: by then its handler has ended, or is suspended.
+        self._loop.call_soon(self._after_step)
+
+    def _after_step(self) -> None:
+        delivery, self._current = self._current, None
+        if delivery is not None:
+            delivery.suspended = True
+            if delivery.task is not None:
+                delivery.task.set_name(f"{self.name}.{delivery.endpoint}")
+            self._running[delivery] = None
+            if delivery.kind in (Kind.CALL, Kind.ONCE):  # past its deadline nobody waits for the result
+                delivery.timer = self._loop.call_later(delivery.timeout_s, self.cancel, delivery)
+            known = self._endpoints.get(delivery.endpoint)
+            if known is not None:
+                known.suspends = self._suspending = True
+        if self._queue and self._ready == 0:
+            self._start_task()
+
+    async def _work(self) -> None:
+        self._ready -= 1
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            for _ in range(_BUDGET):
+                if not self._queue:
+                    return
+                delivery = self._queue.popleft()
+                if delivery.cancelled is not None:
+                    self._count_cancelled(delivery)
+                    continue
+                delivery.task = task
+                self._current = delivery
+                current_delivery.set(delivery)
+                before = copy_context()
+                try:
+                    delivery.asker.answer(delivery, await self._begin(delivery))
+                    self._served += 1
+                except _Misfit as error:
+                    self._answer_misfit(delivery, text_of(error))
+                except asyncio.CancelledError as error:
+                    self._answer_cancelled(delivery, error)
+                except Exception as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
+                    self._answer_error(delivery, error)
+                delivery.task = None  # which keeps the context that keeps the delivery
+                if delivery.suspended:
+                    self._running.pop(delivery, None)
+                    if delivery.timer is not None:
+                        delivery.timer.cancel()
+                    return
+                self._current = None
+                if self._suspending and (known := self._endpoints.get(delivery.endpoint)) is not None:
+                    known.suspends = known.streams
+                if not _same(copy_context(), before):  # what this handler set is not for the next one to see
+                    return
+        finally:
+            self._tasks.discard(task)
+
+    def _begin(self, delivery: Delivery) -> Awaitable[Any]:
+        """The call of the endpoint. Raises _Misfit where the request fits none."""
+        envelope = delivery.envelope
+        try:
+            known = self._endpoints.get(envelope[3]) or self._look_up(envelope[3])
+            if known.streams != (delivery.kind == _STREAM):
+                is_it = "a stream: iterate over it" if known.streams else "no stream: await it"
+                raise RemoteProtocolError(f"{known.signature.name} is {is_it}")
+            arguments = known.signature.arguments(envelope[5], envelope[6], self._context)
+            # The handler has them. Whatever it leaves running keeps this delivery, and should not keep them with it.
+            envelope[5], envelope[6] = (), {}
+        except RemoteProtocolError as error:
+            raise _Misfit(text_of(error)) from None
+        if known.streams:
+            return self._stream(delivery, known.method(**arguments))
+        called: Awaitable[Any] = known.method(**arguments)
+        return called
+
+    async def _stream(self, delivery: Delivery, items: AsyncGenerator[Any, None]) -> int:
+        """How many items were sent."""
+        asker = delivery.asker
+        delivery.writer = writer = StreamWriter(delivery.extra, asker.window_bytes)
+        with asker.serving_stream():
+            async with aclosing(items):
+                async for item in items:
+                    await writer.room()
+                    writer.sent(asker.send_item(delivery, writer.count, item))
+        return writer.count
+
+    def _look_up(self, endpoint: str) -> _Endpoint:
+        actor = self._actor
+        assert actor is not None, "a mailbox serves between open and fail only"
+        owner: Any = type(actor)
+        signature = signature_of(owner, endpoint)
+        if signature is None or not signature.is_endpoint:
+            raise RemoteProtocolError(f"{owner.__name__} has no endpoint {endpoint!r}")
+        known = self._endpoints[endpoint] = _Endpoint(getattr(actor, endpoint), signature)
+        return known
+
+    def _answer_misfit(self, delivery: Delivery, words: str) -> None:
+        self._failed += 1
+        if delivery.kind == Kind.TELL:
+            log.error("one-way message refused", actor=self.name, endpoint=delivery.endpoint, error=words)
+        delivery.asker.answer_fault(delivery, Fault.PROTOCOL, words)
+
+    def _answer_error(self, delivery: Delivery, error: BaseException) -> None:
+        self._failed += 1
+        text = traceback_of(error)
+        if delivery.kind == Kind.TELL:
+            log.error("one-way message failed", actor=self.name, endpoint=delivery.endpoint, error=text)
+        delivery.asker.answer_error(delivery, type(error).__name__, text_of(error), text)
+
+    def _answer_cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
+        if delivery.cancelled is not None:
+            self._count_cancelled(delivery)
+        elif delivery.task is not None and delivery.task.cancelling():
+            raise error
+        else:  # the handler's own doing: it awaited something that was cancelled
+            self._answer_error(delivery, error)
+
+    def _count_cancelled(self, delivery: Delivery) -> None:
+        self._cancelled += 1
+        if delivery.cancelled is not Fault.DEAD:  # else it has been answered
+            delivery.asker.answer_fault(delivery, delivery.cancelled or Fault.CANCELLED, "cancelled")

@@ -1,0 +1,218 @@
+"""What a peer asks of the actors here: each request becomes a ``Delivery`` for an actor's mailbox, which hands its
+answer back to ``answer``, ``answer_error`` or ``answer_fault``.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import LocalProtocolError
+from ..protocol import codec
+from ..protocol.envelopes import Envelope, Fault, Kind
+from ..protocol.reply_cache import Key
+from ..protocol.session import Admission, Session, Settings
+from ..telemetry import get_logger
+from ..wire.wire import Link
+from .mailbox import Delivery, Mailbox
+
+if TYPE_CHECKING:
+    from .connection import Peer
+
+log = get_logger(__name__)
+
+# Comparing with an enum's member costs three times as much.
+_ONCE, _TELL = int(Kind.ONCE), int(Kind.TELL)
+# So many characters of an error's message, and the last so many of its traceback, are told to the caller.
+_WORDS = 2**16
+
+
+class Home(Protocol):
+    """What the conversation with a peer needs to know of the system that has it."""
+
+    name: str
+    settings: Settings
+    mailboxes: dict[str, Mailbox]
+    trace_ids: Iterator[int]
+    link_numbers: Iterator[int]
+
+    def answered_before(self, key: Key) -> bytes | None:
+        """The answer to send once more; empty where its sender wants none any more; None: it has not been answered."""
+        ...
+
+    def remember_answer(self, key: Key, floor: int, answer: bytes) -> None: ...
+
+    def obituary_follows(self, address: str) -> bool:
+        """Whether this system will be told why the process at ``address`` ended."""
+        ...
+
+    def peer_left(self, peer: "Peer") -> None: ...
+
+
+class Serving:
+    """The requests of one peer that are being served."""
+
+    def __init__(
+        self,
+        home: Home,
+        link: Link,
+        session: Session[Any],
+        encoder: codec.Encoder,
+        whole: codec.Encoder,
+        arm: Callable[[], None],
+    ) -> None:
+        """``whole``: for answers that are remembered, with all their buffers; ``arm``: to be called when the session
+        depends on the time in a new way."""
+        self.node = ""
+        self.window_bytes = home.settings.window_bytes
+        self._home = home
+        self._link = link
+        self._session = session
+        self._encoder = encoder
+        self._whole = whole
+        self._arm = arm
+        self._loop = asyncio.get_running_loop()
+        self._serving: dict[int, Delivery] = {}
+        self._worked_off: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._serving)
+
+    def ids(self) -> list[int]:
+        return list(self._serving)
+
+    def forget(self) -> None:
+        """Who asked for it is not there any more, and its ids will stand for something else."""
+        served, self._serving = self._serving, {}
+        for delivery in served.values():
+            if delivery.kind != Kind.TELL:
+                delivery.mailbox.cancel(delivery)
+
+    def end_streams(self) -> None:
+        """The peer does not listen any more."""
+        for delivery in list(self._serving.values()):
+            if delivery.kind == Kind.STREAM:
+                delivery.mailbox.cancel(delivery)
+
+    def on_request(self, envelope: Envelope) -> None:
+        kind, request_id, actor = envelope[0], envelope[1], envelope[2]
+        admission = self._session.admit(request_id, kind)
+        if admission is not Admission.DELIVER:
+            if admission is Admission.OVERTAKEN and kind != Kind.TELL:
+                self._send_fault(request_id, Fault.OVERTAKEN, "it arrived after later ones")
+            return
+        if kind == _ONCE:
+            if request_id in self._serving:
+                return
+            before = self._home.answered_before(self._key(request_id, envelope[9]))
+            if before is not None:
+                if before:
+                    self._link.send(before)
+                return
+        mailbox = self._home.mailboxes.get(actor)
+        if mailbox is None:
+            if kind == Kind.TELL:
+                self._work_off(request_id)
+                log.warning("one-way message for nobody", actor=actor, endpoint=envelope[3], peer=self.node)
+            else:
+                words = f"{self._home.name} has no actor of that name"
+                self._send_fault(request_id, Fault.DEAD, words)
+            return
+        delivery = self._serving[request_id] = Delivery(self, mailbox, envelope)
+        mailbox.deliver(delivery)
+
+    def on_cancel(self, envelope: Envelope) -> None:
+        delivery = self._serving.get(envelope[1])
+        if delivery is not None:
+            delivery.mailbox.cancel(delivery)
+
+    def on_grant(self, envelope: Envelope) -> None:
+        delivery = self._serving.get(envelope[1])
+        if delivery is not None and delivery.writer is not None:
+            delivery.writer.grant(envelope[2])
+
+    def answer(self, delivery: Delivery, value: Any) -> None:
+        """Raises LocalProtocolError where ``value`` can't be sent; the request is still open then."""
+        if delivery.kind == _TELL:
+            if self._end(delivery):
+                self._work_off(delivery.id)
+            return
+        encoder = self._whole if delivery.kind == _ONCE else self._encoder
+        try:
+            packed = encoder.pack((Kind.REPLY, delivery.id, value))
+        except LocalProtocolError as error:
+            raise LocalProtocolError(f"its result: {error}") from error.__cause__
+        buffers = encoder.take_buffers()
+        if self._end(delivery):
+            self._send_answer(delivery, packed, codec.unchanging(buffers) if buffers else buffers)
+
+    def answer_error(self, delivery: Delivery, kind: str, message: str, remote_traceback: str) -> None:
+        if self._end(delivery):
+            if delivery.kind == Kind.TELL:
+                self._work_off(delivery.id)
+                return
+            words = (message[:_WORDS], remote_traceback[-_WORDS:])
+            packed = self._encoder.pack([Kind.ERROR, delivery.id, kind, *words])
+            self._send_answer(delivery, packed, ())
+
+    def answer_fault(self, delivery: Delivery, fault: Fault, message: str) -> None:
+        """Unlike what an actor answered, this is not remembered: an idempotent call may come again. But for one that
+        was cancelled: its caller wants it no more, and a copy of it that is late must not run."""
+        if self._end(delivery):
+            if delivery.kind == Kind.TELL:
+                self._work_off(delivery.id)
+                return
+            packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_WORDS], ""])
+            if fault is Fault.CANCELLED:
+                self._send_answer(delivery, packed, ())
+            else:
+                self._link.send(packed)
+
+    def send_item(self, delivery: Delivery, number: int, item: Any) -> int:
+        """Sends an item of a stream; its size in bytes."""
+        packed = self._encoder.pack((Kind.ITEM, delivery.id, number, item))
+        buffers = codec.unchanging(self._encoder.take_buffers())
+        self._link.send(packed, buffers)
+        return len(packed) + sum(buffer.nbytes for buffer in buffers)
+
+    @contextmanager
+    def serving_stream(self) -> Iterator[None]:
+        self._session.serve_stream(self._loop.time())
+        self._arm()
+        try:
+            yield
+        finally:
+            self._session.end_stream()
+
+    def _key(self, request_id: int, link_number: int) -> Key:
+        """Of a ONCE request that arrived; its sender counts ids per link."""
+        return f"{self.node}/{link_number}", self._session.epoch or 0, request_id
+
+    def _end(self, delivery: Delivery) -> bool:
+        if self._serving.get(delivery.id) is not delivery:
+            return False  # it has been answered
+        del self._serving[delivery.id]
+        return True
+
+    def _send_answer(self, delivery: Delivery, packed: bytes, buffers: Sequence[memoryview]) -> None:
+        if delivery.kind == _ONCE:
+            key = self._key(delivery.id, delivery.envelope[9])
+            self._home.remember_answer(key, delivery.extra, packed)
+        self._link.send(packed, buffers)
+
+    def _work_off(self, request_id: int) -> None:
+        ranges = self._worked_off
+        if not ranges:
+            self._loop.call_soon(self.send_worked_off)
+        if ranges and ranges[-1] == request_id - 1:
+            ranges[-1] = request_id
+        else:
+            ranges += (request_id, request_id)
+
+    def send_worked_off(self) -> None:
+        if self._worked_off:
+            ranges, self._worked_off = self._worked_off, []
+            self._link.send(self._encoder.pack([Kind.DONE, 0, ranges]))
+
+    def _send_fault(self, request_id: int, fault: Fault, message: str) -> None:
+        self._link.send(self._encoder.pack([Kind.ERROR, request_id, fault, message, ""]))

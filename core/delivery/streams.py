@@ -1,0 +1,104 @@
+"""The two ends of a stream: items wait at the receiver's, room is waited for at the sender's."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from ..errors import ActorDead
+
+
+class StreamReader:
+    """The receiver's end. Holds at most the window of items: the sender has no credit for more."""
+
+    def __init__(self, actor: str) -> None:
+        """``actor``: whose stream it is."""
+        self._actor = actor
+        self._items: deque[Any] = deque()
+        self._count = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    def push(self, number: int, item: Any) -> None:
+        """A second copy is ignored; where an item is missing, the stream ends with an error there."""
+        if self._ended or number < self._count:
+            return
+        if number > self._count:
+            self._miss(number)
+            return
+        self._count += 1
+        self._items.append(item)
+        self._arrived.set()
+
+    def set_result(self, count: Any) -> None:
+        """The stream ends after ``count`` items."""
+        if self._ended:
+            return
+        if count != self._count:
+            self._miss(count)
+            return
+        self._end()
+
+    def _miss(self, number: Any) -> None:
+        words = f"item {self._count} of its stream was lost on the way, or overtaken by item {number}"
+        self.set_exception(ActorDead(self._actor, words))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._arrived.set()
+
+    def set_exception(self, error: BaseException) -> None:
+        """The stream ends with ``error`` after the items that have arrived."""
+        if not self._ended:
+            self._error = error
+            self._end()
+
+    def done(self) -> bool:
+        return self._ended
+
+    def holds_items(self) -> bool:
+        return bool(self._items)
+
+    async def next(self, timeout_s: float) -> Any:
+        """Raises TimeoutError, StopAsyncIteration at the end, or the error that ended the stream."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        return self._items.popleft()
+
+
+class StreamWriter:
+    """The sender's end: how many more items, and bytes, may leave."""
+
+    def __init__(self, window: int, window_bytes: int) -> None:
+        self.count = 0
+        """How many items have left."""
+        self._room = max(window, 1)
+        self._window_bytes = window_bytes
+        self._unread: deque[int] = deque()  # sizes of the items the receiver has not taken yet
+        self._unread_bytes = 0
+        self._granted = asyncio.Event()
+
+    def sent(self, size_bytes: int) -> None:
+        self.count += 1
+        self._room -= 1
+        self._unread.append(size_bytes)
+        self._unread_bytes += size_bytes
+
+    def grant(self, count: int) -> None:
+        """The receiver has taken ``count`` items."""
+        for _ in range(min(count, len(self._unread))):
+            self._unread_bytes -= self._unread.popleft()
+            self._room += 1
+        self._granted.set()
+
+    async def room(self) -> None:
+        """Waits until an item may leave. Ends with the stream: its task is cancelled when the receiver is gone."""
+        while self._room <= 0 or self._unread_bytes >= self._window_bytes:
+            self._granted.clear()
+            await self._granted.wait()

@@ -1,0 +1,247 @@
+"""An append-only file of records, each whole or not there: what every journal is written to.
+
+    head      16 bytes that say whose file it is | version (u32, little-endian)
+    record    length (u32, little-endian) | xxh3_64 of the body (u64) | body: opaque bytes
+    record    ...
+
+``append`` takes framed records (``frame``), any number of them joined, and hands them to the kernel by one write(2)
+with O_APPEND: they survive this process, and the machine too once ``sync`` has returned. Opening reads all records and
+cuts off what follows the last whole one. A file is written anew beside the old one and takes its place by a rename.
+"""
+
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+import xxhash
+
+from ..errors import JournalError
+
+_VERSION_FIELD: Final = struct.Struct("<I")
+_RECORD_HEAD: Final = struct.Struct("<IQ")
+MAGIC_BYTES: Final = 16
+RECORD_LIMIT_BYTES: Final = 2**32 - 1
+
+
+def frame(body: bytes) -> bytes:
+    """The record of ``body``: at most ``RECORD_LIMIT_BYTES``, else struct.error."""
+    return _RECORD_HEAD.pack(len(body), xxhash.xxh3_64_intdigest(body)) + body
+
+
+def chunks(records: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
+    """``records`` joined to pieces of about ``chunk_bytes``."""
+    piece: list[bytes] = []
+    size_bytes = 0
+    for record in records:
+        piece.append(record)
+        size_bytes += len(record)
+        if size_bytes >= chunk_bytes:
+            yield b"".join(piece)
+            piece, size_bytes = [], 0
+    if piece:
+        yield b"".join(piece)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a kind of files begins with. ``magic``: ``MAGIC_BYTES`` long."""
+
+    magic: bytes
+    version: int
+
+    @property
+    def content(self) -> bytes:
+        return self.magic + _VERSION_FIELD.pack(self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What reading found. ``problem``: why it ended at ``kept_bytes``, "" where that is the file's end."""
+
+    kept_bytes: int
+    cut_bytes: int
+    problem: str
+
+
+class RecordFile:
+    """Made by ``open`` and ``begin_anew``; for one process, and one thread at a time except ``sync``.
+
+    ``size_bytes`` is the end of the last whole record: the file itself is longer after an ``append`` that failed,
+    until ``trim`` or the next ``append``.
+    """
+
+    def __init__(self, path: Path, head: Head, descriptor: int, size_bytes: int, cut: Cut) -> None:
+        """For ``open`` and ``begin_anew`` only."""
+        self.path = path
+        self.size_bytes = size_bytes
+        self.cut = cut
+        self._head = head
+        self._descriptor = descriptor
+        self._torn = False  # behind ``size_bytes`` the file may hold part of a record
+
+    @classmethod
+    def open(cls, path: Path, head: Head, read: Callable[[bytes], bool]) -> Self:
+        """Gives every record's body to ``read``, or makes the file with mode 0600. What follows the last whole record
+        is cut off, and so is what follows the first that ``read`` calls none of its own by returning False.
+
+        Raises JournalError where ``path`` is something else than a file of this head, or is open in another process,
+        OSError where it can't be opened, and whatever ``read`` raises: the file is as it was then.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _claim(descriptor, path)
+            _beside(path).unlink(missing_ok=True)  # left by a process that was killed while writing anew
+            cut = _recover(descriptor, path, head, read)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, head, descriptor, max(cut.kept_bytes, len(head.content)), cut)
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
+    def append(self, records: bytes) -> None:
+        """Raises OSError where the kernel did not take all: none of them counts then, and the next may be appended."""
+        self.trim()
+        self._torn = True
+        _write_all(self._descriptor, records)
+        self._torn = False
+        self.size_bytes += len(records)
+
+    def trim(self) -> None:
+        """Cuts off what an ``append`` that failed has left. Raises OSError where that fails too."""
+        if self._torn:
+            os.ftruncate(self._descriptor, self.size_bytes)
+            self._torn = False
+
+    def take_back(self, size_bytes: int) -> None:
+        """Cuts the file back to where a record ended before. Raises OSError; it is done with the next ``trim`` then."""
+        self.size_bytes = size_bytes
+        self._torn = True
+        self.trim()
+
+    def read(self, start: int, at_most_bytes: int) -> bytes:
+        """What is written from ``start`` on, within ``size_bytes``."""
+        return os.pread(self._descriptor, min(at_most_bytes, self.size_bytes - start), start)
+
+    def sync(self) -> None:
+        """Forces to the disk what was appended before. Takes long, and may run in a thread. Raises OSError."""
+        os.fdatasync(self._descriptor)
+
+    def begin_anew(self) -> "RecordFile":
+        """An empty file beside this one, which may take its place (``replace_by``) or is to be ``discard``-ed.
+
+        Raises OSError.
+        """
+        path = _beside(self.path)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        anew = RecordFile(path, self._head, descriptor, 0, Cut(0, 0, ""))
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            anew.append(self._head.content)
+        except BaseException:
+            anew.discard()
+            raise
+        return anew
+
+    def replace_by(self, anew: "RecordFile") -> None:
+        """``anew`` becomes this file, at its path; the old content is gone. Raises OSError: nothing has changed."""
+        anew.path.replace(self.path)
+        os.close(self._descriptor)
+        self._descriptor, anew._descriptor = anew._descriptor, -1
+        self.size_bytes, self._torn = anew.size_bytes, anew._torn
+
+    def discard(self) -> None:
+        """Closes and removes a file of ``begin_anew``. Does nothing after it has become another."""
+        if self.is_open:
+            self.close()
+            with suppress(OSError):  # if not now, it is removed at opening
+                self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Can be repeated."""
+        if not self.is_open:
+            return
+        with suppress(OSError):  # if not now, it is cut off at opening
+            self.trim()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def _claim(descriptor: int, path: Path) -> None:
+    """Raises JournalError unless this is a file that no other process has open: two would spoil each other's records.
+
+    A POSIX lock (fcntl(2), F_SETLK) ends with its process; flock(2) would be kept by a forked child that outlives it.
+    It ends with any close of the file too: no other descriptor of it is ever opened here.
+    """
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise JournalError(path, "it is not a regular file")
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise JournalError(path, "another process has it open") from error
+    if not os.path.samestat(status, path.stat()):  # its owner wrote it anew while we opened it
+        raise JournalError(path, "another process has it open")
+
+
+def _recover(descriptor: int, path: Path, head: Head, read: Callable[[bytes], bool]) -> Cut:
+    """Reads the file and cuts it where reading ended. Raises JournalError where it has another head."""
+    size = os.fstat(descriptor).st_size
+    expected = head.content
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        found = file.read(len(expected))
+        if found == expected:
+            end, problem = _read_records(file, size, read)
+        elif expected.startswith(found):  # new, or its maker was killed on the way
+            end, problem = 0, "its head is cut short"
+        elif len(found) == len(expected) and found.startswith(head.magic):
+            (version,) = _VERSION_FIELD.unpack(found[len(head.magic) :])
+            text = f"it is of version {version}, and this program reads version {head.version}"
+            raise JournalError(path, text)
+        else:
+            raise JournalError(path, f"it does not begin as a journal does but with {found!r}")
+    if end < size:
+        os.ftruncate(descriptor, end)
+    if end == 0:
+        _write_all(descriptor, expected)
+    return Cut(end, size - end, problem if end < size else "")
+
+
+def _read_records(file: BinaryIO, size: int, read: Callable[[bytes], bool]) -> tuple[int, str]:
+    """Reads records until the first that is not whole; returns where it begins (``size``: none), and why."""
+    end = file.tell()
+    while end < size:
+        head = file.read(_RECORD_HEAD.size)
+        if len(head) < _RECORD_HEAD.size:
+            return end, f"a record's head is cut short to {len(head)} bytes"
+        length, digest = _RECORD_HEAD.unpack(head)
+        left = size - end - _RECORD_HEAD.size
+        if length > left:  # checked before that much is allocated
+            return end, f"a record claims {length} bytes where {left} are left"
+        body = file.read(length)
+        if xxhash.xxh3_64_intdigest(body) != digest:
+            return end, f"the digest of a record of {length} bytes differs"
+        if not read(body):
+            return end, f"a record of {length} bytes is none of this version"
+        end += _RECORD_HEAD.size + length
+    return end, ""
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    """One write(2), and more only where that took less than all. Raises OSError; a part may have been written."""
+    written = os.write(descriptor, content)
+    while written < len(content):
+        written += os.write(descriptor, memoryview(content)[written:])

@@ -1,0 +1,385 @@
+"""MessagePack in both directions: objects to frames, frames to plain data.
+
+Dataclasses and pydantic models are sent as maps of their fields. Nothing on the wire names a class: what a map becomes
+is decided by the receiver's annotations alone (``signature.py``), so no message can build an object the endpoint did
+not ask for. The one extension type in use stands for "the n-th raw buffer of this message".
+"""
+
+import dataclasses
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core import core_schema
+
+from ..errors import LocalProtocolError, RemoteProtocolError
+from .envelopes import FIELDS, MAGIC, REQUESTS, VERSION, Envelope, Fault, Kind
+
+Value = TypeVar("Value")
+Bytes = bytes | bytearray | memoryview
+
+# An envelope holds no bulk data: buffers travel in frames of their own. What was queued before it shares its body.
+MAX_ENVELOPE_BYTES = 32 * 2**20
+MAX_BODY_BYTES = MAX_ENVELOPE_BYTES + 2 * 2**20
+MAX_BUFFERS = 1024
+# An empty list takes one byte on the wire and 64 or more in memory, so bytes alone do not bound what decoding takes. A
+# body is allowed more than an envelope, again. Nesting ends at 1024, by msgpack's own limit.
+MAX_ENVELOPE_ITEMS = 2**20
+MAX_BODY_ITEMS = 3 * 2**20
+# Below this, copying is cheaper than a frame.
+_INLINE_BYTES = 4096
+# Up to here the announced lengths of nested arrays, none above the body's own, make room for little: 340 times 8 KiB.
+_SMALL_BYTES = 1024
+_BUFFER = 1
+_INDEX = struct.Struct("!H")
+
+
+class Buffer:
+    """Raw bytes of any size: received without being copied, and sent so too as far as that is safe.
+
+    Who calls with a buffer leaves its bytes alone until the call has been answered. Where nobody waits, in one-way
+    messages, results and items of streams, bytes that their owner could still change are copied: those of a
+    ``bytearray`` or a writable array, not those of ``bytes`` or of an array that is marked read-only.
+
+    ``view``: flat and read-only.
+    """
+
+    __slots__ = ("view",)
+
+    def __init__(self, data: Any) -> None:
+        """``data``: anything C-contiguous that supports the buffer protocol. Raises TypeError otherwise."""
+        view = memoryview(data)
+        if not view.c_contiguous:
+            raise TypeError("a buffer must be C-contiguous")
+        self.view = (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        def receive(value: Any) -> "Buffer":
+            if isinstance(value, Bytes):
+                return cls(value)
+            raise ValueError("bytes are wanted")
+
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, cls) else receive(value)
+        )
+
+
+_encoders: dict[type, Callable[[Any], Any]] = {}
+
+
+def register_encoder(cls: type[Value], to_plain: Callable[[Value], Any]) -> None:
+    """Lets values of ``cls`` and its subclasses be sent, as what ``to_plain`` makes of them: plain data and Buffers."""
+    _encoders[cls] = to_plain
+    _encoder_of.cache_clear()
+
+
+@lru_cache(maxsize=1024)
+def _encoder_of(cls: type) -> Callable[[Any], Any] | None:
+    for base in cls.__mro__:
+        if base in _encoders:
+            return _encoders[base]
+    if dataclasses.is_dataclass(cls):
+        names = tuple(field.name for field in dataclasses.fields(cls))
+        return lambda value: {name: getattr(value, name) for name in names}
+    if issubclass(cls, BaseModel):
+        return lambda value: value.model_dump(mode="python")
+    if hasattr(cls, "__wire__"):
+        return lambda value: value.__wire__()
+    return str if issubclass(cls, PurePath) else None
+
+
+class Encoder:
+    """Packs values, and sets their large buffers aside. Not for use by several threads at once."""
+
+    def __init__(self, *, inline_bytes: int = _INLINE_BYTES) -> None:
+        """``inline_bytes``: buffers of up to this size are packed with the rest."""
+        self._inline_bytes = inline_bytes
+        self._buffers: list[memoryview] = []
+        self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
+
+    def pack(self, value: Any) -> bytes:
+        """The packed value; its buffers are there for ``take_buffers``.
+
+        Raises LocalProtocolError where ``value`` holds something that is no plain data. A lone surrogate, which JSON
+        can spell and UTF-8 can't carry, arrives as its escape: ``\\ud83d``.
+        """
+        try:
+            # In an array, as it will be in its body, and one more, which decoding takes: what is nested too deep fails
+            # here and not where it arrives.
+            packed: bytes = self._packer.pack(((value,),))[2:]
+        except (TypeError, ValueError, OverflowError) as error:
+            self._forget()
+            raise LocalProtocolError(str(error)) from error
+        except BaseException:  # a property or a `__wire__` of the user's
+            self._forget()
+            raise
+        if len(packed) > MAX_ENVELOPE_ITEMS:  # fewer bytes can't hold more items
+            self._check_limits(packed)
+        return packed
+
+    def _check_limits(self, packed: bytes) -> None:
+        what = ""
+        if len(packed) > MAX_ENVELOPE_BYTES:
+            what = f"{len(packed)} bytes is over the limit of {MAX_ENVELOPE_BYTES}"
+        else:
+            try:
+                _unpack_counting(packed, lambda code, data: None, MAX_ENVELOPE_ITEMS)
+            except ValueError:
+                what = f"more than {MAX_ENVELOPE_ITEMS} values is over the limit"
+        if what:
+            self._forget()
+            raise LocalProtocolError(
+                f"a message of {what}: bulk data belongs into arrays or Buffers, which travel beside it, or into the "
+                "transport"
+            )
+
+    def take_buffers(self) -> list[memoryview]:
+        """The buffers of the value that was packed last, in the order of their indexes."""
+        buffers = self._buffers
+        if buffers:
+            self._buffers = []
+        return buffers
+
+    def _forget(self) -> None:
+        self._packer.reset()
+        self._buffers = []
+
+    def _to_plain(self, value: Any) -> Any:
+        """One step from an object towards what MessagePack knows; called by the packer for what it does not."""
+        if type(value) is Buffer:
+            return self._set_aside(value.view)
+        cls: Any = type(value)
+        encoder = _encoder_of(cls)
+        if encoder is None or isinstance(value, type):
+            raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} can't be sent in a message")
+        return encoder(value)
+
+    def _set_aside(self, view: memoryview) -> Any:
+        if view.nbytes <= self._inline_bytes:
+            return bytes(view)
+        if self._inline_bytes >= MAX_ENVELOPE_BYTES:  # nothing may travel beside
+            raise ValueError(
+                f"a buffer of {view.nbytes} bytes can't be part of a message that is kept for repeating"
+            )
+        if len(self._buffers) == MAX_BUFFERS:
+            raise ValueError(f"more than {MAX_BUFFERS} buffers in one message")
+        self._buffers.append(view)
+        return msgpack.ExtType(_BUFFER, _INDEX.pack(len(self._buffers) - 1))
+
+
+def unchanging(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """The buffers, copied where their owner could still change the bytes."""
+    return [view if memoryview(view.obj).readonly else memoryview(bytes(view)) for view in buffers]
+
+
+def join(packed: Sequence[bytes]) -> bytes:
+    """One MessagePack array of items that are packed already."""
+    count = len(packed)
+    if count < 16:
+        return b"".join((_SHORT_ARRAYS[count], *packed))
+    return b"".join((_LONG_ARRAY.pack(0xDD, count), *packed))
+
+
+# https://github.com/msgpack/msgpack/blob/master/spec.md: fixarray, and array 32.
+_SHORT_ARRAYS = [bytes((0x90 | count,)) for count in range(16)]
+_LONG_ARRAY = struct.Struct("!BI")
+
+
+def pack_header(node: str, epoch: int) -> bytes:
+    header: bytes = msgpack.packb([MAGIC, VERSION, node, epoch])
+    return header
+
+
+def unpack_header(header: Bytes) -> tuple[str, int]:
+    """Node and epoch of the sender. Raises RemoteProtocolError where it is no peer of ours."""
+    head = unpack(header, max_bytes=4096)
+    match head:
+        case [str(magic), int(version), *_] if magic == MAGIC and version != VERSION:
+            raise RemoteProtocolError(f"the peer speaks protocol version {version}, this side {VERSION}")
+        case [str(magic), int(), str(node), int(epoch)] if magic == MAGIC:
+            return node, epoch
+    raise RemoteProtocolError("not a flexmarl message")
+
+
+class _Unholdable(RemoteProtocolError):
+    """MessagePack that Python has no value for: a map whose key is a list, or another map."""
+
+
+def unpack(packed: Bytes, buffers: Sequence[Bytes] = (), *, max_bytes: int = MAX_BODY_BYTES) -> Any:
+    """Plain data. Raises RemoteProtocolError where it is not MessagePack or over a limit."""
+    size = len(packed)
+    if size > max_bytes or len(buffers) > MAX_BUFFERS:
+        raise RemoteProtocolError(
+            f"{size} bytes and {len(buffers)} buffers are over the limit of {max_bytes} bytes"
+        )
+    extension = _buffer_of(buffers) if buffers else _no_extension
+    try:
+        if size > _SMALL_BYTES:
+            # Walks over the whole message without building anything. An array announces its length, and the decoder
+            # makes room for it at once: a few bytes could claim gigabytes if their contents were not known to be there.
+            walker = msgpack.Unpacker(None, max_buffer_size=size)
+            walker.feed(packed)
+            walker.skip()
+        if size > MAX_BODY_ITEMS:
+            return _unpack_counting(packed, extension, MAX_BODY_ITEMS)
+        # A timestamp, which nobody here sends, becomes a number: plain data, whatever arrives.
+        return msgpack.unpackb(packed, strict_map_key=False, ext_hook=extension, timestamp=2)
+    except TypeError as error:
+        raise _Unholdable(f"not MessagePack for Python: {error}") from error
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise RemoteProtocolError(f"not MessagePack: {error or type(error).__name__}") from error
+
+
+def _unpack_counting(packed: Bytes, extension: Callable[[int, bytes], Any], limit: int) -> Any:
+    """Raises ValueError as soon as there are more than ``limit`` values in the containers that are complete."""
+    left = limit
+
+    def count(container: Any) -> Any:
+        nonlocal left
+        left -= len(container) + 1
+        if left < 0:
+            raise ValueError(f"more than {limit} values")
+        return container
+
+    return msgpack.unpackb(
+        packed,
+        strict_map_key=False,
+        ext_hook=extension,
+        timestamp=2,
+        list_hook=count,
+        object_hook=count,
+        max_array_len=limit,
+        max_map_len=limit,
+    )
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} without a buffer to stand for")
+
+
+def _buffer_of(buffers: Sequence[Bytes]) -> Callable[[int, bytes], Bytes]:
+    def hook(code: int, data: bytes) -> Bytes:
+        if code != _BUFFER or len(data) != _INDEX.size or (index := _INDEX.unpack(data)[0]) >= len(buffers):
+            raise ValueError(f"extension type {code} stands for no buffer of this message")
+        found: Bytes = buffers[index]
+        return found
+
+    return hook
+
+
+def unpack_envelopes(body: Bytes, buffers: Sequence[Bytes] = ()) -> list[Envelope]:
+    """Raises RemoteProtocolError where an envelope does not have the shape of its kind.
+
+    Where one holds a value that Python can't, that one is replaced: a request's arguments by ``Undecodable``, an answer
+    by an ERROR. Those that share its message are not to suffer for it.
+    """
+    try:
+        envelopes = unpack(body, buffers)
+    except _Unholdable as error:
+        if len(body) > MAX_BODY_ITEMS:  # decoded one by one they would not be counted together
+            raise
+        return _unpack_one_by_one(body, buffers, error)
+    if type(envelopes) is not list:
+        raise RemoteProtocolError("malformed message: no array of envelopes")
+    _check_shapes(envelopes)
+    return envelopes
+
+
+def _check_shapes(envelopes: list[Any]) -> None:
+    try:
+        for item in envelopes:
+            if type(item) is not list or not _CHECKS[item[0]](item):
+                raise RemoteProtocolError("malformed envelope")
+    except (KeyError, IndexError, TypeError):  # of no kind, empty, or of something that can't be a kind
+        raise RemoteProtocolError("malformed envelope") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Undecodable:
+    """In the place of arguments that Python can't hold."""
+
+    reason: str
+
+
+def _unpack_one_by_one(body: Bytes, buffers: Sequence[Bytes], error: RemoteProtocolError) -> list[Envelope]:
+    """Raises ``error`` where the body is not an array of envelopes."""
+    walker = msgpack.Unpacker(None, max_buffer_size=len(body))
+    walker.feed(body)
+    cuts = []
+    try:
+        for _ in range(walker.read_array_header()):
+            cuts.append(walker.tell())
+            walker.skip()
+    except (ValueError, msgpack.UnpackException):
+        raise error from None
+    envelopes: list[Envelope] = []
+    for start, end in zip(cuts, [*cuts[1:], len(body)], strict=True):
+        packed = body[start:end]
+        try:
+            envelope = unpack(packed, buffers)
+            _check_shapes([envelope])
+        except RemoteProtocolError as broken:
+            envelope = _what_can_be_told(packed, broken)
+        envelopes.append(envelope)
+    return envelopes
+
+
+def _what_can_be_told(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
+    """Raises ``broken`` where it is not even told whose envelope this is."""
+    head = msgpack.Unpacker(None, max_buffer_size=len(packed))
+    head.feed(packed)
+    reason = f"can't be decoded: {broken}"
+    try:
+        length = head.read_array_header()
+        fields = [head.unpack() for _ in range(min(length, 5 if packed[1] in REQUESTS else 2))]
+        if fields[0] in REQUESTS:
+            # With something in the place of what comes after its arguments: nothing is done with it.
+            envelope = [*fields, [], {}, *[1] * (len(_SHAPES[fields[0]]) - 7)]
+            _check_shapes([envelope])
+            return [*envelope[:5], Undecodable(reason), *envelope[6:]]
+        if fields[0] in (Kind.REPLY, Kind.ITEM):
+            envelope = [int(Kind.ERROR), fields[1], str(Fault.PROTOCOL), f"the result {reason}", ""]
+            _check_shapes([envelope])
+            return envelope
+    except (ValueError, IndexError, TypeError, msgpack.UnpackException):
+        pass
+    raise broken
+
+
+_SHAPES: dict[int, tuple[type, ...]] = {int(kind): fields for kind, fields in FIELDS.items()}
+
+
+def _has_shape(item: Envelope) -> bool:
+    return tuple(map(type, item)) == _SHAPES[item[0]]
+
+
+def _is_request(item: Envelope) -> bool:
+    # The time is positive: NaN, as a timer, would upset all others.
+    return tuple(map(type, item)) == _SHAPES[item[0]] and item[4] >= 0.0
+
+
+def _holds_value(item: Envelope) -> bool:
+    return len(item) == 3 and type(item[0]) is int and type(item[1]) is int
+
+
+def _holds_item(item: Envelope) -> bool:
+    return len(item) == 4 and type(item[0]) is int and type(item[1]) is int and type(item[2]) is int
+
+
+def _holds_ids(item: Envelope) -> bool:
+    return _has_shape(item) and set(map(type, item[2])) <= {int}
+
+
+_CHECKS: dict[int, Callable[[Envelope], bool]] = {
+    **dict.fromkeys(_SHAPES, _has_shape),
+    **dict.fromkeys(map(int, REQUESTS), _is_request),
+    int(Kind.REPLY): _holds_value,
+    int(Kind.ITEM): _holds_item,
+    int(Kind.DONE): _holds_ids,
+    int(Kind.PONG): _holds_ids,
+}

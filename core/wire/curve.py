@@ -1,0 +1,349 @@
+"""Who may connect over TCP: the CURVE keys of a run, the gate that knows the allowed ones, where plain TCP may listen.
+
+- A server proves itself by its key pair, a client by its own; everything between them is encrypted (CurveZMQ,
+  https://rfc.zeromq.org/spec/26/).
+- CURVE by itself lets in every client that knows the server's *public* key. Which clients may come is decided by the
+  ``Gate``, whom libzmq asks over ZAP (https://rfc.zeromq.org/spec/27/).
+- Everything fails closed: without a gate a protected socket lets nobody in, and the gate refuses what it does not know.
+"""
+
+import asyncio
+import dataclasses
+import errno
+import ipaddress
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+from zmq.utils import z85
+
+from ..errors import InvalidKeys, PlainTcpRefused, UnsafeKeys
+from ..telemetry import get_logger
+
+log = get_logger(__name__)
+
+# --------------------------------------------------------------------------- keys
+
+_KEY_CHARACTERS: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85: RFC 32
+_MAX_FILE_BYTES: Final = 64 * 1024  # about 1400 allowed clients
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The CURVE keys one side of a run holds. Each is 32 bytes as 40 characters of Z85.
+
+    The nodes of a run share one file, whose server key pair and client key pair they all use. A client from outside
+    gets its own with ``for_client``: it knows of the server the public key only, ``server_secret`` is None.
+    Raises InvalidKeys where a key is malformed, or a public key does not belong to its secret one.
+    """
+
+    server_public: str
+    client_public: str
+    client_secret: str = field(repr=False)
+    server_secret: str | None = field(default=None, repr=False)
+    allowed: frozenset[str] = frozenset()  # public keys of the clients that the server lets in
+
+    def __post_init__(self) -> None:
+        _check_key("server_public", self.server_public)
+        _check_pair("client", self.client_public, self.client_secret)
+        if self.server_secret is not None:
+            _check_pair("server", self.server_public, self.server_secret)
+        for key in self.allowed:
+            _check_key("allowed", key)
+
+    @classmethod
+    def make(cls) -> "Keys":
+        """New keys for a run, whose server lets in the client that holds them."""
+        server_public, server_secret = _new_pair()
+        client_public, client_secret = _new_pair()
+        return cls(server_public, client_public, client_secret, server_secret, frozenset({client_public}))
+
+    @classmethod
+    def for_client(cls, server_public: str) -> "Keys":
+        """New keys for a client from outside. It gets in once its ``client_public`` is allowed at the server."""
+        return cls(server_public, *_new_pair())
+
+    def allowing(self, public_key: str) -> "Keys":
+        """A copy that lets in one more client. Raises InvalidKeys."""
+        return dataclasses.replace(self, allowed=self.allowed | {public_key})
+
+    def save(self, path: Path) -> None:
+        """Writes the file, readable by this user alone; it is there whole or not at all. Raises OSError.
+
+        Raises InvalidKeys where there are too many allowed clients for ``load`` to take the file.
+        """
+        content = json.dumps({**dataclasses.asdict(self), "allowed": sorted(self.allowed)}, indent=2) + "\n"
+        if len(content) > _MAX_FILE_BYTES:
+            raise InvalidKeys(f"{len(self.allowed)} allowed clients make a file over {_MAX_FILE_BYTES} bytes")
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(
+            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(content)
+            draft.replace(path)
+        except BaseException:
+            draft.unlink()
+            raise
+
+    @classmethod
+    def load(cls, path: Path) -> "Keys":
+        """Reads what ``save`` wrote. Raises UnsafeKeys where others may have read or written it, or it is no such file.
+
+        Raises OSError where it is missing or unreadable.
+        """
+        content = _read_private(path)
+        remedy = "make new keys, or copy the file again from where it is whole"
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError):  # no "from": the error would quote the file, secrets and all
+            raise UnsafeKeys(path, "it is not JSON", remedy) from None
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(fields, dict) or sorted(fields) != sorted(names):
+            raise UnsafeKeys(path, f"it is not an object of {', '.join(names)}", remedy)
+        allowed = fields["allowed"]
+        if not isinstance(allowed, list) or not all(isinstance(key, str) for key in allowed):
+            raise UnsafeKeys(path, "allowed is not a list of keys", remedy)
+        try:
+            return cls(**{**fields, "allowed": frozenset(allowed)})
+        except InvalidKeys as error:
+            raise UnsafeKeys(path, str(error), remedy) from None
+
+
+def _new_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode("ascii"), secret.decode("ascii")
+
+
+def _check_key(name: str, key: Any) -> None:
+    # The error names the field and never the key: it may be a secret.
+    if not isinstance(key, str) or not _KEY_CHARACTERS.fullmatch(key):
+        raise InvalidKeys(f"{name} is not a key: 40 characters of Z85")
+    try:
+        z85.decode(key)
+    except struct.error:  # five characters of Z85 can spell a little more than the four bytes they stand for
+        raise InvalidKeys(f"{name} is not a key: five of its characters are more than 32 bits") from None
+
+
+def _check_pair(whose: str, public: Any, secret: Any) -> None:
+    _check_key(f"{whose}_public", public)
+    _check_key(f"{whose}_secret", secret)
+    if zmq.curve_public(secret.encode("ascii")) != public.encode("ascii"):
+        raise InvalidKeys(f"{whose}_public does not belong to {whose}_secret")
+
+
+def _read_private(path: Path) -> bytes:
+    """The bytes of a small file that only this user can read or write. Raises UnsafeKeys, OSError."""
+    try:
+        # O_NONBLOCK: a pipe of that name without a writer must not hold us up
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafeKeys(path, "it is a symbolic link", "name the file itself") from None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)  # of the file that is open: the name may mean another one by now
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeKeys(path, "it is not a regular file", "name a file that Keys.save wrote")
+        if status.st_uid != os.geteuid():
+            raise UnsafeKeys(
+                path,
+                f"it belongs to user {status.st_uid}, not {os.geteuid()}",
+                "make new keys as this user, or copy the file with `install -m 600`",
+            )
+        if status.st_mode & 0o077:
+            raise UnsafeKeys(
+                path,
+                f"its mode is {stat.S_IMODE(status.st_mode):04o}, open to other users",
+                f"`chmod 600 {path}` if nobody can have read it, else make new keys",
+            )
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise UnsafeKeys(
+            path, f"it is larger than {_MAX_FILE_BYTES} bytes", "name a file that Keys.save wrote"
+        )
+    return content
+
+
+# --------------------------------------------------------------------------- sockets
+
+_DOMAIN: Final = "flexmarl"
+
+
+def protect_server(socket: "zmq.Socket[bytes]", keys: Keys) -> None:
+    """Makes a socket, before it binds, take only clients that its context's ``Gate`` lets in.
+
+    Raises InvalidKeys where ``keys`` are a client's.
+    """
+    if keys.server_secret is None:
+        raise InvalidKeys("these are a client's keys: a server needs server_secret too, from Keys.make()")
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.server_secret)
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+    # Without this libzmq lets every client in while nobody answers ZAP (zmq_setsockopt(3)).
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def protect_client(socket: "zmq.Socket[bytes]", keys: Keys) -> None:
+    """Makes a socket, before it connects, prove who it is and talk to the holder of the server's secret key only.
+
+    What becomes of it is told by the socket's monitor alone (zmq_socket_monitor(3)), as measured with libzmq 4.3.5:
+    a client that the gate refuses gets HANDSHAKE_FAILED_AUTH (value 400) at once, and its socket never tries again;
+    one that expects another server gets HANDSHAKE_FAILED_NO_DETAIL, and its socket tries again for ever.
+    """
+    socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server_public)
+    socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.client_public)
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.client_secret)
+
+
+# --------------------------------------------------------------------------- the gate
+
+_ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
+_ZAP_VERSION: Final = b"1.0"
+# After this many questions other callbacks of the loop get their turn.
+_DRAIN_BUDGET: Final = 64
+# Whoever makes a new key for each attempt must not fill the memory or the log.
+_MAX_LOGGED: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GateStatistics:
+    admitted: int  # connections, each time they are made
+    denied: int
+    allowed_keys: int
+
+
+class Gate:
+    """Decides which clients get into the protected sockets of one ``zmq.Context``, on the loop that is running.
+
+    Start it before the sockets bind; close it before the context is terminated. A connection that is made stays,
+    whatever becomes of the gate.
+
+    zmq.auth.Authenticator is not used: it admits every client of the NULL mechanism by default, does not tell its
+    callback who is asking (so that refusals could not be told apart), and is a coroutine for work that never waits.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Iterable[str]) -> None:
+        """``allowed``: public keys, such as ``Keys.allowed``. Raises InvalidKeys."""
+        self._context = context
+        self._allowed: set[bytes] = set()
+        self._logged: set[tuple[bytes, bytes]] = set()
+        self._admitted = 0
+        self._denied = 0
+        self._socket: zmq.Socket[bytes] | None = None
+        for key in allowed:
+            self.allow(key)
+
+    def start(self) -> None:
+        """Raises zmq.ZMQError (EADDRINUSE) where the context has a gate already."""
+        self._loop = asyncio.get_running_loop()
+        socket = self._context.socket(zmq.REP)
+        try:
+            socket.bind(_ZAP_ADDRESS)
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
+        self._socket = socket
+        self._loop.add_reader(socket.FD, self._drain)
+
+    def close(self) -> None:
+        """From here on nobody new gets in. May be called again."""
+        if self._socket is not None:
+            socket, self._socket = self._socket, None
+            self._loop.remove_reader(socket.FD)
+            socket.unbind(_ZAP_ADDRESS)  # at once, where close() leaves it to libzmq's thread
+            socket.close(linger=0)
+
+    def allow(self, public_key: str) -> None:
+        """Lets in one more client, from its next attempt on. Raises InvalidKeys."""
+        _check_key("public_key", public_key)
+        self._allowed.add(z85.decode(public_key))
+
+    def statistics(self) -> GateStatistics:
+        return GateStatistics(self._admitted, self._denied, len(self._allowed))
+
+    def _drain(self) -> None:
+        # The descriptor is edge-triggered: it tells of new questions only after a receive has said EAGAIN.
+        for _ in range(_DRAIN_BUDGET):
+            if self._socket is None:  # closed since this was scheduled
+                return
+            try:
+                question = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._socket.send_multipart(self._answer(question), zmq.NOBLOCK)
+        self._loop.call_soon(self._drain)
+
+    def _answer(self, question: list[bytes]) -> list[bytes]:
+        # RFC 27: version, request id, domain, address, routing id, mechanism, credentials of the mechanism
+        match question:
+            case [version, request_id, domain, _, _, b"CURVE", key] if (
+                version == _ZAP_VERSION and domain == _DOMAIN.encode("ascii") and key in self._allowed
+            ):
+                self._admitted += 1
+                # The last but one becomes the User-Id of every message of the connection.
+                return [_ZAP_VERSION, request_id, b"200", b"OK", z85.encode(key), b""]
+            case [_, request_id, *_]:
+                self._deny(question)
+                return [_ZAP_VERSION, request_id, b"400", b"not allowed", b"", b""]
+            case _:
+                self._deny(question)
+                return [_ZAP_VERSION, b"", b"400", b"not allowed", b"", b""]
+
+    def _deny(self, question: list[bytes]) -> None:
+        self._denied += 1
+        address, key = question[3:4], question[6:7]
+        seen = (b"".join(address), b"".join(key))
+        # Whoever is refused may try again for ever: each is worth one line.
+        if seen in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return
+        self._logged.add(seen)
+        log.warning(
+            "a client was refused: its public key is not allowed",
+            address=seen[0].decode("ascii", "backslashreplace"),
+            key_prefix=z85.encode(seen[1])[:8].decode("ascii") if len(seen[1]) == 32 else "",
+            next="if it is yours, allow its client_public: ActorSystem.allow() or Keys.allowing()",
+        )
+        if len(self._logged) == _MAX_LOGGED:
+            log.warning("further refused clients are counted and no longer logged", logged=_MAX_LOGGED)
+
+
+# --------------------------------------------------------------------------- plain TCP
+
+_LOOPBACK: Final = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+
+
+def check_plain_tcp(host: str, *, secured: bool, beyond_loopback: bool) -> None:
+    """Raises PlainTcpRefused where plain TCP (``secured`` is false) would leave this machine, to listen or to connect.
+
+    With ``beyond_loopback`` it is logged as a warning instead. Loopback is 127.0.0.0/8, ::1 and localhost;
+    any other name may mean any address, and so may ``*``.
+    """
+    if secured or _is_loopback(host):
+        return
+    if not beyond_loopback:
+        raise PlainTcpRefused(host)
+    log.warning(
+        "PLAIN TCP BEYOND LOOPBACK: whoever reaches this address can read every message and command every actor",
+        host=host,
+        next="give the system keys (Keys.make()) unless the network is closed to all others",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return any(address in network for network in _LOOPBACK)

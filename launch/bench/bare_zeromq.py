@@ -1,0 +1,224 @@
+"""The bare ZeroMQ patterns that ``flexmarl bench calls`` measures beside ours: what the socket itself allows.
+
+Two processes: this one and ``bare_zeromq_peer.py``, one peer per pattern, all idle but the one being measured. Messages
+are MessagePack arrays with the content of one of our calls (id, actor, endpoint, deadline, arguments), so of about its
+size; packed and unpacked on both sides, checked by nobody.
+
+``latency``   REQ/REP, blocking sockets, no event loop: the shortest way there and back that ZeroMQ has.
+``calls``     DEALER/ROUTER on the sockets' file descriptors under uvloop on both sides: a reply finds its future by
+              call id, the descriptor is drained until EAGAIN, sends are direct and do not block. One ZeroMQ message
+              per call; calls are not joined.
+``array``     REQ/REP, blocking: ``send(array, copy=False)``; the peer copies what arrives into a buffer that it
+              prepared (faulted in) before, and acknowledges.
+
+Over TCP all three are encrypted with CURVE, with keys made for this measurement. The peer knows no list of allowed
+clients (no ZAP): that would cost the handshake, not the calls.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import msgpack
+import numpy as np
+import zmq
+
+from ...core.errors import BenchmarkFailed
+from .measure import calls_in_flight, one_after_another_blocking
+
+Pattern = Literal["latency", "calls", "array"]
+Result = TypeVar("Result")
+
+_PATIENCE_S = 30.0
+
+
+class Bare:
+    """``patterns`` of them, over ipc or over TCP with CURVE, ready to be measured."""
+
+    def __init__(
+        self,
+        directory: Path,
+        patterns: tuple[Pattern, ...],
+        *,
+        curve: bool,
+        environment: Mapping[str, str],
+        array_bytes: int = 0,
+    ) -> None:
+        """``directory``: private, for the sockets. ``environment``: the peers'. ``array_bytes``: the buffer's size."""
+        self._directory = directory
+        self._patterns = patterns
+        self._curve = curve
+        self._environment = dict(environment)
+        self._array_bytes = array_bytes
+        self._sockets: dict[Pattern, zmq.Socket[bytes]] = {}
+        self._resources = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as resources:
+            context = zmq.Context()
+            resources.callback(context.destroy, linger=0)
+            for pattern in self._patterns:
+                await self._connect(context, pattern, resources)
+            if "calls" in self._patterns:
+                self._calls = _CallsById(self._sockets["calls"])
+                resources.callback(self._calls.close)
+            self._resources = resources.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._resources.aclose()
+
+    async def _connect(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", pattern: Pattern, resources: AsyncExitStack
+    ) -> None:
+        own_public, own_secret = zmq.curve_keypair()
+        peer_public, peer_secret = zmq.curve_keypair()
+        address = "tcp://127.0.0.1:*" if self._curve else f"ipc://{self._directory / pattern}.sock"
+        init = {
+            "pattern": pattern,
+            "address": address,
+            "secret_key": peer_secret.decode() if self._curve else None,
+            "array_bytes": self._array_bytes,
+        }
+        peer = _Peer(init, self._environment)
+        resources.push_async_callback(peer.close)
+        bound_to = await peer.start()
+        socket = context.socket(zmq.DEALER if pattern == "calls" else zmq.REQ)
+        socket.set_hwm(0)
+        socket.rcvtimeo = socket.sndtimeo = round(_PATIENCE_S * 1e3)
+        if self._curve:
+            socket.curve_serverkey = peer_public
+            socket.curve_publickey, socket.curve_secretkey = own_public, own_secret
+        socket.connect(bound_to)
+        self._sockets[pattern] = socket
+
+    async def latency(self, argument: dict[str, str] | None, seconds: float) -> list[float]:
+        """Microseconds of each call made one after the other within ``seconds``."""
+        socket = self._sockets["latency"]
+        call_id = 0
+
+        def call() -> None:
+            nonlocal call_id
+            call_id += 1
+            socket.send(pack_call(call_id, argument))
+            if msgpack.unpackb(socket.recv()) != [call_id, argument]:
+                raise BenchmarkFailed("the bare REP socket sent something else back")
+
+        return await _in_thread(lambda: one_after_another_blocking(call, seconds))
+
+    async def calls_per_s(self, seconds: float, in_flight: int) -> float:
+        count, elapsed_s = await calls_in_flight(self._calls.call, seconds, in_flight)
+        return count / elapsed_s
+
+    async def array_gb_s(self, array: "np.ndarray[Any, np.dtype[np.uint8]]", stamp: int) -> float:
+        """10^9 bytes per second of one transfer of ``array``, from the send to the acknowledgement.
+
+        ``stamp``, 0 to 255, becomes the last byte of the array: the peer sends it back."""
+        array[-1] = stamp
+        socket = self._sockets["array"]
+
+        def transfer() -> float:
+            (elapsed_us,) = one_after_another_blocking(exchange, 1e-9)
+            return array.nbytes / elapsed_us / 1e3
+
+        def exchange() -> None:
+            socket.send(array.data, copy=False)
+            if socket.recv() != bytes([stamp]):
+                raise BenchmarkFailed("the bare array did not arrive as it was sent")
+
+        return await _in_thread(transfer)
+
+
+def pack_call(call_id: int, argument: dict[str, str] | None) -> bytes:
+    endpoint, arguments = ("empty", []) if argument is None else ("echo_dict", [argument])
+    packed: bytes = msgpack.packb([0, call_id, "echo", endpoint, 30.0, arguments, {}])
+    return packed
+
+
+class _CallsById:
+    """The calling side of ``calls``."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._replies: dict[int, asyncio.Future[object]] = {}
+        self._last_id = 0
+        self._look_again_scheduled = False
+        self._descriptor = socket.FD
+        self._loop.add_reader(self._descriptor, self._drain)
+
+    async def call(self) -> object:
+        self._last_id = call_id = self._last_id + 1
+        reply = self._replies[call_id] = self._loop.create_future()
+        self._socket.send(pack_call(call_id, None), zmq.NOBLOCK)
+        # The descriptor is edge-triggered: sending may have taken its edge (zmq_getsockopt(3), ZMQ_FD).
+        if not self._look_again_scheduled:
+            self._look_again_scheduled = True
+            self._loop.call_soon(self._look_again)
+        return await reply
+
+    def _look_again(self) -> None:
+        self._look_again_scheduled = False
+        self._drain()
+
+    def _drain(self) -> None:
+        receive, replies = self._socket.recv, self._replies
+        try:
+            while True:
+                call_id, value = msgpack.unpackb(receive(zmq.NOBLOCK))
+                reply = replies.pop(call_id)
+                if not reply.done():  # else its caller was cancelled
+                    reply.set_result(value)
+        except zmq.Again:
+            return
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+
+
+class _Peer:
+    """One process of ``bare_zeromq_peer.py``. It ends when its standard input does, so never outlives this one."""
+
+    def __init__(self, init: Mapping[str, object], environment: dict[str, str]) -> None:
+        self._init = init
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> str:
+        """The address it is bound to. Raises BenchmarkFailed where it does not start."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "flexmarl.launch.bench.bare_zeromq_peer",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env=self._environment, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(self._init).encode() + b"\n")
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), _PATIENCE_S)
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise BenchmarkFailed(f"the bare {self._init['pattern']} peer did not start; see its words above")
+        return line.decode().strip()
+
+    async def close(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """As asyncio.to_thread, but a cancellation waits for ``work`` to end: it uses sockets that are closed next."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,110 @@
+"""What a person sees of a benchmark: on standard error what is measured now, on standard output the tables."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..formatting import compact
+
+# More than this by others, and the figures say more about them.
+_BUSY_PERCENT = 10
+_TITLES = {"ipc": "ipc", "tcp_curve": "TCP with CURVE"}
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
+    """Called with what is measured next: a bar on a terminal, lines elsewhere."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    text = TextColumn("{task.description}", markup=False)
+    # No refresh thread: it would run while calls are measured. The bar is drawn between two parts.
+    with Progress(text, *columns, console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+        begun = 0
+
+        def tell(description: str) -> None:
+            nonlocal begun
+            bar.update(task, description=description, completed=begun)
+            bar.refresh()
+            begun += 1
+
+        yield tell
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    for transport, title in _TITLES.items():
+        if transport in result:
+            console.print(_goals_table(title, result[transport]["goals"]))
+    if result["others"]:
+        console.print(_others_table(result))
+    _say_if_busy(console, result)
+
+
+def _say_if_busy(console: Console, result: Mapping[str, Any]) -> None:
+    if (busy := result["machine"]["busy_percent"]) > _BUSY_PERCENT:
+        console.print(
+            Text(f"The machine was {busy:.0f} % busy with other things: measure again.", style="yellow")
+        )
+
+
+def pipeline_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table("pipeline, simulated engines", result["goals"], "sync, bound"))
+    shares = result["load"]["core_share"].items()
+    turns_per_s = compact(result["load"]["turns_per_s"])
+    words = ", ".join(f"{name} {share:.2f}" for name, share in shares)
+    console.print(Text(f"cores at 1,000 turns/s (measured at {turns_per_s}): {words}"))
+    _say_if_busy(console, result)
+
+
+def goals_tables(console: Console, title: str, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table(title, result["goals"]))
+
+
+def _goals_table(title: str, goals: list[dict[str, Any]], beside: str = "bare") -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("")
+    for column in ("measured", beside, "ratio"):
+        table.add_column(column, justify="right")
+    table.add_column("goal")
+    table.add_column("")
+    for verdict in goals:
+        table.add_row(
+            verdict["words"],
+            compact(verdict["measured"]),
+            "" if verdict["bare"] is None else compact(verdict["bare"]),
+            "" if verdict["ratio"] is None else f"{verdict['ratio']:.2f}",
+            verdict["goal"],
+            "[green]met" if verdict["met"] else "[red]not met",
+        )
+    return table
+
+
+def _others_table(result: Mapping[str, Any]) -> Group:
+    table = Table(title="in the same run", title_justify="left", title_style="bold")
+    for number, column in enumerate(("", "p50 us", "p99 us", "calls/s", "start to first reply")):
+        table.add_column(column, justify="right" if number else "left")
+    own = result.get("ipc") or result.get("tcp_curve")
+    if own:
+        figures = (own["call_p50_us"], own["call_p99_us"], own["calls_per_s"])
+        table.add_row("flexmarl", *map(compact, figures), f"{own['spawn_first_reply_s']:.2f} s")
+    missing, notes = [], []
+    for library, figures in result["others"].items():
+        if figures is None:
+            missing.append(library)
+        elif "error" in figures:
+            table.add_row(library, "failed")
+            notes.append(f"{library}: {figures['error']}")
+        else:
+            shown = (figures["call_p50_us"], figures["call_p99_us"], figures["calls_per_s"])
+            first_reply = f"{figures['start_first_reply_s']:.2f} s"
+            table.add_row(f"{library} {figures['version']}", *map(compact, shown), first_reply)
+    if missing:
+        notes.append(f"not installed: {', '.join(missing)} ({result['others_install']})")
+    return Group(table, *map(Text, notes))  # as Text: what is in brackets is no markup

@@ -1,0 +1,199 @@
+"""The simulated engine: who ends when, exactly, however seldom or often it is asked."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.actors.inference.engines.engine import EngineRequest
+from flexmarl.actors.inference.engines.simulated_engine import (
+    END_OF_SEQUENCE,
+    SimulatedEngine,
+    SimulatedEngineConfig,
+    draw_answer,
+)
+
+FIXED = SimulatedEngineConfig(median_tokens=1e6, sigma=0.0, token_s=0.5, prompt_share=0.0)
+"""Every answer is cut off at ``max_new_tokens``."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def request(name: str, tokens: int, prompt: int = 1) -> EngineRequest:
+    return EngineRequest(name, (97,) * prompt, 1, 1.0, tokens)
+
+
+def engine(
+    clock: Clock, config: SimulatedEngineConfig = FIXED, max_batch: int = 8, **changes: float
+) -> SimulatedEngine:
+    return SimulatedEngine(config.model_copy(update=changes), clock, max_batch=max_batch)
+
+
+def ends(subject: SimulatedEngine, clock: Clock) -> dict[str, float]:
+    """When each request ends, seconds after the clock's start, asked only when something is due."""
+    found = {}
+    while subject.pending:
+        clock.now_s = max(clock.now_s, subject.due_s)
+        for result in subject.step():
+            found[result.request_id] = clock.now_s - 100.0
+    return found
+
+
+def test_an_answer_takes_its_tokens_times_the_time_of_each() -> None:
+    clock = Clock()
+    subject = engine(clock)
+    subject.add(request("a", 4))
+    assert subject.step() == [] and subject.due_s == 102.0
+    clock.now_s = math.nextafter(102.0, 0.0)
+    assert subject.step() == []
+    clock.now_s = 102.0
+    (result,) = subject.step()
+    assert len(result.tokens) == len(result.logprobs) == 4 and result.finish_reason == "length"
+    assert subject.due_s == math.inf and subject.step() == []
+
+
+def test_a_prompt_takes_its_share() -> None:
+    clock = Clock()
+    subject = engine(clock, prompt_share=0.25)
+    subject.add(request("a", 4, prompt=8))
+    subject.step()
+    assert subject.due_s == 103.0
+
+
+def test_a_crowd_slows_everybody_while_it_lasts() -> None:
+    clock = Clock()
+    subject = engine(clock, crowding=1.0)  # two together: a step takes twice as long
+    subject.add(request("short", 2))
+    subject.add(request("long", 4))
+    subject.step()
+    assert ends(subject, clock) == {"short": 2.0, "long": 3.0}
+
+
+def test_who_waits_begins_at_the_moment_of_an_end() -> None:
+    clock = Clock()
+    subject = engine(clock, max_batch=1)
+    for name, tokens in (("a", 2), ("b", 4), ("c", 6)):
+        subject.add(request(name, tokens))
+    subject.step()
+    assert (subject.statistics().active, subject.statistics().waiting) == (1, 2)
+    clock.now_s = 103.5  # b began at 101, not now
+    assert [result.request_id for result in subject.step()] == ["a", "b"]
+    assert subject.due_s == 106.0
+
+
+def test_an_aborted_turn_makes_room() -> None:
+    clock = Clock()
+    subject = engine(clock, max_batch=1)
+    for name in "ab":
+        subject.add(request(name, 2))
+    subject.step()
+    clock.now_s = 100.5
+    assert subject.abort("a")
+    assert ends(subject, clock) == {"b": 1.5}
+
+
+def test_an_answer_nobody_fetched_yet_can_be_aborted() -> None:
+    clock = Clock()
+    subject = engine(clock)
+    subject.add(request("a", 2))
+    subject.step()
+    clock.now_s = 200.0
+    subject.add(request("b", 2))
+    assert subject.abort("a") and not subject.abort("a")
+    assert ends(subject, clock) == {"b": 101.0}
+
+
+@pytest.mark.parametrize(
+    ("at_s", "count"), [(0.0, 0), (1.0, 0), (1.4, 0), (1.5, 1), (2.9, 3), (3.0, 4), (3.49, 4)]
+)
+def test_an_interrupted_answer_has_the_tokens_of_its_time(at_s: float, count: int) -> None:
+    clock = Clock()
+    subject = engine(clock, prompt_share=1.0)  # two tokens of prompt: the answer begins after 1.0 s
+    subject.add(request("a", 5, prompt=2))
+    subject.step()
+    clock.now_s = 100.0 + at_s
+    result = subject.abort("a")
+    assert result is not None and len(result.tokens) == len(result.logprobs) == count
+    assert result.finish_reason == "interrupted" and subject.statistics().generated_tokens == count
+
+
+@given(seed=st.integers(0, 10**6), at_s=st.floats(0.0, 20.0))
+def test_an_interrupted_answer_goes_on_as_its_seed_says(seed: int, at_s: float) -> None:
+    clock = Clock()
+    subject = engine(clock, median_tokens=12.0, sigma=1.0)
+    whole, reason = draw_answer(subject._config, seed, 64)
+    subject.add(EngineRequest("a", (97,), seed, 1.0, 64))
+    subject.step()
+    clock.now_s += at_s
+    part = subject.abort("a")
+    assert part is not None and part.tokens == whole[: len(part.tokens)]
+    assert (part.finish_reason == "interrupted") == (len(part.tokens) < len(whole))
+    if part.finish_reason == "interrupted":
+        drawn = len(part.tokens)
+        subject.add(EngineRequest("a", (97, *part.tokens), seed, 1.0, 64 - drawn, drawn))
+        begun_s = clock.now_s
+        while not (results := subject.step()):
+            clock.now_s = subject.due_s
+        assert part.tokens + results[0].tokens == whole and results[0].finish_reason == reason
+        assert clock.now_s - begun_s == pytest.approx((len(whole) - drawn) * 0.5)
+
+
+@given(
+    tokens=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    looks=st.lists(st.floats(0.01, 30.0), max_size=20),
+    max_batch=st.integers(1, 4),
+    crowding=st.sampled_from([0.0, 0.3]),
+)
+def test_looking_changes_nothing(
+    tokens: list[int], looks: list[float], max_batch: int, crowding: float
+) -> None:
+    found = []
+    for moments in ([], sorted(looks)):
+        clock = Clock()
+        subject = engine(clock, max_batch=max_batch, crowding=crowding)
+        for number, count in enumerate(tokens):
+            subject.add(request(str(number), count))
+        subject.step()
+        seen: dict[str, float] = {}
+        for moment in moments:
+            while subject.due_s <= 100.0 + moment:
+                clock.now_s = subject.due_s
+                seen |= {result.request_id: clock.now_s - 100.0 for result in subject.step()}
+            clock.now_s = 100.0 + moment
+            seen |= {result.request_id: clock.now_s - 100.0 for result in subject.step()}
+        found.append(seen | ends(subject, clock))
+        assert subject.statistics().generated_tokens == sum(tokens)
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_lengths_have_a_long_tail() -> None:
+    config = SimulatedEngineConfig(median_tokens=32.0, sigma=1.0)
+    lengths = [len(draw_answer(config, seed, 100_000)[0]) for seed in range(4000)]
+    logs = [math.log(length / 32) for length in lengths]
+    assert abs(statistics.fmean(logs)) < 0.05 and abs(statistics.stdev(logs) - 1) < 0.05
+
+
+def test_the_seed_alone_decides() -> None:
+    config = SimulatedEngineConfig(median_tokens=8.0)
+    answers = [draw_answer(config, seed, 64) for seed in range(50)]
+    assert answers == [draw_answer(config, seed, 64) for seed in range(50)]
+    assert len(set(answers)) > 40  # the shortest answers are alike
+    for tokens, reason in answers:
+        assert (tokens[-1] == END_OF_SEQUENCE) == (reason == "stop") and END_OF_SEQUENCE not in tokens[:-1]
+
+
+def test_a_longer_limit_changes_nothing_for_those_that_stop() -> None:
+    config = SimulatedEngineConfig(median_tokens=8.0)
+    for seed in range(50):
+        tokens, reason = draw_answer(config, seed, 16)
+        assert len(tokens) <= 16
+        if reason == "stop":
+            assert draw_answer(config, seed, 1000) == (tokens, reason)

@@ -1,0 +1,139 @@
+"""The engine's thread: what is asked at once arrives at once and in order, and everyone gets their own answer."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from torch import Tensor
+
+from flexmarl.actors.inference.engine_thread import EngineLoop
+from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
+from flexmarl.core.errors import InvalidRequest
+
+
+class Recorder(Engine):
+    """Finishes each request in the step after it came, once ``gate`` is open; ``log`` is what it was told."""
+
+    def __init__(self) -> None:
+        self.log: list[str | list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.stepping = threading.Event()
+        self._ids: list[str] = []
+
+    def add(self, request: EngineRequest) -> None:
+        if request.request_id == "refused":
+            raise InvalidRequest(request.request_id, "not wanted")
+        self.log.append(f"add {request.request_id}")
+        self._ids.append(request.request_id)
+
+    def step(self) -> list[EngineResult]:
+        self.log.append(list(self._ids))
+        self.stepping.set()
+        self.gate.wait(5)
+        done, self._ids = self._ids, []
+        return [EngineResult(name, (1,), (0.0,), "length") for name in done]
+
+    def abort(self, request_id: str) -> EngineResult | None:
+        self.log.append(f"abort {request_id}")
+        if request_id not in self._ids:
+            return None
+        self._ids.remove(request_id)
+        return EngineResult(request_id, (), (), "interrupted")
+
+    @property
+    def pending(self) -> int:
+        return len(self._ids)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {}
+
+    def weights_loaded(self) -> None:
+        self.log.append("weights")
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(0, 0, 0, 0.0, 0.0, 0, 0)
+
+
+@pytest.fixture
+def engine() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def loop(engine: Recorder) -> AsyncIterator[EngineLoop]:
+    loop = EngineLoop(engine)
+    yield loop
+    engine.gate.set()
+    await loop.close()
+
+
+def _request(name: str) -> EngineRequest:
+    return EngineRequest(name, (1,), 0, 1.0, 1)
+
+
+async def test_requests_of_one_tick_take_the_first_step_together(loop: EngineLoop, engine: Recorder) -> None:
+    names = [f"r{i}" for i in range(200)]
+    results = await asyncio.gather(*(loop.generate(_request(name)) for name in names))
+    assert [result.request_id for result in results] == names
+    assert engine.log == [*(f"add {name}" for name in names), names]
+
+
+async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
+    loop: EngineLoop, engine: Recorder
+) -> None:
+    given_up = asyncio.ensure_future(loop.generate(_request("a")))
+    kept = asyncio.ensure_future(loop.generate(_request("b")))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert (await kept).request_id == "b"
+    await loop.run(lambda engine: engine.weights_loaded())
+    told = [line for line in engine.log if isinstance(line, str)]
+    assert told.index("add a") < told.index("abort a") < told.index("weights")
+
+
+async def test_tasks_and_interruptions_keep_their_order(loop: EngineLoop, engine: Recorder) -> None:
+    turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
+    await asyncio.sleep(0)
+    loop.interrupt_all()
+    assert await loop.run(lambda engine: engine.pending) == 0
+    assert [(turn.done(), turn.result().finish_reason) for turn in turns] == [(True, "interrupted")] * 2
+    assert engine.log == ["add a", "add b", "abort a", "abort b"]
+
+
+async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(loop: EngineLoop, engine: Recorder) -> None:
+    engine.gate.clear()
+    turn = asyncio.ensure_future(loop.generate(_request("a")))
+    await asyncio.to_thread(engine.stepping.wait, 5)
+    loop.interrupt_all()
+    engine.gate.set()
+    assert (await turn).finish_reason == "length"
+
+
+async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: EngineLoop, engine: Recorder) -> None:
+    turn = asyncio.ensure_future(loop.generate(_request("a")))
+    await asyncio.sleep(0)
+    loop.interrupt_all()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await loop.run(lambda engine: engine.weights_loaded())
+    assert engine.log == ["add a", "abort a", "abort a", "weights"]
+    assert (await loop.generate(_request("a"))).finish_reason == "length", "its id is free again"
+
+
+async def test_a_refusal_reaches_its_caller_alone(loop: EngineLoop) -> None:
+    refused, served = await asyncio.gather(
+        loop.generate(_request("refused")), loop.generate(_request("a")), return_exceptions=True
+    )
+    assert isinstance(refused, InvalidRequest)
+    assert isinstance(served, EngineResult)
+
+
+async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> None:
+    loop = EngineLoop(engine)
+    task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
+    await asyncio.sleep(0)
+    await loop.close()
+    assert await task == 0

@@ -1,0 +1,130 @@
+"""The simulated instance in virtual time: exact times, and no real ones."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexmarl.actors.inference.inference_config import EngineConfig
+from flexmarl.actors.inference.simulated_instance import SimulatedInstance
+from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
+from flexmarl.core.errors import RemoteError
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import MemoryNetwork
+from flexmarl.transport.state import StateTransport
+
+TOKEN_S = 60.0
+
+
+class House:
+    def __init__(self, instance: ActorRef[SimulatedInstance], transport: StateTransport) -> None:
+        self.instance = instance
+        self._transport = transport
+
+    async def apply(self, version: int, label: int | None = None) -> int:
+        weights = {"state": torch.tensor([version, 77])}
+        handle = await self._transport.set("solver", weights, version=version)
+        published = Published("solver", version if label is None else label, handle)
+        return await self.instance.api.apply_weights(published)
+
+    async def generate(self, name: str, tokens: int, version: int = 0) -> tuple[str, float]:
+        """Its text, and when it came."""
+        request = GenerateRequest(name, ("ask ", (98, 99)), version, 5, 1.0, tokens)
+        generation = await self.instance.within(1e6).generate(request)
+        assert generation.prompt_tokens == tuple(b"ask bc") and generation.policy_version == version
+        return generation.text, asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def house(folder: Path) -> AsyncIterator[House]:
+    folder.chmod(0o700)
+    engine = {"median_tokens": 1e9, "sigma": 0.0, "token_s": TOKEN_S, "prompt_share": 0.0, "install_s": 5.0}
+    model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
+    wire = MemoryNetwork().wire("node")
+    async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
+        actor = SimulatedInstance("solver", model, EngineConfig(max_batch=2), str(folder))
+        yield House(await system.add(actor, "solver-0"), transport)
+
+
+def in_virtual_time(folder: Path, case: Callable[[House], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with house(folder) as made:
+            await case(made)
+
+    virtual_time.run(main())
+
+
+def test_turns_take_their_time_and_no_other(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        assert await house.apply(0) == 0
+        start = asyncio.get_running_loop().time()
+        assert start == pytest.approx(5.0)  # install_s
+        turns = [house.generate(name, tokens) for name, tokens in (("a", 3), ("b", 5), ("c", 4))]
+        answers = await asyncio.gather(*turns)
+        # two at once: c begins when a has ended
+        assert [at - start for _, at in answers] == pytest.approx([3 * TOKEN_S, 5 * TOKEN_S, 7 * TOKEN_S])
+        assert [len(text) for text, _ in answers] == [3, 5, 4]
+
+    in_virtual_time(tmp_path, case)
+
+
+def test_new_weights_drop_what_is_under_way(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        await house.apply(0)
+        turn = asyncio.ensure_future(house.generate("a", 100))
+        await asyncio.sleep(10)
+        assert await house.apply(1) == 1
+        with pytest.raises(RemoteError, match="TurnAborted"):
+            await turn
+        with pytest.raises(RemoteError, match="version 0 of solver, version 1 is served"):
+            await house.generate("b", 1, version=0)
+        await house.generate("a", 1, version=1)  # its id is free again
+
+    in_virtual_time(tmp_path, case)
+
+
+def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        await house.apply(0)
+        request = GenerateRequest("a", ("ask ",), 0, 5, 1.0, 100, resumable=True)
+        turn = asyncio.ensure_future(house.instance.within(1e6).generate(request))
+        await asyncio.sleep(2.5 * TOKEN_S)
+        await house.apply(1)
+        part = await turn
+        assert (part.finish_reason, part.policy_version, len(part.tokens)) == ("interrupted", 0, 2)
+        again = replace(request, prompt=(part.prompt_tokens,), policy_version=1, completion=part.tokens)
+        start = asyncio.get_running_loop().time()
+        rest = await house.instance.within(1e6).generate(again)
+        assert asyncio.get_running_loop().time() - start == pytest.approx(98 * TOKEN_S)
+        assert rest.prompt_tokens == tuple(b"ask ") and len(rest.tokens) == 98
+        assert rest.text == bytes(part.tokens + rest.tokens).decode() and rest.text.startswith(part.text)
+
+    in_virtual_time(tmp_path, case)
+
+
+def test_a_label_that_is_ahead_of_its_weights_is_noticed(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        with pytest.raises(RemoteError, match="WrongVersion"):
+            await house.apply(0, label=1)
+        with pytest.raises(RemoteError, match="version None is served"):
+            await house.generate("a", 1, version=1)
+
+    in_virtual_time(tmp_path, case)
+
+
+def test_an_id_in_use_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        await house.apply(0)
+        first = asyncio.ensure_future(house.generate("a", 2))
+        await asyncio.sleep(1)
+        with pytest.raises(RemoteError, match="in use"):
+            await house.generate("a", 2)
+        assert len((await first)[0]) == 2
+
+    in_virtual_time(tmp_path, case)

@@ -1,0 +1,304 @@
+"""Which trajectories become a group: stragglers, more started than wanted, groups without signal, turns that new
+weights interrupt. The rollout actor with a real store."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.rollout.rollout_config import SamplingConfig
+from flexmarl.core.actor import endpoint
+from flexmarl.core.errors import WrongVersion
+from flexmarl.core.system import ActorSystem
+
+from ..test_rollout import FakeInstance, House
+
+ALONE = "turn = await agents['solver'].generate('x'); return Rewards(solver=float(turn.text == 'x'))"
+QUERY = Query("q", "2+2")
+
+
+class Hanging(FakeInstance):
+    """Answers the turns that ``hangs`` picks only when let go; ``cancelled``: those that nobody waits for any more."""
+
+    def __init__(self, hangs: Callable[[GenerateRequest], bool]) -> None:
+        super().__init__(lambda request: (65,) * (1 + request.seed % 2))
+        self.hangs = hangs
+        self.cancelled: list[str] = []
+        self.let_go = asyncio.Event()
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if self.hangs(request):
+            self.asked.append(request)
+            try:
+                await self.let_go.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(request.sample_id)
+                raise
+        return await super().generate(request)
+
+
+def of_trajectories(*numbers: int) -> Callable[[GenerateRequest], bool]:
+    return lambda request: int(request.sample_id.rpartition("_")[2]) in numbers
+
+
+@pytest.fixture
+def house(system: ActorSystem, tmp_path: Path) -> House:
+    return House(system, tmp_path)
+
+
+async def group_of(house: House, rollout: Rollout, trajectories: int, step: int = 1) -> GroupClosed:
+    await rollout.serve("solver", 0)
+    await rollout.start_step(step, [QUERY], trajectories, {"solver": 0, "judge": 0})
+    return await house.closed()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def use(house: House, instance: FakeInstance) -> None:
+    house.instances["solver"] = [instance]
+
+
+async def test_a_workflow_that_hangs_is_replaced_and_its_turn_given_up_at_the_instance(house: House) -> None:
+    use(house, hanging := Hanging(of_trajectories(1)))
+    rollout = await house.open(ALONE, trajectory_timeout_s=0.3, on_timeout="refill")
+    group = await group_of(house, rollout, 3)
+    assert group.samples["solver"] == 3 and group.refilled == 1 and not group.dropped
+    (failed,) = group.failures
+    assert failed.trajectory == "1:q_1"
+    assert failed.error == "not done within rollout.trajectory_timeout_s=0.3"
+    assert "in workflow" in failed.remote_traceback, "it says where the workflow hung"
+    rows = await house.rows("solver", 0, 3)
+    assert {row.sample_id for row in rows} == {"1:q_0_0", "1:q_0_2", "1:q_0_3"}
+    await until(lambda: hanging.cancelled == ["1:q_0_1"])
+
+
+async def test_refills_have_an_end(house: House) -> None:
+    use(house, Hanging(lambda request: True))
+    rollout = await house.open(ALONE, trajectory_timeout_s=0.05, on_timeout="refill", max_refills=3)
+    group = await group_of(house, rollout, 2)
+    assert group.refilled == 3 and len(group.failures) == 5
+    assert group.dropped == "0 trajectories survived, rollout.min_trajectories=1"
+    assert group.samples == {"solver": 0, "judge": 0}
+
+
+STUBBORN = """
+    turn = await agents["solver"].generate("x")
+    workflow.calls += 1
+    if workflow.calls == 1:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+    return Rewards(solver=1.0)
+workflow.calls = 0
+"""
+
+
+async def test_a_workflow_that_takes_no_notice_of_its_end_holds_nobody_up(house: House) -> None:
+    rollout = await house.open(STUBBORN, trajectory_timeout_s=0.2)
+    group = await group_of(house, rollout, 3)
+    assert group.samples["solver"] == 2 and len(group.failures) == 1
+    assert "in workflow" in group.failures[0].remote_traceback
+
+
+async def test_an_agents_turn_has_its_own_deadline_and_policy(house: House) -> None:
+    use(house, hanging := Hanging(of_trajectories(0)))
+    house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="refill")
+    rollout = await house.open(ALONE)
+    group = await group_of(house, rollout, 2)
+    assert group.samples["solver"] == 2 and group.refilled == 1
+    assert group.failures[0].error.startswith("CallTimeout: ")
+    assert hanging.cancelled == ["1:q_0_0"]
+
+
+CATCHES = """
+    try:
+        await agents["solver"].generate("x")
+    except Exception:
+        await agents["solver"].generate("again")
+    return Rewards(solver=1.0)
+"""
+
+
+async def test_a_workflow_may_bear_with_a_turn_that_overran(house: House) -> None:
+    use(house, Hanging(lambda request: request.sample_id == "1:q_0_0"))
+    house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="refill")
+    group = await group_of(house, await house.open(CATCHES), 2)
+    assert group.samples["solver"] == 2 and group.refilled == 0 and not group.failures
+
+
+async def test_a_group_is_the_first_to_end_and_the_rest_is_stopped(house: House) -> None:
+    use(house, hanging := Hanging(of_trajectories(0, 3)))
+    rollout = await house.open(ALONE, extra_trajectories=2)
+    group = await group_of(house, rollout, 3)
+    assert group.samples["solver"] == 3 and group.surplus == 2 and not group.failures
+    rows = await house.rows("solver", 0, 3)
+    assert [row.sample_id for row in rows] == ["1:q_0_1", "1:q_0_2", "1:q_0_4"]
+    assert {row.group_rewards for row in rows} == {tuple(group.rewards["solver"])}
+    assert len(group.rewards["solver"]) == 3
+    await until(lambda: sorted(hanging.cancelled) == ["1:q_0_0", "1:q_0_3"])
+
+
+FIRST_FAILS = """
+    await agents["solver"].generate("x")
+    workflow.calls += 1
+    return Rewards(solver=1 / (workflow.calls - 1))
+workflow.calls = 0
+"""
+
+
+async def test_a_failure_is_made_up_for_by_what_was_started_beyond(house: House) -> None:
+    rollout = await house.open(FIRST_FAILS, extra_trajectories=1)
+    group = await group_of(house, rollout, 3)
+    assert group.samples["solver"] == 3 and len(group.failures) == 1 and group.surplus == 0
+
+
+ENDS = f"{ALONE.replace('return', 'workflow.ended += 1; return')}\nworkflow.ended = 0"
+
+
+async def test_a_surplus_that_is_kept_runs_to_its_end_and_is_not_used(house: House) -> None:
+    use(house, hanging := Hanging(of_trajectories(0)))
+    rollout = await house.open(ENDS, extra_trajectories=1, surplus="keep")
+    group = await group_of(house, rollout, 2)
+    assert group.samples["solver"] == 2 and group.surplus == 1
+    hanging.let_go.set()
+    workflow = rollout._recipe.workflow
+    await until(lambda: workflow.ended == 3)  # type: ignore[attr-defined]  # the test's own
+    assert hanging.cancelled == []
+    assert await house.statistics("solver") == TableStatistics(ready=2, leased=0, consumed=0)
+
+
+async def test_too_few_survivors_are_no_group(house: House) -> None:
+    use(house, hanging := Hanging(of_trajectories(2)))
+    rollout = await house.open(FIRST_FAILS, min_trajectories=3)
+    group = await group_of(house, rollout, 3)
+    assert group.dropped == "0 trajectories survived, rollout.min_trajectories=3"
+    assert group.samples["solver"] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
+    await until(lambda: hanging.cancelled == ["1:q_0_2"])
+
+
+EQUAL_FOR_THE_JUDGE = """
+    draft = await agents["solver"].generate(query.text)
+    await agents["judge"].generate("?")
+    workflow.calls += 1
+    return Rewards(solver=float(workflow.calls), judge=0.25)
+workflow.calls = 0
+"""
+
+
+async def test_samples_that_teach_their_agent_nothing_are_left_out(house: House) -> None:
+    rollout = await house.open(EQUAL_FOR_THE_JUDGE, drop_without_signal=True, refill_queries=1)
+    await rollout.serve("judge", 0)
+    group = await group_of(house, rollout, 3)
+    assert group.samples == {"solver": 3, "judge": 0}
+    assert group.without_signal == ["judge"] and not group.dropped
+    assert group.rewards["judge"] == [0.25] * 3, "they count in what is reported"
+
+
+async def test_a_group_that_teaches_nobody_anything_is_dropped(house: House) -> None:
+    body = "await agents['solver'].generate('x'); return Rewards(solver=1.0, judge=float(query.id == 'q'))"
+    rollout = await house.open(body, drop_without_signal=True, refill_queries=1)
+    group = await group_of(house, rollout, 3)
+    assert group.dropped == "all rewards are equal: solver"
+    assert group.samples["solver"] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
+
+
+THE_FIRST_TALKS_TWICE = """
+    await agents["solver"].generate("x")
+    workflow.calls += 1
+    reward = workflow.calls
+    if reward == 1:
+        await agents["solver"].generate("y")
+    await agents["judge"].generate("?")
+    return Rewards(solver=float(reward), judge=float(reward))
+workflow.calls = 0
+"""
+
+
+async def test_rewards_are_compared_agent_by_agent_when_the_group_closes(house: House) -> None:
+    house.grouping = {"solver": "turn"}
+    rollout = await house.open(THE_FIRST_TALKS_TWICE)
+    await rollout.serve("judge", 0)
+    group = await group_of(house, rollout, 3)
+    assert group.samples == {"solver": 4, "judge": 3}
+    solver = {(row.reward, tuple(sorted(row.group_rewards))) for row in await house.rows("solver", 0, 4)}
+    everyone = (1.0, 2.0, 3.0)
+    assert solver == {(1.0, everyone), (2.0, everyone), (3.0, everyone), (1.0, (1.0,))}
+    judge = await house.rows("judge", 0, 3)
+    assert {tuple(sorted(row.group_rewards)) for row in judge} == {everyone}, "its trajectories, as ever"
+
+
+async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_evaluation(house: House) -> None:
+    lengths = iter((2, 3, 4, 4))
+    use(house, FakeInstance(lambda request: (65,) * next(lengths)))
+    house.sampling["solver"] = SamplingConfig(max_new_tokens=4, overlong_buffer=2)
+    body = "await agents['solver'].generate('x'); return Rewards(solver=1.0)"
+    rollout = await house.open(body)
+    group = await group_of(house, rollout, 3)
+    assert sorted(group.rewards["solver"]) == [0.0, 0.5, 1.0]
+    for row in await house.rows("solver", 0, 3):
+        assert row.reward == 1.0 - (len(row.tokens) - 2) / 2
+        assert sorted(row.group_rewards) == [0.0, 0.5, 1.0]
+    evaluation = await rollout.evaluate([QUERY], {"solver": 0, "judge": 0})
+    assert evaluation.metrics["reward/solver"] == 1.0
+
+
+class Updating(FakeInstance):
+    """Takes new weights while the first turn is under way, which then has two tokens; refuses other versions."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: (65,))
+        self.version = 4
+        self.refused: list[int] = []
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if request.policy_version != self.version:
+            self.refused.append(request.policy_version)
+            raise WrongVersion("solver", request.policy_version, self.version)
+        if self.version == 4 and len(self.asked) == 1:
+            self.version = 5
+            return Generation("ab", (120,), (1, 2), (-0.1, -0.2), 4, "interrupted")
+        return await super().generate(request)
+
+
+TALK = """
+    first = await agents["solver"].generate("x")
+    await agents["solver"].generate([first, "?"])
+    return Rewards(solver=1.0)
+"""
+
+
+async def test_turns_go_on_with_new_weights(house: House) -> None:
+    use(house, instance := Updating())
+    rollout = await house.open(TALK, trajectory_timeout_s=5)
+    await rollout.serve("solver", 4)
+    await rollout.start_step(5, [QUERY], 2, {"solver": 3, "judge": 0}, newer_too=True)
+    await until(lambda: instance.refused == [4])
+    assert len(instance.asked) == 1, "what goes on waits for weights that all instances have"
+    await rollout.serve("solver", 5)
+    group = await house.closed()
+    assert group.samples["solver"] == 4 and not group.failures
+    assert (group.carried_on, group.carried_tokens) == (1, 2)
+    first, carried_on = await house.rows("solver", 4, 2)
+    assert (first.tokens, first.version_changes) == ((65,), ())
+    assert carried_on.tokens == (1, 2, 65) and carried_on.logprobs == pytest.approx((-0.1, -0.2, -0.5))
+    assert carried_on.token_versions == (4, 4, 5), "its row is of the oldest: staleness is counted from there"
+    assert len(await house.rows("solver", 5, 2)) == 2
+
+
+async def test_a_turn_that_must_have_its_own_version_fails_with_it(house: House) -> None:
+    use(house, instance := Updating())
+    instance.version = 5
+    rollout = await house.open(TALK)
+    await rollout.serve("solver", 4)
+    await rollout.start_step(5, [QUERY], 2, {"solver": 4, "judge": 0})
+    assert [failed.error.split(":")[0] for failed in (await house.closed()).failures] == ["RemoteError"] * 2

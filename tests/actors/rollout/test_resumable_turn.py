@@ -1,0 +1,71 @@
+"""A turn in pieces: what comes of it, whichever versions generated how much of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.actors.inference.engine_requests import engine_request, generation_of
+from flexmarl.actors.inference.engines.engine import EngineResult
+from flexmarl.actors.messages import GenerateRequest, Generation, Sample
+from flexmarl.actors.rollout.resumable_turn import TurnInPieces
+from flexmarl.core.errors import InvalidRequest, TurnAborted
+
+REQUEST = GenerateRequest("1:q_0_0", ("2+2", (7, 8)), 3, 99, 0.7, 1000, resumable=True)
+PROMPT = (4, 5, 4, 7, 8)
+
+
+def sample_of(turn: TurnInPieces) -> Sample:
+    return Sample(
+        "1:q_0_0", "solver", 1, turn.policy_version, "1:q", 1.0, (1.0,),
+        turn.prompt_tokens, turn.tokens, turn.logprobs, version_changes=turn.version_changes,
+    )  # fmt: skip
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=6), last=st.integers(1, 4))
+def test_every_token_keeps_its_version_and_its_log_probability(
+    pieces: list[tuple[int, int]], last: int
+) -> None:
+    """``pieces``: tokens of each and by how many versions the next is later."""
+    turn = TurnInPieces(REQUEST)
+    expected: list[tuple[int, int, float]] = []  # token, version, log-probability
+    version = 3
+    for number, (count, later) in enumerate([*pieces, (last, 0)]):
+        assert turn.request.policy_version <= version and not turn.ended
+        assert turn.request.completion == tuple(token for token, _, _ in expected)
+        request = engine_request(turn.request, PROMPT)
+        assert request.prompt_tokens == PROMPT + turn.tokens
+        assert (request.drawn, request.max_new_tokens) == (len(expected), 1000 - len(expected))
+        drawn = [(100 + len(expected) + n, version, -0.25 * (len(expected) + n)) for n in range(count)]
+        expected += drawn
+        tokens, logprobs = tuple(t for t, _, _ in drawn), tuple(p for _, _, p in drawn)
+        reason = "stop" if number == len(pieces) else "interrupted"
+        turn.take(Generation(f"piece {number}", PROMPT, tokens, logprobs, version, reason))  # type: ignore[arg-type]
+        version += later
+    assert turn.ended and turn.text == f"piece {len(pieces)}" and turn.prompt_tokens == PROMPT
+    sample = sample_of(turn)
+    found = zip(sample.tokens, sample.token_versions, sample.logprobs, strict=True)
+    assert list(found) == expected
+    assert sample.policy_version == min(sample.token_versions) == sample.token_versions[0]
+    assert len(sample.version_changes) == 2 * (len(set(sample.token_versions)) - 1)
+
+
+def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
+    turn = TurnInPieces(REQUEST)
+    turn.take(Generation("ab", PROMPT, (1, 2), (-0.5, -1.0), 4, "interrupted"))
+    assert turn.request == GenerateRequest(
+        "1:q_0_0", (PROMPT,), 5, 99, 0.7, 1000, resumable=True, completion=(1, 2)
+    )
+    turn.overtaken(6)
+    assert turn.request.policy_version == 7
+
+
+def test_a_turn_that_may_not_go_on_is_dropped() -> None:
+    result = EngineResult("1:q_0_0", (1,), (-0.5,), "interrupted")
+    assert generation_of(REQUEST, PROMPT, result, "a").tokens == (1,)
+    with pytest.raises(TurnAborted, match="turn 1:q_0_0 was dropped for new weights"):
+        generation_of(GenerateRequest("1:q_0_0", (PROMPT,), 3, 99, 0.7, 1000), PROMPT, result, "a")
+
+
+def test_a_turn_that_is_complete_can_not_go_on() -> None:
+    with pytest.raises(InvalidRequest, match="max_new_tokens is 0"):
+        engine_request(GenerateRequest("q", (PROMPT,), 3, 99, 0.7, 2, completion=(1, 2)), PROMPT)

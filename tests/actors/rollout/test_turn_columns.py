@@ -1,0 +1,160 @@
+"""What a workflow writes into the columns of its turns: kept with the samples, or refused at once."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.messages import GroupClosed, Query
+from flexmarl.actors.store_client import ExperienceReader
+from flexmarl.actors.workflow import Turn
+from flexmarl.core.errors import RecipeError
+from flexmarl.core.system import ActorSystem
+
+from .test_rollout import House
+
+COLUMNS = {
+    "difficulty": Column(type="float"),
+    "plan": Column(type="tokens"),
+    "judged": Column(type="float", required=True, written_by="outside"),
+}
+
+
+@pytest.fixture
+def house(system: ActorSystem, tmp_path: Path) -> House:
+    made = House(system, tmp_path)
+    made.columns = {"solver": COLUMNS}
+    return made
+
+
+async def run(house: House, body: str) -> GroupClosed:
+    """One group of two trajectories."""
+    rollout = await house.open(f"turn = await agents['solver'].generate('x')\n    {body}")
+    await rollout.serve("solver", 0)
+    await rollout.start_step(1, [Query("q", "2+2")], 2, {"solver": 0, "judge": 0})
+    return await house.closed()
+
+
+async def test_what_is_written_is_in_the_store(house: House) -> None:
+    body = "turn.write(difficulty=0.25); turn.write(plan=turn.tokens); return Rewards(solver=1.0)"
+    group = await run(house, body)
+    assert group.samples["solver"] == 2
+    found = await house.store.select("difficulty = 0.25 and status = 'writing'", 10)
+    assert [row["sample_id"] for row in found.rows] == ["1:q_0_0", "1:q_0_1"]
+    ids = [row["sample_id"] for row in found.rows]
+    await house.store.write("judge", {"solver": {"sample_id": ids, "judged": [1.0, 0.0]}})
+    leased = await house.store.lease("solver", 0, 2)
+    reader = ExperienceReader(house.store.ref, house.places)
+    rows = await reader.samples("solver", leased)
+    columns = await reader.columns(leased)
+    assert [plan.tolist() for plan in columns["plan"]] == [[*row.tokens] for row in rows]
+    assert columns["judged"] == [1.0, 0.0]
+
+
+async def test_a_turn_names_its_sample_for_who_writes_from_outside(house: House) -> None:
+    group = await run(house, "return Rewards(solver=1.0, metrics={turn.sample_id: 1.0})")
+    assert group.samples["solver"] == 2 and not group.failures
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            "turn.write(dificulty=0.3)",
+            r"agent solver has no column 'dificulty' .*the workflow may write: difficulty \(float\), plan \(tokens\)",
+        ),
+        (
+            "turn.write(judged=0.3)",
+            "agent solver: column judged is a float that the workflow does not write: .*written_by=outside",
+        ),
+    ],
+)
+async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str, error: str) -> None:
+    running = asyncio.ensure_future(run(house, f"{body}; return Rewards(solver=1.0)"))
+    with pytest.raises(RecipeError, match=error):
+        raise await asyncio.wait_for(asyncio.shield(house.system.failure), 5)
+    running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            "turn.write(difficulty='hard')",
+            r"InvalidColumn: agent solver: column difficulty wants a finite float, not 'hard' \(str\), for turn "
+            r"1:q_0_0; the workflow may write: difficulty \(float\), plan \(tokens\)",
+        ),
+        (
+            "turn.write(difficulty=0.5); turn.write(difficulty=0.5)",
+            "InvalidColumn: agent solver: column difficulty, a float, of turn 1:q_0_0 was written already",
+        ),
+        ("turn.write(plan=[0.5] * 1000)", "column plan wants tokens: a flat sequence of ints"),
+    ],
+)
+async def test_a_value_that_a_column_does_not_take_fails_the_trajectory(
+    house: House, body: str, error: str
+) -> None:
+    group = await run(house, f"{body}; return Rewards(solver=1.0)")
+    assert group.samples["solver"] == 0 and len(group.failures) == 2
+    failure = min(group.failures, key=lambda failed: failed.trajectory)
+    with pytest.raises(RuntimeError, match=error):
+        raise RuntimeError(failure.error)
+    assert "in workflow" in failure.remote_traceback, "it says which line wrote it"
+
+
+async def test_of_several_columns_all_or_none_is_written(house: House) -> None:
+    body = """
+    try:
+        turn.write(difficulty=0.5, plan="no tokens")
+    except Exception:
+        turn.write(difficulty=0.75)
+    return Rewards(solver=1.0)
+"""
+    group = await run(house, body)
+    assert group.samples["solver"] == 2 and not group.failures
+    assert (await house.store.select("difficulty = 0.75", 10)).total == 2
+
+
+async def test_a_required_column_that_is_left_out_fails_the_trajectory(house: House) -> None:
+    house.columns = {"solver": {"score": Column(type="int", required=True)}}
+    body = """
+    if turn.sample_id.endswith("_1"):
+        turn.write(score=3)
+    return Rewards(solver=1.0)
+"""
+    group = await run(house, body)
+    assert group.samples["solver"] == 1
+    (failed,) = group.failures
+    assert failed.trajectory == "1:q_0"
+    assert failed.error == (
+        "InvalidColumn: agent solver: the workflow has not written score of turn 1:q_0_0, which "
+        "agents.solver.columns.score.required demands: Turn.write before it returns"
+    )
+
+
+async def test_a_write_after_the_workflow_has_returned_is_refused(house: House) -> None:
+    await run(house, "workflow.turn = turn; return Rewards(solver=1.0)")
+    turn = sys.modules[f"flexmarl_recipe_{house.folder.name}"].workflow.turn
+    with pytest.raises(
+        RecipeError, match="difficulty of turn 1:q_0_. was written after its workflow had returned"
+    ):
+        turn.write(difficulty=0.5)
+
+
+async def test_an_evaluation_may_write_too(house: House) -> None:
+    rollout = await house.open(
+        "turn = await agents['solver'].generate('x'); turn.write(difficulty=1.0); return Rewards(solver=1.0)"
+    )
+    await rollout.serve("solver", 0)
+    result = await rollout.evaluate([Query("e", "2+2")], {"solver": 0, "judge": 0})
+    assert result.failures == [] and (await house.store.select("", 10)).total == 0
+
+
+def test_a_turn_made_by_hand_needs_a_writer() -> None:
+    written: dict[str, object] = {}
+    Turn("solver", "x", (), (), writer=written.update).write(difficulty=0.5)
+    assert written == {"difficulty": 0.5}
+    with pytest.raises(RecipeError, match="a turn of 'solver' that was not generated has no columns"):
+        Turn("solver", "x", (), ()).write(difficulty=0.5)

@@ -1,0 +1,225 @@
+"""The store actor: what was acknowledged survives, what was not leaves no trace, who writes to a full one waits."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
+from flexmarl.actors.store.segment_arena import ArenaLimits
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
+from flexmarl.core.errors import ActorDead, RemoteError
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+
+from .listener import Listener
+
+AGENTS = ["solver", "judge"]
+
+
+def sample(number: int, *, agent: str = "solver", version: int = 0, tokens: int = 100) -> Sample:
+    turn, trajectory = AGENTS.index(agent), number % 8
+    group = f"1:q{number // 8}"
+    return Sample(
+        f"{group}_{turn}_{trajectory}", agent, 1, version, group, float(number), (0.0, float(number)),
+        (1, 2, 3), tuple(range(tokens)), (-0.5,) * tokens,
+    )  # fmt: skip
+
+
+class House:
+    def __init__(self, system: ActorSystem, private: Path, folder: Path) -> None:
+        self.system, self.memory, self.folder = system, private, folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    async def open(self, **options: Any) -> ActorRef[Store]:
+        """In a process of its own, which is not restarted."""
+        kwargs = {"agents": AGENTS, "memory": str(self.memory), "folder": str(self.folder), **options}
+        self.store = await self.system.spawn(Store, "store", kwargs, process=True)
+        places = segment_places(self.memory, self.folder)
+        self.writer = ExperienceWriter(self.store, "writer", places)
+        self.reader = ExperienceReader(self.store, places)
+        return self.store
+
+    async def rows(self, version: int, count: int, agent: str = "solver") -> list[Sample]:
+        return await self.reader.samples(agent, await self.store.api.lease(agent, version, count))
+
+    async def kill(self) -> None:
+        statistics = await self.system.supervisors[0].statistics()
+        os.kill(statistics["store"].pid, signal.SIGKILL)
+        with pytest.raises(ActorDead):
+            await self.store.within(10).table_statistics()
+
+
+@pytest.fixture
+async def house(system: ActorSystem, private: Path, tmp_path: Path) -> AsyncIterator[House]:
+    made = House(system, private, tmp_path / "store")
+    yield made
+    made.writer.close()
+
+
+async def test_samples_come_out_as_they_went_in(house: House) -> None:
+    await house.open()
+    samples = [sample(n, agent=AGENTS[n % 2], tokens=1 + n * 7) for n in range(20)]
+    most = (1_000_000, 100_000) * MOST_VERSION_CHANGES
+    samples[4:6] = (
+        replace(samples[4], version_changes=(3, 1, 20, 5)),
+        replace(samples[5], version_changes=most),
+    )
+    await house.writer.put(samples)
+    solver, judge = await house.rows(0, 10), await house.rows(0, 10, "judge")
+    assert solver == samples[::2] and judge == samples[1::2]
+
+
+async def test_a_row_is_as_stale_as_its_oldest_token(house: House) -> None:
+    await house.open(max_staleness=2)
+    await house.writer.put([replace(sample(1), version_changes=(1, 3))])
+    with pytest.raises(RemoteError, match="1 rows .* 0 are ready"):
+        await house.rows(3, 1)
+    (row,) = await house.rows(2, 1)
+    assert row.token_versions == (0,) + (3,) * 99
+
+
+async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twice(house: House) -> None:
+    """Writers, leases and commits go on while the store is killed again and again."""
+    await house.open()
+    acknowledged: set[str] = set()
+    consumed: list[str] = []
+    put = 0
+    for incarnation in range(3):
+        for _ in range(4):
+            batch = [sample(n) for n in range(put, put + 8)]
+            put += 8
+            await house.writer.put(batch)
+            acknowledged |= {row.sample_id for row in batch}
+        leased = await house.store.api.lease("solver", 0, 16)
+        ids = [row.sample_id for row in await house.reader.samples("solver", leased)]
+        await house.store.api.commit("solver", [leased.token], incarnation + 1)
+        consumed += ids
+        lost = await house.store.api.lease("solver", 0, 8)  # dies with its store
+        await house.kill()
+        counts = (await house.store.within(10).table_statistics())["solver"]
+        assert (counts.ready, counts.leased, counts.consumed) == (put - len(consumed), 0, len(consumed))
+        with pytest.raises(RemoteError, match="no lease with token"):
+            await house.store.api.commit("solver", [lost.token], incarnation + 2)
+    rest = await house.rows(0, put - len(consumed))
+    consumed += [row.sample_id for row in rest]
+    assert sorted(consumed) == sorted(acknowledged) and len(set(consumed)) == len(consumed)
+
+
+async def test_a_commit_that_comes_twice_is_one(house: House) -> None:
+    await house.open()
+    await house.writer.put([sample(n) for n in range(8)])
+    leased = await house.store.api.lease("solver", 0, 8)
+    assert await house.store.api.commit("solver", [leased.token], 1) == 8
+    assert await house.store.api.commit("solver", [leased.token], 1) == 8
+    assert (await house.store.api.table_statistics())["solver"].consumed == 8
+    assert (await house.store.api.store_statistics()).live_bytes == 0
+
+
+async def test_what_is_refused_changes_nothing(house: House) -> None:
+    await house.open()
+    await house.writer.put([sample(0)])
+    for bad, words in (
+        ([sample(1), sample(0)], "sample 1:q0_0_0 was written before and is ready"),
+        ([sample(1, agent="judge"), sample(1, version=-1)], "policy_version holds something else than whole"),
+    ):
+        with pytest.raises(RemoteError, match=words):
+            await house.writer.put(bad)
+    with pytest.raises(RemoteError, match="is no segment that stranger may write to"):
+        await ExperienceWriter.put(stranger(house), [sample(2)])
+    counts = await house.store.api.table_statistics()
+    assert (counts["solver"].ready, counts["judge"].ready) == (1, 0)
+
+
+def stranger(house: House) -> ExperienceWriter:
+    """Writes into the segments of another."""
+    house.writer._name = "stranger"
+    return house.writer
+
+
+async def test_a_lease_that_expires_gives_its_rows_back(
+    house: House, monkeypatch: pytest.MonkeyPatch, system: ActorSystem
+) -> None:
+    await house.open(lease_s=0.01)
+    await house.writer.put([sample(n) for n in range(8)])
+    first = await house.store.api.lease("solver", 0, 8)
+    async with asyncio.timeout(30):
+        while (await house.store.api.table_statistics())["solver"].ready < 8:
+            await asyncio.sleep(0.1)
+    second = await house.store.api.lease("solver", 0, 8)
+    with pytest.raises(RemoteError, match="no lease with token .* is out: it expired, held by trainer"):
+        await house.store.api.commit("solver", [first.token], 1)
+    assert second.token > first.token
+
+
+async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
+    small = ArenaLimits(segment_bytes=2**16, memory_bytes=2**17, disk_bytes=2**17, disk_free_bytes=0)
+    await house.open(limits=small)
+    puts = [asyncio.ensure_future(house.writer.put([sample(n, tokens=4000)])) for n in range(12)]
+    done = 0
+    async with asyncio.timeout(30):
+        while done < 12:
+            ready = (await house.store.api.table_statistics())["solver"].ready
+            if not ready:
+                await asyncio.sleep(0.01)
+                continue
+            statistics = await house.store.api.store_statistics()
+            assert statistics.memory_bytes <= 2**17 and statistics.disk_bytes <= 2**17
+            leased = await house.store.api.lease("solver", 0, ready)
+            await house.reader.samples("solver", leased)
+            done += await house.store.api.commit("solver", [leased.token], done + 1)
+    await asyncio.gather(*puts)
+
+
+async def test_a_store_that_is_too_small_says_so(house: House) -> None:
+    """What is there can't be consumed before more comes, and there is no room for that."""
+    small = ArenaLimits(segment_bytes=2**16, memory_bytes=2**16, disk_bytes=2**16, disk_free_bytes=0)
+    await house.open(limits=small, patience_s=0.5)
+    puts = [asyncio.ensure_future(house.writer.put([sample(n, tokens=4000)])) for n in range(12)]
+    with pytest.raises(RemoteError, match=r"steps under way do not fit\. Raise store\.memory_bytes"):
+        await asyncio.gather(*puts)
+    for put in puts:
+        put.cancel()
+    await asyncio.gather(*puts, return_exceptions=True)
+
+
+async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
+    house: House, system: ActorSystem
+) -> None:
+    console = Listener()
+    await house.open(console=await system.add(console, "console"))
+    await house.writer.put([sample(n) for n in range(8)])
+    leased = await house.store.api.lease("solver", 0, 8)
+    process = psutil.Process((await system.supervisors[0].statistics())["store"].pid)
+    no_limit = process.rlimit(psutil.RLIMIT_FSIZE)
+    journal = (house.folder / "samples.journal").stat().st_size
+    process.rlimit(psutil.RLIMIT_FSIZE, (journal, no_limit[1]))  # as a full disk: not a byte more fits
+    put = asyncio.ensure_future(house.writer.put([sample(n) for n in range(8, 16)]))
+    commit = asyncio.ensure_future(house.store.api.commit("solver", [leased.token], 1))
+    async with asyncio.timeout(30):
+        event, fields = await console.events.get()
+        assert event == "store_full" and "no room for" in fields["problem"]
+        assert not put.done() and not commit.done()
+        counts = (await house.store.api.table_statistics())["solver"]
+        assert (counts.ready, counts.leased, counts.consumed) == (0, 8, 0)
+        process.rlimit(psutil.RLIMIT_FSIZE, no_limit)
+        assert await commit == 8
+        await put
+        assert (await console.events.get())[0] == "store_has_room"
+    assert [row.sample_id for row in await house.rows(0, 8)] == [sample(n).sample_id for n in range(8, 16)]
+
+
+async def test_people_may_look_into_it(house: House) -> None:
+    await house.open()
+    await house.writer.put([sample(n, agent=AGENTS[n % 2]) for n in range(20)])
+    found = await house.store.api.select("reward > 10 and agent = 'judge'", 3)
+    assert found.total == 5 and [row["reward"] for row in found.rows] == [11.0, 13.0, 15.0]
+    with pytest.raises(RemoteError, match="no such column: rewrd"):
+        await house.store.api.select("rewrd > 1", 10)

@@ -1,0 +1,178 @@
+"""The store actor when its journal can't be written, in this process: whoever asks waits, and nothing is lost."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.messages import Sample
+from flexmarl.actors.store import store_journal
+from flexmarl.actors.store.segment_arena import ArenaLimits
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceWriter, segment_places
+from flexmarl.core.durable.record_file import RecordFile
+from flexmarl.core.system import ActorSystem
+
+T = TypeVar("T")
+AGENTS = ["solver", "judge"]
+
+
+def samples(first: int, count: int, agent: str = "solver") -> list[Sample]:
+    turn = AGENTS.index(agent)
+    return [
+        Sample(f"1:q{n}_{turn}_0", agent, 1, 0, f"1:q{n}", 1.0, (0.0, 1.0), (1, 2), (3,) * 100, (-0.5,) * 100)
+        for n in range(first, first + count)
+    ]
+
+
+class House:
+    """A store whose journal's disk is full while ``full``. What it is asked from here is asked without messages."""
+
+    def __init__(self, system: ActorSystem, memory: Path, folder: Path) -> None:
+        self.system, self.memory, self.folder = system, memory, folder
+        folder.mkdir(mode=0o700)
+        self.full = False
+        self.refused = asyncio.Event()
+
+    async def open(self, name: str = "store", **options: Any) -> Store:
+        self.store = Store(AGENTS, str(self.memory), str(self.folder), **options)
+        reference = await self.system.add(self.store, name)
+        self.writer = ExperienceWriter(reference, "writer", segment_places(self.memory, self.folder))
+        return self.store
+
+    async def while_full(self, asked: Awaitable[T]) -> T:
+        """What becomes of ``asked`` when the disk is cleared after it was found full."""
+        self.full = True
+        self.refused.clear()
+        task = asyncio.ensure_future(asked)
+        await self.refused.wait()
+        assert not task.done()
+        self.full = False
+        async with asyncio.timeout(30):
+            return await task
+
+
+@pytest.fixture
+async def house(
+    system: ActorSystem, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[House]:
+    made = House(system, private, tmp_path / "store")
+    append = RecordFile.append
+
+    def append_if_there_is_room(file: RecordFile, records: bytes) -> None:
+        if made.full and file.path.name == "samples.journal":
+            made.refused.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(file, records)
+
+    monkeypatch.setattr(RecordFile, "append", append_if_there_is_room)
+    yield made
+    made.writer.close()
+    assert not system.failure.done(), system.failure
+
+
+async def test_a_grant_waits_too(house: House) -> None:
+    store = await house.open()
+    await house.while_full(house.writer.put(samples(0, 8)))
+    assert (await store.table_statistics())["solver"].ready == 8
+    assert len(store._arena.granted()) == 1, "what could not be written down is taken back"
+
+
+async def test_a_segment_is_sealed_all_the_same(house: House) -> None:
+    limits = ArenaLimits(segment_bytes=8192, memory_bytes=2**20, disk_bytes=2**20, disk_free_bytes=0)
+    store = await house.open(limits=limits)
+    await house.writer.put(samples(0, 6))
+    await house.while_full(house.writer.put(samples(6, 6)))
+    leased = await store.lease("solver", 0, 12)
+    await store.commit("solver", [leased.token], 1)
+    assert store._arena.statistics().segments == len(store._arena.granted()) == 1
+
+
+async def test_a_lease_is_of_rows_that_are_durable(house: House) -> None:
+    """A lease waits for a column from outside, which comes, and can't be written down yet."""
+    judged = Column(type="float", required=True, written_by="outside")
+    store = await house.open(columns={"solver": {"judged": judged}})
+    rows = samples(0, 2)
+    await house.writer.put(rows)
+    leasing = asyncio.ensure_future(store.lease("solver", 0, 2))
+    columns = {"sample_id": [row.sample_id for row in rows], "judged": [1.0, 2.0]}
+    await house.while_full(store.write("people", {"solver": columns}))
+    leased = await leasing
+    assert list(leased.columns["judged"]) == [1.0, 2.0]
+    assert await store.commit("solver", [leased.token], 1) == 2
+
+
+async def test_a_commit_that_nobody_waits_for_frees_its_memory_all_the_same(house: House) -> None:
+    store = await house.open()
+    await house.writer.put(samples(0, 8))
+    leased = await store.lease("solver", 0, 8)
+    commit = asyncio.ensure_future(store.commit("solver", [leased.token], 1))
+    await asyncio.sleep(0)
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+    assert (await store.commit("solver", [leased.token], 1)) == 8
+    assert store._arena.statistics().live_refs == 0
+
+
+async def test_a_grant_that_nobody_waits_for_is_none(house: House) -> None:
+    store = await house.open()
+    grant = asyncio.ensure_future(store.grant("writer", 0, []))
+    await asyncio.sleep(0)
+    assert store._arena.statistics().segments == 1
+    grant.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await grant
+    assert store._arena.statistics().segments == 0
+
+
+async def test_two_commits_of_one_moment_compact_the_journal_once(house: House) -> None:
+    store = await house.open()
+    leases = []
+    for agent in AGENTS:
+        await house.writer.put(samples(0, 8, agent))
+        leases.append(await store.lease(agent, 0, 8))
+    store._journal._due_bytes = 0
+    await asyncio.gather(
+        *(store.commit(agent, [lease.token], 1) for agent, lease in zip(AGENTS, leases, strict=True))
+    )
+    await settled(store)
+    assert (await store.store_statistics()).compactions == 1
+
+
+async def settled(store: Store) -> None:
+    async with asyncio.timeout(30):
+        while not (await store.store_statistics()).compactions:
+            await asyncio.sleep(0)
+
+
+async def test_a_compaction_that_appends_failed_under_is_left_for_later(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_journal, "_CHUNK_BYTES", 512)
+    store = await house.open()
+    await house.writer.put(samples(0, 128))
+    first, second = [await store.lease("solver", 0, 8) for _ in range(2)]
+    store._journal._due_bytes = 0
+    await store.commit("solver", [first.token], 1)
+    assert await house.while_full(store.commit("solver", [second.token], 2)) == 8
+    assert (await store.store_statistics()).compactions == 0
+
+
+async def test_rows_whose_memory_is_gone_are_discarded_and_the_store_goes_on(house: House) -> None:
+    """As after a restart of the machine: what was on tmpfs is lost, what was on the disk is not."""
+    store = await house.open()
+    await house.writer.put(samples(0, 8))
+    await store.on_stop()
+    house.writer.close()
+    for segment in segment_places(house.memory, house.folder).memory.iterdir():
+        segment.unlink()
+    again = await house.open("again")
+    counts = again._tables.counts()["solver"]
+    assert (counts.ready, counts.discarded) == (0, 8)
+    await house.writer.put(samples(8, 8))
+    assert (await again.table_statistics())["solver"].ready == 8

@@ -1,0 +1,256 @@
+"""The trainer actor with a real store and a real policy: leases, commits, publishing, saving."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceWriter, segment_places
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer import Trainer
+from flexmarl.actors.trainer.trainer_config import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    WarmUpConfig,
+)
+from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.launch import env
+from flexmarl.launch.run_config import RECIPES
+from flexmarl.transport.state import StateTransport
+
+torch.set_num_threads(1)
+ARCHITECTURE = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 14,
+    "tie_word_embeddings": False, "max_position_embeddings": 32,
+}  # fmt: skip
+RECIPE = RecipeConfig(folder=str(RECIPES / "sort_digits"), data={"digits": 5, "eval_problems": 500}, seed=0)
+POLICY = PolicyConfig(
+    model=ModelConfig(config=ARCHITECTURE, tokenizer=str(RECIPES / "sort_digits" / "tokenizer")),
+    optimizer=OptimizerConfig(lr=1e-3),
+    algorithm=AlgorithmConfig(),
+    warm_up=WarmUpConfig(batches=2, batch_size=8),
+    temperature=1.0,
+)
+
+
+def samples(version: int, rewards: tuple[float, ...]) -> list[Sample]:
+    return [
+        Sample(
+            f"1:v{version}_0_{n}",
+            "sorter",
+            1,
+            version,
+            f"1:v{version}",
+            reward,
+            rewards,
+            (1, 2, 10),
+            (3, 4, 12),
+            (-2.0, -2.5, -3.0),
+        )
+        for n, reward in enumerate(rewards)
+    ]
+
+
+def folder_of(private: Path) -> Path:
+    return private / "store"
+
+
+async def store_in(system: ActorSystem, private: Path, name: str) -> ActorRef[Store]:
+    folder_of(private).mkdir(mode=0o700, parents=True)
+    return await system.add(Store(["sorter"], str(private), str(folder_of(private))), name)
+
+
+@pytest.fixture
+async def store(system: ActorSystem, private: Path) -> ActorRef[Store]:
+    return await store_in(system, private, "store")
+
+
+async def put(store: ActorRef[Store], private: Path, samples: list[Sample]) -> None:
+    writer = ExperienceWriter(store, "tests", segment_places(private, folder_of(private)))
+    await writer.put(samples)
+    writer.close()
+
+
+@pytest.fixture
+async def trainer(system: ActorSystem, store: ActorRef[Store], private: Path) -> ActorRef[Trainer]:
+    return await system.add(made(store, private, None), "trainer")
+
+
+def made(store: ActorRef[Store], private: Path, resume_from: str | None) -> Trainer:
+    return Trainer({"sorter": POLICY}, RECIPE, 10, store, str(private), str(folder_of(private)), resume_from)
+
+
+async def test_rows_are_leased_trained_and_committed_with_the_step(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path
+) -> None:
+    before = await trainer.api.publish("sorter")
+    assert before.version == 0
+    await put(store, private, samples(0, (1.0, 0.0, 0.5, 0.5)))
+    first = await trainer.api.train("sorter", 0, 3)
+    assert (first.samples, first.tokens, first.versions, first.with_signal) == (3, 9, {0: 3}, 2)
+    statistics = (await store.api.table_statistics())["sorter"]
+    assert (statistics.ready, statistics.leased, statistics.consumed) == (1, 3, 0)
+    await trainer.api.train("sorter", 0, 1)
+    stepped = await trainer.api.optimizer_step("sorter")
+    assert (stepped.published.version, stepped.samples, stepped.tokens) == (1, 4, 12)
+    assert stepped.grad_norm > 0 and stepped.ratio_deviation > 0
+    statistics = (await store.api.table_statistics())["sorter"]
+    assert (statistics.ready, statistics.leased, statistics.consumed) == (0, 0, 4)
+    async with StateTransport(private) as transport:
+        old, new = await transport.get(before.handle), await transport.get(stepped.published.handle)
+    assert any(not torch.equal(old[name], new[name]) for name in old)
+
+
+async def test_more_rows_than_there_are_is_refused_and_nothing_is_lost(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path
+) -> None:
+    await trainer.api.publish("sorter")
+    await put(store, private, samples(0, (1.0, 0.0)))
+    with pytest.raises(Exception, match="3 rows of version 0 were asked for, 2 are ready"):
+        await trainer.api.train("sorter", 0, 3)
+    assert (await trainer.api.train("sorter", 0, 2)).samples == 2
+
+
+async def test_a_stale_sample_is_refused(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path
+) -> None:
+    await trainer.api.publish("sorter")
+    await put(store, private, samples(7, (1.0, 0.0)))
+    with pytest.raises(
+        Exception, match="sample 1:v7_0_0 was generated by version 7 of policy sorter"
+    ) as caught:
+        await trainer.api.train("sorter", 7, 2)
+    assert "StaleSample" in str(caught.value)
+
+
+async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, tmp_path: Path, system: ActorSystem
+) -> None:
+    losses = [await trainer.api.warm_up("sorter", n, 1) for n in range(3)]
+    assert losses[-1] < losses[0]
+    await trainer.api.publish("sorter")
+    await put(store, private, samples(0, (1.0, 0.0)))
+    await trainer.api.train("sorter", 0, 2)
+    await trainer.api.optimizer_step("sorter")
+    await trainer.api.save("sorter", str(tmp_path / "step" / "sorter"))
+    assert AutoTokenizer.from_pretrained(tmp_path / "step" / "sorter")("12=").input_ids == [1, 2, 10]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "step" / "sorter").config.model_type == "qwen3"
+
+    other = private / "other"
+    other_store = await store_in(system, other, "other_store")
+    other.chmod(0o700)
+    resumed = await system.add(made(other_store, other, str(tmp_path / "step")), "resumed")
+    handles = []
+    for one, rows_of, place in ((trainer, store, private), (resumed, other_store, other)):
+        rows = [
+            Sample(f"2:q_0_{n}", "sorter", 2, 1, "2:q", r, (0.0, 2.0), (1, 10), (3, 12), (-2.0, -2.5))
+            for n, r in enumerate((0.0, 2.0))
+        ]
+        await put(rows_of, place, rows)
+        await one.api.train("sorter", 1, 2)
+        handles.append((await one.api.optimizer_step("sorter")).published.handle)
+    async with StateTransport(private) as transport, StateTransport(other) as other_transport:
+        here, there = await transport.get(handles[0]), await other_transport.get(handles[1])
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+async def test_everything_heavy_runs_on_the_worker_thread(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+    for name in ("weights", "warm_up_done", "accumulate", "optimizer_step"):
+        method = getattr(TorchPolicy, name)
+
+        def noted(*args: Any, name: str = name, method: Any = method) -> Any:
+            seen.append((name, threading.current_thread().name))
+            return method(*args)
+
+        monkeypatch.setattr(TorchPolicy, name, noted)
+    await trainer.api.publish("sorter")
+    await put(store, private, samples(0, (1.0, 0.0)))
+    await trainer.api.train("sorter", 0, 2)
+    await trainer.api.optimizer_step("sorter")
+    assert [name for name, _ in seen] == [
+        "warm_up_done",
+        "weights",
+        "accumulate",
+        "optimizer_step",
+        "weights",
+    ]
+    assert {thread for _, thread in seen} == {"trainer_0"}
+
+
+async def test_large_weights_have_time_to_be_published(
+    trainer: ActorRef[Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float] = []
+    publish = StateTransport.set
+
+    async def noted(self: StateTransport, *args: Any, timeout_s: float = 60.0, **kwargs: Any) -> Any:
+        timeouts.append(timeout_s)
+        return await publish(self, *args, timeout_s=timeout_s, **kwargs)
+
+    monkeypatch.setattr(StateTransport, "set", noted)
+    await trainer.api.publish("sorter")
+    await trainer.api.optimizer_step("sorter")
+    assert len(timeouts) == 2 and min(timeouts) >= 1800
+
+
+async def test_stopping_does_not_wait_for_what_computes(
+    system: ActorSystem,
+    store: ActorRef[Store],
+    private: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def long(*_: Any) -> None:
+        begun.set()
+        release.wait(5)
+        ended.set()
+
+    monkeypatch.setattr(TorchPolicy, "save", long)
+    actor = made(store, private, None)
+    trainer = await system.add(actor, "trainer")
+    saving = asyncio.create_task(trainer.api.save("sorter", str(tmp_path)))
+    await asyncio.to_thread(begun.wait)
+    await actor.on_stop()
+    assert not ended.is_set()
+    release.set()
+    await saving
+
+
+async def test_the_users_number_of_threads_is_left_alone(
+    system: ActorSystem, store: ActorRef[Store], private: Path
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        await system.add(made(store, private, None), "trainer")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_actor_processes_compute_with_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    program = (
+        "import threading, torch; threading.Thread(target=lambda: print(torch.get_num_threads())).start()"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=env.actor_environment(), check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "1"

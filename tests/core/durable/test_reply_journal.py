@@ -1,0 +1,551 @@
+"""Replies that outlive their process: a model against random use, kills at every byte, bad files, full disks."""
+
+import itertools
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import msgpack
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+from flexmarl.core.durable import reply_journal as journal_module
+from flexmarl.core.durable.reply_journal import Journal, Key, Replies
+from flexmarl.core.errors import JournalError
+
+from ...full_disk import room_for
+
+HEAD = b"flexmarl replies\x01\x00\x00\x00"
+SOURCES = Path(__file__).parents[3] / "scripts" / "src"
+
+senders = st.sampled_from(["trainer", "rollout/0", "ü\ud83d"])
+epochs = st.sampled_from([1, 2, 2**63 - 1])
+seqs = st.integers(0, 60)
+replies = st.binary(max_size=80)
+
+
+class Model:
+    """The rules of ``Replies``, said as simply as they can be: everything is looked through, every time."""
+
+    def __init__(self) -> None:
+        self.replies: dict[Key, bytes] = {}
+        self.floors: dict[tuple[str, int], int] = {}
+        self.before_epochs: dict[str, int] = {}
+
+    def is_settled(self, key: Key) -> bool:
+        sender, epoch, seq = key
+        return epoch < self.before_epochs.get(sender, 0) or seq < self.floors.get((sender, epoch), 0)
+
+    def put(self, key: Key, reply: bytes) -> None:
+        if not self.is_settled(key):
+            self.replies.setdefault(key, reply)
+
+    def settle(self, sender: str, epoch: int, floor: int) -> None:
+        self.floors[sender, epoch] = max(floor, self.floors.get((sender, epoch), 0))
+        self._forget()
+
+    def forget_sender(self, sender: str, before_epoch: int) -> None:
+        self.before_epochs[sender] = max(before_epoch, self.before_epochs.get(sender, 0))
+        self._forget()
+
+    def _forget(self) -> None:
+        self.replies = {key: reply for key, reply in self.replies.items() if not self.is_settled(key)}
+
+    def agrees_with(self, remembered: Replies | Journal) -> None:
+        assert len(remembered) == len(self.replies)
+        for key, reply in self.replies.items():
+            assert remembered.get(key) == reply
+
+
+def read_naively(content: bytes) -> Model:
+    """What the whole records of ``content`` say, by the format's description."""
+    model = Model()
+    rest = content[len(HEAD) :]
+    while len(rest) >= 12:
+        length, digest = struct.unpack("<IQ", rest[:12])
+        body, rest = rest[12 : 12 + length], rest[12 + length :]
+        if len(body) < length or xxhash.xxh3_64_intdigest(body) != digest:
+            break
+        kind, *fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
+        match kind:
+            case 1:
+                model.put((fields[0], fields[1], fields[2]), fields[3])
+            case 2:
+                model.settle(*fields)
+            case 3:
+                model.forget_sender(*fields)
+    return model
+
+
+class Use(RuleBasedStateMachine):
+    """A journal and the model, used at random; closed, killed, cut and spoiled at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.paths = (Path(self.folder.name) / f"journal-{number}" for number in itertools.count())
+        self.slack = mock.patch.object(journal_module, "_SLACK_BYTES", 300)  # so that it is compacted often
+        self.slack.start()
+        self.path = next(self.paths)
+        self.journal = Journal.open(self.path)
+        self.in_memory = Replies()
+        self.model = Model()
+        self.ever: dict[Key, set[bytes]] = {}
+
+    def teardown(self) -> None:
+        self.journal.close()
+        self.slack.stop()
+        self.folder.cleanup()
+
+    @rule(sender=senders, epoch=epochs, seq=seqs, reply=replies)
+    def put(self, sender: str, epoch: int, seq: int, reply: bytes) -> None:
+        key = (sender, epoch, seq)
+        new = key not in self.model.replies and not self.model.is_settled(key)
+        assert self.journal.is_settled(key) == self.in_memory.is_settled(key) == self.model.is_settled(key)
+        assert self.journal.put(key, reply) == self.in_memory.put(key, reply) == new
+        self.model.put(key, reply)
+        self.ever.setdefault(key, set()).add(reply)
+        # What has left is in the file, whatever happens to the process now.
+        if key in self.model.replies:
+            assert read_naively(self.path.read_bytes()).replies[key] == self.model.replies[key]
+
+    @rule(sender=senders, epoch=epochs, seq=seqs, count=st.integers(1, 20))
+    def put_many(self, sender: str, epoch: int, seq: int, count: int) -> None:
+        for number in range(seq, seq + count):
+            self.put(sender, epoch, number, b"%d" % number)
+
+    @rule(sender=senders, epoch=epochs, floor=st.one_of(st.integers(-1, 80), st.just(2**63)))
+    def settle(self, sender: str, epoch: int, floor: int) -> None:
+        assert self.journal.settle(sender, epoch, floor) == self.in_memory.settle(sender, epoch, floor)
+        self.model.settle(sender, epoch, floor)
+
+    @rule(sender=senders, before_epoch=st.sampled_from([0, 1, 2, 3]))
+    def forget_sender(self, sender: str, before_epoch: int) -> None:
+        self.journal.forget_sender(sender, before_epoch)
+        self.in_memory.forget_sender(sender, before_epoch)
+        self.model.forget_sender(sender, before_epoch)
+
+    @rule()
+    def compact(self) -> None:
+        assert self.journal.compact()
+        assert read_naively(self.path.read_bytes()).replies == self.model.replies
+
+    @rule()
+    def close_and_open(self) -> None:
+        self.journal.close()
+        self.journal = Journal.open(self.path)
+
+    @rule()
+    def kill(self) -> None:
+        """Goes on with the file as it is: only what was settled and not yet written may come back."""
+        path = self.copy(self.path.read_bytes())
+        self.journal.close()
+        self.path, self.journal = path, Journal.open(path)
+        for key, reply in self.model.replies.items():
+            assert self.journal.get(key) == reply
+        for (sender, epoch), floor in self.model.floors.items():
+            self.journal.settle(sender, epoch, floor)
+        for sender, before_epoch in self.model.before_epochs.items():
+            self.journal.forget_sender(sender, before_epoch)
+
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        content = self.path.read_bytes()
+        content = content[: data.draw(st.integers(0, len(content)), label="cut at")]
+        self.read_spoiled(content, read_naively(content))
+
+    @precondition(lambda self: self.path.stat().st_size > len(HEAD))
+    @rule(data=st.data(), flip=st.integers(1, 255))
+    def spoil(self, data: st.DataObject, flip: int) -> None:
+        content = bytearray(self.path.read_bytes())
+        content[data.draw(st.integers(len(HEAD), len(content) - 1), label="spoiled at")] ^= flip
+        self.read_spoiled(bytes(content), read_naively(bytes(content)))
+
+    def read_spoiled(self, content: bytes, expected: Model) -> None:
+        path = self.copy(content)
+        with Journal.open(path) as spoiled:
+            expected.agrees_with(spoiled)
+            for key, reply in expected.replies.items():
+                assert reply in self.ever[key]
+            # It goes on from there.
+            spoiled.put(("new", 1, 0), b"new")
+        with Journal.open(path) as again:
+            expected.put(("new", 1, 0), b"new")
+            expected.agrees_with(again)
+            assert again.statistics().cut_bytes == 0
+
+    def copy(self, content: bytes) -> Path:
+        path = next(self.paths)
+        path.write_bytes(content)
+        return path
+
+    @invariant()
+    def agrees(self) -> None:
+        self.model.agrees_with(self.journal)
+        self.model.agrees_with(self.in_memory)
+        statistics = self.journal.statistics()
+        assert statistics.replies == len(self.model.replies)
+        assert statistics.file_bytes == self.path.stat().st_size
+        assert statistics.file_bytes <= 2 * statistics.live_bytes + 300 or self.journal._pending
+        assert (statistics.evicted, statistics.missing, statistics.failed_writes) == (0, 0, 0)
+
+
+TestUse = Use.TestCase
+TestUse.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+# --------------------------------------------------------------------------- bounds
+
+
+def test_a_reply_larger_than_the_limit_pushes_out_nothing(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal", limit_bytes=10_000) as journal, capture_logs() as logs:
+        assert journal.put(("a", 1, 0), b"small")
+        assert not journal.put(("a", 1, 1), bytes(10_000))
+        assert not journal.put(("a", 1, 2), bytes(10_000))
+        assert journal.get(("a", 1, 0)) == b"small"
+        assert journal.statistics().evicted == 2
+        assert journal.statistics().file_bytes < 1000
+    (line,) = logs
+    assert line["log_level"] == "warning"
+    assert (line["evicted"], line["limit_bytes"]) == (1, 10_000)
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 900), st.integers(0, 9)), max_size=60))
+@settings(deadline=None)
+def test_a_journal_at_its_limit_comes_back_as_it_was(steps: list[tuple[str, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        with Journal.open(path, limit_bytes=4000) as before:
+            for seq, (sender, size, back) in enumerate(steps):
+                before.settle(sender, 1, seq - back)
+                before.put((sender, 1, seq), bytes(size))
+        with Journal.open(path, limit_bytes=4000) as after:
+            assert list(after._replies.items()) == list(before._replies.items())
+            assert after.statistics().size_bytes == before.statistics().size_bytes
+
+
+# --------------------------------------------------------------------------- processes
+
+_WRITER = """
+import itertools, os, sys
+from pathlib import Path
+from flexmarl.core.journal import Journal
+journal = Journal.open(Path(sys.argv[1]))
+for seq in itertools.count(int(sys.argv[2])):
+    journal.settle("sender", 1, seq - 20)
+    journal.put(("sender", 1, seq), seq.to_bytes(8, "big") * 512)
+    os.write(1, seq.to_bytes(8, "big"))
+"""
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from flexmarl.core.journal import Journal
+journal = Journal.open(Path(sys.argv[1]))
+if "compact" in sys.argv:
+    assert journal.compact()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(script: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-c", script, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def test_what_a_killed_process_has_said_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    first = written = 0
+    for count in (1, 300, 777, 1500):
+        with process(_WRITER, str(path), str(first)) as child:
+            assert child.stdout is not None
+            seen = child.stdout.read(8 * count)
+            child.kill()  # while it writes
+            seen += child.stdout.read()
+        assert child.returncode == -9
+        last = int.from_bytes(seen[-8:], "big")
+        assert last >= first + count - 1
+        written += last - first + 1
+        with Journal.open(path) as journal:
+            for seq in range(max(first, last - 19), last + 1):
+                assert journal.get(("sender", 1, seq)) == seq.to_bytes(8, "big") * 512
+            # At most one was written and not said, and the last settlement may be lost.
+            assert journal.get(("sender", 1, last + 2)) is None
+            assert len(journal) <= 23
+        first = last + 2
+    assert written * 4096 > 3 * 2**20 > path.stat().st_size, "it was compacted on the way"
+
+
+@pytest.mark.parametrize("also", ["", "compact"])
+def test_two_processes_cannot_have_it(tmp_path: Path, also: str) -> None:
+    path = tmp_path / "journal"
+    with process(_HOLDER, str(path), also) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(JournalError, match="another process has it open"):
+            Journal.open(path)
+    Journal.open(path).close()
+
+
+# --------------------------------------------------------------------------- bad files
+
+
+def filled(path: Path, count: int = 3) -> bytes:
+    with Journal.open(path) as journal:
+        for seq in range(count):
+            journal.put(("a", 1, seq), b"reply %d" % seq)
+    return path.read_bytes()
+
+
+def test_the_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal.open(path) as journal:
+        assert path.stat().st_mode & 0o7777 == 0o600
+        assert journal.compact()
+        assert path.stat().st_mode & 0o7777 == 0o600
+        assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (HEAD[:-4] + b"\x02\0\0\0", "it is of version 2, and this program reads version 1"),
+        (b"SQLite format 3\0" + bytes(100), "SQLite format 3"),
+        (bytes(100), "does not begin as a journal"),
+        (b"x", "does not begin as a journal"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(JournalError, match=problem) as raised:
+        Journal.open(path)
+    assert raised.value.path == path
+    assert str(path) in str(raised.value)
+    assert path.read_bytes() == content
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(JournalError, match="not a regular file"):
+        Journal.open(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"):
+        Journal.open(tmp_path / "link")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_cut_tail_is_logged_with_figures(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    content = filled(path)
+    path.write_bytes(content[:-5])
+    record = (len(content) - len(HEAD)) // 3
+    with capture_logs() as logs, Journal.open(path) as journal:
+        assert len(journal) == 2
+        assert journal.statistics().cut_bytes == record - 5
+    (line,) = logs
+    assert line["log_level"] == "warning"
+    assert (line["path"], line["replies"]) == (str(path), 2)
+    assert (line["kept_bytes"], line["cut_bytes"]) == (len(content) - record, record - 5)
+    assert f"claims {record - 12} bytes where {record - 17} are left" in line["problem"]
+
+
+def test_a_flipped_byte_ends_the_reading_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    content = bytearray(filled(path))
+    record = (len(content) - len(HEAD)) // 3
+    content[-record - 1] ^= 1  # in the second of three
+    path.write_bytes(content)
+    with capture_logs() as logs, Journal.open(path) as journal:
+        assert len(journal) == 1
+    assert "digest" in logs[0]["problem"]
+    assert (logs[0]["kept_bytes"], logs[0]["cut_bytes"]) == (len(HEAD) + record, 2 * record)
+    assert path.read_bytes() == bytes(content[: len(HEAD) + record])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [4, "a", 1, 1],
+        [1, "a", 1, 1],
+        [1, b"a", 1, 1, b"r"],
+        [1, "a", 1, 1, "r"],
+        [1, "a", 1.0, 1, b""],
+        {"a": 1},
+        7,
+    ],
+)
+def test_a_record_that_is_none_ends_the_reading(tmp_path: Path, fields: object) -> None:
+    path = tmp_path / "journal"
+    content = filled(path)
+    body = msgpack.packb(fields)
+    path.write_bytes(content + struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body)
+    with Journal.open(path) as journal:
+        assert len(journal) == 3
+    assert path.read_bytes() == content
+
+
+@given(
+    tail=st.binary(max_size=200),
+    bodies=st.lists(st.binary(max_size=40), max_size=3),
+    zeros=st.integers(0, 9000),
+)
+@settings(deadline=None)
+def test_rubbish_is_never_an_error(tail: bytes, bodies: list[bytes], zeros: int) -> None:
+    records = [struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body for body in bodies]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        content = filled(path)
+        path.write_bytes(content + b"".join(records) + tail + bytes(zeros))
+        with Journal.open(path) as journal:
+            assert [journal.get(("a", 1, seq)) for seq in range(3)] == [b"reply 0", b"reply 1", b"reply 2"]
+
+
+def test_what_a_killed_compaction_left_is_removed(tmp_path: Path) -> None:
+    content = filled(tmp_path / "journal")
+    (tmp_path / "journal.new").write_bytes(content[:-9])
+    with Journal.open(tmp_path / "journal") as journal:
+        assert len(journal) == 3
+        assert not (tmp_path / "journal.new").exists()
+
+
+# --------------------------------------------------------------------------- full disks, closing
+
+
+def after_a_kill_now(path: Path) -> list[int]:
+    """The seqs of sender ``a`` that a process started now would know."""
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    with Journal.open(copy) as journal:
+        return [key[2] for key, _ in journal._replies.items()]
+
+
+def test_on_a_full_disk_replies_stay_in_memory_and_are_written_later(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    filled(path, count=2)
+    with Journal.open(path) as journal, capture_logs() as logs:
+        size = path.stat().st_size
+        with room_for(size + 40):
+            for seq in range(2, 6):
+                assert journal.put(("a", 1, seq), bytes(100))
+                assert journal.get(("a", 1, seq)) == bytes(100)
+        assert path.stat().st_size == size + 40, "the write stopped in the middle"
+        assert after_a_kill_now(path) == [0, 1]
+        statistics = journal.statistics()
+        assert (statistics.missing, statistics.failed_writes, statistics.file_bytes) == (4, 4, size)
+        failures = [line for line in logs if line["log_level"] == "error"]
+        assert len(failures) == 1 and failures[0]["path"] == str(path) and "too large" in failures[0]["error"]
+
+        journal.put(("a", 1, 6), b"there is room again")
+        assert journal.statistics().missing == 0
+        assert after_a_kill_now(path) == [0, 1, 2, 3, 4, 5, 6]
+        assert [line["event"] for line in logs].count("journal whole again") == 1
+
+
+def test_a_log_on_the_full_disk_is_no_error_either(tmp_path: Path) -> None:
+    path, log = tmp_path / "journal", mock.Mock()
+    log.error.side_effect = [OSError(28, "No space left on device"), None]
+    filled(path)
+    with mock.patch.object(journal_module, "log", log), Journal.open(path) as journal:
+        with room_for(path.stat().st_size):
+            for seq in range(3, 6):
+                assert journal.put(("a", 1, seq), b"reply")
+        assert log.error.call_count == 2, "said again until it is said, and then no more"
+        assert log.error.call_args.kwargs["path"] == str(path)
+        log.warning.side_effect = OSError(28, "No space left on device")
+        assert journal.put(("a", 1, 6), b"reply")
+        assert journal.statistics().missing == 0
+
+
+def test_half_a_record_does_not_spoil_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    filled(path, count=2)
+    with Journal.open(path) as journal:
+        with room_for(path.stat().st_size + 40):
+            journal.put(("a", 1, 2), bytes(100))
+        (tmp_path / "journal.new").mkdir()  # so that it can't be written anew
+        with capture_logs() as logs:
+            for seq in range(3, 10):
+                journal.put(("a", 1, seq), b"fits")
+        assert [line["event"] for line in logs] == ["journal not compacted"], "tried once, not at every reply"
+        assert after_a_kill_now(path) == [0, 1, *range(3, 10)]
+        (tmp_path / "journal.new").rmdir()
+    assert after_a_kill_now(path) == list(range(10)), "closing writes what was missing"
+
+
+def test_closing_on_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    content = filled(path)
+    journal = Journal.open(path)
+    with room_for(len(content) + 40):
+        journal.put(("a", 1, 3), bytes(100))
+        journal.close()
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+
+
+def test_closed(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal")
+    journal.put(("a", 1, 0), b"reply")
+    journal.close()
+    journal.close()
+    assert journal.get(("a", 1, 0)) == b"reply"
+    with pytest.raises(JournalError, match="it is closed"):
+        journal.put(("a", 1, 1), b"")
+    with pytest.raises(JournalError, match="it is closed"):
+        journal.settle("a", 1, 1)
+    with pytest.raises(JournalError, match="it is closed"):
+        journal.forget_sender("a", 1)
+    with pytest.raises(JournalError, match="it is closed"):
+        journal.compact()
+
+
+def test_a_key_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal") as journal:
+        with pytest.raises(OverflowError):
+            journal.put(("a", 2**64, 0), b"")
+        assert (len(journal), journal.size_bytes) == (0, 0)
+
+
+def test_settlements_alone_reach_the_file_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal.open(path) as journal:
+        for number in range(300):
+            journal.settle(f"sender-{number}", 1, 5)
+        assert read_naively(path.read_bytes()).floors == {(f"sender-{n}", 1): 5 for n in range(256)}
+
+
+def test_statistics(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal.open(path, limit_bytes=2**21) as journal:
+        for seq in range(2000):
+            journal.settle("a", 1, seq - 10)
+            journal.put(("a", 1, seq), bytes(1000))
+        statistics = journal.statistics()
+        assert (statistics.replies, statistics.senders, statistics.limit_bytes) == (11, 1, 2**21)
+        assert 11_000 < statistics.live_bytes < statistics.size_bytes == journal.size_bytes < 20_000
+        assert statistics.file_bytes == path.stat().st_size <= 2**20 + 2 * statistics.live_bytes
+        assert statistics.compactions == 1
+        assert (statistics.evicted, statistics.cut_bytes, statistics.missing, statistics.failed_writes) == (
+            0,
+        ) * 4

@@ -1,0 +1,176 @@
+"""Whatever arrives, the runtime goes on: its peer gets an error, the others notice nothing, memory stays bounded."""
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flexmarl.core.errors import RemoteProtocolError
+from flexmarl.core.protocol import codec
+from flexmarl.core.protocol.envelopes import Kind
+
+from ..fuzz_target import Fuzzed, header, valid_envelopes
+
+ROOT = Path(__file__).parents[3]
+FEW = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.sampled_from(["target", "system", "echo", "wait", "once", "count", "!dead", ""])
+    | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def mutated_envelope(draw: st.DrawFn) -> list[Any]:
+    """A valid envelope with fields replaced by what a peer might make up."""
+    envelope = list(draw(st.sampled_from(valid_envelopes())))
+    for _ in range(draw(st.integers(0, 2))):
+        index = draw(st.integers(0, len(envelope)))
+        envelope[index : index + draw(st.integers(0, 1))] = [draw(junk)]
+    return envelope
+
+
+@st.composite
+def message(draw: st.DrawFn) -> bytes:
+    body = codec.join([codec.Encoder().pack(e) for e in draw(st.lists(mutated_envelope(), max_size=5))])
+    if draw(st.integers(0, 3)) == 0:
+        content = bytearray(body)
+        for _ in range(draw(st.integers(1, 3))):
+            content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+        return bytes(content)
+    return body
+
+
+def run_fuzzed(bodies: list[bytes], head: bytes) -> None:
+    """Feeds the messages to a network, and asks it something as another peer."""
+    asyncio.run(_run_fuzzed(bodies, head))
+
+
+async def _run_fuzzed(bodies: list[bytes], head: bytes) -> None:
+    unexpected: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unexpected.append(context))
+    fuzzed = Fuzzed()
+    neighbour = fuzzed.wire.connect("a neighbour")
+    try:
+        for body in bodies:
+            fuzzed.feed(head, body, [b"buffer"])
+            await asyncio.sleep(0)
+        served = fuzzed.mailboxes["target"].statistics().served
+        ask = codec.Encoder().pack([Kind.CALL, 1, "target", "echo", 5.0, [3], {}, 1])
+        fuzzed.network.received(neighbour, codec.pack_header("neighbour", 1), codec.join([ask]), [])
+        for _ in range(100):
+            if fuzzed.mailboxes["target"].statistics().served > served:
+                break
+            await asyncio.sleep(0)
+        else:
+            raise AssertionError("another peer is not served any more")
+    finally:
+        await fuzzed.close()
+    assert not unexpected, unexpected
+
+
+@FEW
+@given(st.lists(message(), min_size=1, max_size=4))
+def test_mutated_messages_harm_nobody(bodies: list[bytes]) -> None:
+    run_fuzzed(bodies, header())
+
+
+@FEW
+@given(st.binary(max_size=60), st.lists(st.binary(max_size=100), max_size=3))
+def test_random_bytes_harm_nobody(head: bytes, bodies: list[bytes]) -> None:
+    run_fuzzed(bodies, head)
+    run_fuzzed(bodies, header())
+
+
+@FEW
+@given(st.lists(message(), min_size=1, max_size=3))
+def test_a_peer_raises_nothing_but_protocol_errors(bodies: list[bytes]) -> None:
+    async def main() -> None:
+        fuzzed = Fuzzed()
+        try:
+            for body in bodies:
+                try:
+                    fuzzed.asked.received(header(), body, [b"buffer"])
+                except RemoteProtocolError:
+                    continue
+        finally:
+            await fuzzed.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "envelopes",
+    [
+        [[Kind.DONE, 0, [1, 2**63] * 100_000]],
+        [[Kind.DONE, 0, list(range(200_000))]],
+        [[Kind.PONG, 2**40, []]] * 20_000,
+        [[Kind.PING, 0]] * 10_000,
+        [[Kind.CALL, 5000 * n, "nobody", "x", 1.0, [], {}, 0] for n in range(1, 10_000)],
+        [[Kind.TELL, 3 * n, "nobody", "x", 1.0, [], {}, 0] for n in range(1, 10_000)],
+        [[Kind.GRANT, 5, 2**62]] * 20_000,
+        [[Kind.CANCEL, n] for n in range(20_000)],
+        [[Kind.ITEM, 3, n, None] for n in range(20_000)],
+    ],
+    ids=lambda e: f"{e[0][0].name} x {len(e)}",
+)
+async def test_what_claims_much_costs_what_it_weighs(envelopes: list[list[Any]]) -> None:
+    encoder = codec.Encoder()
+    body = codec.join([encoder.pack(envelope) for envelope in envelopes])
+    fuzzed = Fuzzed()
+    await asyncio.sleep(0)
+    tracemalloc.start()
+    try:
+        started = asyncio.get_running_loop().time()
+        fuzzed.feed(header(), body)
+        took_s = asyncio.get_running_loop().time() - started
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        await fuzzed.close()
+    assert peak < 10_000_000 + 300 * len(body)
+    assert took_s < 10.0, "the loop stood still"  # 1 s or less on an idle machine, under tracemalloc
+
+
+async def test_the_peer_that_sent_rubbish_gets_an_error_and_the_others_keep_their_calls() -> None:
+    fuzzed = Fuzzed()
+    await asyncio.sleep(0)
+    fuzzed.network.received(fuzzed.incoming, header(), b"rubbish", [])
+    assert fuzzed.network.refused_messages == 1
+    await asyncio.sleep(0)
+    assert fuzzed.wire.sent_bytes > 0
+    call, _, stream = fuzzed.calls
+    assert not call.done() and not stream.done()
+    await fuzzed.close()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None, reason="atheris is not to be had for this Python"
+)
+def test_coverage_guided_fuzzing_finds_nothing_in_a_few_seconds(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "fuzz_decoder.py"
+    limits = ["-max_total_time=4", "-max_len=1024", "-rss_limit_mb=2048", "-timeout=10"]
+    command = [
+        sys.executable,
+        "-P",
+        str(script),
+        str(tmp_path / "corpus"),
+        *limits,
+        f"-artifact_prefix={tmp_path}/",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert "Done " in ended.stderr

@@ -1,0 +1,150 @@
+"""ZeroMQ under actor systems: who gets in over TCP, what is said of addresses where nobody is, what moves uncopied."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.errors import LocalProtocolError, PlainTcpRefused, Unreachable
+from flexmarl.core.protocol.codec import Buffer
+from flexmarl.core.protocol.session import Settings
+from flexmarl.core.supervision.system_actor import SystemActor
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.zeromq import Tcp, ZmqWire
+
+from ..echo import Echo
+
+IMPATIENT = Settings(connect_timeout_s=0.5)
+
+
+class TestWhoGetsIn:
+    async def test_whoever_holds_the_keys_of_the_run(self) -> None:
+        async with ActorSystem("run", tcp=Tcp()) as run:
+            await run.add(Echo(), "echo")
+            assert stat.S_IMODE(run.keys_file.stat().st_mode) == 0o600
+            async with ActorSystem("outside", keys=Keys.load(run.keys_file)) as outside:
+                await outside.connect(run.address)
+                echo = await outside.lookup("echo", Echo)
+                assert await echo.api.greet("world") == "hello world"
+
+    async def test_a_client_of_its_own_once_it_is_allowed(self) -> None:
+        async with ActorSystem("run", tcp=Tcp()) as run:
+            assert run.keys is not None
+            keys = Keys.for_client(run.keys.server_public)
+            async with ActorSystem("outside", keys=keys, settings=IMPATIENT) as outside:
+                with pytest.raises(Unreachable, match="does not admit this side's key"):
+                    await outside.connect(run.address)
+                await run.allow(keys.client_public)
+                await outside.connect(run.address)
+
+    async def test_nobody_who_takes_it_for_another_server(self) -> None:
+        async with (
+            ActorSystem("run", tcp=Tcp()) as run,
+            ActorSystem("outside", keys=Keys.make(), settings=IMPATIENT) as outside,
+        ):
+            with pytest.raises(
+                Unreachable, match="within 0.5 s .*the handshake fails; has it got other keys"
+            ):
+                await outside.connect(run.address)
+
+    async def test_nobody_without_keys(self) -> None:
+        async with (
+            ActorSystem("run", tcp=Tcp()) as run,
+            ActorSystem("outside", settings=IMPATIENT) as outside,
+        ):
+            with pytest.raises(Unreachable, match="secured in another way"):
+                await outside.connect(run.address)
+
+    async def test_plain_tcp_on_loopback_where_both_say_so(self) -> None:
+        async with (
+            ActorSystem("one", tcp=Tcp(plain=True)) as one,
+            ActorSystem("two", tcp=Tcp(plain=True)) as two,
+        ):
+            await two.connect(one.address)
+            assert not one.keys_file.exists()
+
+    async def test_plain_tcp_does_not_leave_the_machine_unless_told(self) -> None:
+        with pytest.raises(PlainTcpRefused, match="plain_beyond_loopback"):
+            async with ActorSystem("one", tcp=Tcp(host="0.0.0.0", plain=True, advertise="node")):
+                pass
+        async with ActorSystem("outside") as outside:
+            with pytest.raises(PlainTcpRefused, match="plain_beyond_loopback"):
+                await outside.connect("tcp://192.0.2.1:5555")
+
+    async def test_a_port_that_is_taken(self) -> None:
+        async with ActorSystem("one", tcp=Tcp(plain=True)) as one:
+            port = int(one.address.rpartition(":")[2])
+            with pytest.raises(OSError, match="can't listen on tcp://127.0.0.1"):
+                async with ActorSystem("two", tcp=Tcp(port=port, plain=True)):
+                    pass
+
+
+class TestNobodyThere:
+    @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "ipc:///nowhere/at/all.sock"])
+    async def test_a_dead_address_is_an_error_within_the_connect_deadline(
+        self, private: Path, address: str
+    ) -> None:
+        async with asyncio.timeout(5), ActorSystem("lonely", private, settings=IMPATIENT) as lonely:
+            began = asyncio.get_running_loop().time()
+            calls = [lonely.ref("nobody", address).ask("greet", "x") for _ in range(3)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert 0.4 < asyncio.get_running_loop().time() - began < 2
+        assert all(isinstance(result, Unreachable) and address in str(result) for result in results)
+
+    async def test_no_address_at_all(self, system: ActorSystem) -> None:
+        with pytest.raises(LocalProtocolError, match="'rubbish' is no address"):
+            await system.ref("nobody", "rubbish", SystemActor).api.statistics()
+
+
+class Holder(Actor):
+    """Keeps what it was sent, to look at where its bytes are."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+
+    @endpoint
+    async def keep(self, buffers: list[Buffer]) -> list[Buffer]:
+        self.buffers += buffers
+        return buffers
+
+
+class Counter(Actor):
+    @endpoint(idempotent=True)
+    async def add_one(self, number: int) -> int:
+        return number + 1
+
+
+async def test_idempotent_calls_by_two_addresses_of_one_system_are_two_calls(private: Path) -> None:
+    async with ActorSystem("there", private) as there, ActorSystem("here") as here:
+        await there.add(Counter(), "counter")
+        detour = there.address.replace(private.name, f"{private.name}/../{private.name}")
+        answers = [
+            await here.ref("counter", address, Counter).api.add_one(number)
+            for number, address in enumerate((there.address, detour, there.address, detour))
+        ]
+    assert answers == [1, 2, 3, 4]
+
+
+class TestBuffers:
+    @pytest.mark.parametrize("tcp", [None, Tcp()], ids=["ipc", "tcp_curve"])
+    async def test_small_and_large_ones_arrive_in_order_and_come_back(self, tcp: Tcp | None) -> None:
+        contents = [bytes([n]) * size for n, size in enumerate((0, 1, 4096, 4097, 300_000, 5_000_000))]
+        async with ActorSystem("there", tcp=tcp) as there:
+            holder = Holder()
+            await there.add(holder, "holder")
+            async with ActorSystem("here", keys=there.keys) as here:
+                ref = here.ref("holder", there.address, Holder)
+                back = await ref.api.keep([Buffer(content) for content in contents])
+        assert [bytes(buffer.view) for buffer in holder.buffers] == contents
+        assert [bytes(buffer.view) for buffer in back] == contents
+
+
+async def test_a_wire_that_can_not_listen_leaves_nothing_open(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path / 'no' / 'such' / 'folder.sock'}"
+    with pytest.raises(OSError, match="can't listen on ipc://"):
+        async with ActorSystem("one", tmp_path, wire=ZmqWire(address)):
+            pass
+    assert list(tmp_path.iterdir()) == []

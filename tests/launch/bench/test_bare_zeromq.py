@@ -1,0 +1,47 @@
+"""The bare patterns, for moments only."""
+
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import psutil
+import pytest
+
+from flexmarl.core.errors import BenchmarkFailed
+from flexmarl.launch import env
+from flexmarl.launch.bench.bare_zeromq import Bare, pack_call
+
+
+@pytest.mark.parametrize("curve", [False, True], ids=["ipc", "tcp_curve"])
+async def test_every_pattern_works(private: Path, curve: bool) -> None:
+    array = np.arange(2**20, dtype=np.uint8)
+    this = psutil.Process()
+    before = set(this.children())
+    bare_patterns = Bare(
+        private,
+        ("latency", "calls", "array"),
+        curve=curve,
+        environment=env.actor_environment(),
+        array_bytes=array.nbytes,
+    )
+    async with bare_patterns as bare:
+        assert len(set(this.children()) - before) == 3
+        latencies = await bare.latency(None, 0.02) + await bare.latency({"key": "value"}, 0.02)
+        assert all(1 < microseconds < 1e6 for microseconds in latencies)
+        assert await bare.calls_per_s(0.05, 50) > 100
+        for stamp in (0, 255):
+            assert 1e-4 < await bare.array_gb_s(array, stamp) < 1e3
+    assert set(this.children()) == before
+
+
+async def test_a_peer_that_does_not_start_is_told(private: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    nowhere = private / "no-such-directory"
+    with pytest.raises(BenchmarkFailed, match="the bare latency peer did not start"):
+        async with Bare(nowhere, ("latency",), curve=False, environment=env.actor_environment()):
+            raise AssertionError("it started")
+    assert "No such file or directory" in capfd.readouterr().err
+
+
+def test_a_bare_call_has_the_content_of_one_of_ours() -> None:
+    assert msgpack.unpackb(pack_call(7, None)) == [0, 7, "echo", "empty", 30.0, [], {}]
+    assert msgpack.unpackb(pack_call(8, {"a": "b"})) == [0, 8, "echo", "echo_dict", 30.0, [{"a": "b"}], {}]

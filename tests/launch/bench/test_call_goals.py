@@ -1,0 +1,50 @@
+import pytest
+
+from flexmarl.launch.bench.call_goals import GOALS, judge
+
+_MET = {
+    "call_p50_us": 149.0, "bare_p50_us": 100.0, "call_p99_us": 199.0, "bare_p99_us": 100.0,
+    "dict_p50_us": 149.0, "bare_dict_p50_us": 100.0, "dict_p99_us": 199.0, "bare_dict_p99_us": 100.0,
+    "calls_per_s": 101e3, "bare_calls_per_s": 400e3, "oneway_per_s": 301e3, "fan_in_calls_per_s": 81e3,
+    "array_gb_s": 0.91, "bare_array_gb_s": 1.0,
+    "spawn_first_reply_s": 0.79, "idle_rss_mib": 59.0, "idle_cpu_percent": 0.0, "kill_to_dead_ms": 20.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", GOALS)
+def test_goals_are_met(transport: str) -> None:
+    assert [verdict.key for verdict in judge(transport, _MET) if not verdict.met] == []
+
+
+@pytest.mark.parametrize(
+    ("transport", "key", "value", "goal"),
+    [
+        ("ipc", "call_p50_us", 151, "<= 1.5x bare"),
+        ("ipc", "dict_p50_us", 151, "<= 1.5x bare"),
+        ("tcp_curve", "call_p50_us", 201, "<= 2x bare"),
+        ("tcp_curve", "dict_p99_us", 201, "<= 2x bare"),
+        ("ipc", "call_p99_us", 201, "<= 2x bare"),
+        ("ipc", "calls_per_s", 99.9e3, ">= 100,000"),
+        ("tcp_curve", "bare_calls_per_s", 405e3, ">= 0.25x bare"),
+        ("ipc", "oneway_per_s", 299e3, ">= 300,000"),
+        ("ipc", "fan_in_calls_per_s", 79e3, ">= 80,000"),
+        ("ipc", "array_gb_s", 0.89, ">= 0.9x bare"),
+        ("ipc", "spawn_first_reply_s", 0.81, "<= 0.8"),
+        ("ipc", "idle_rss_mib", 61, "<= 60"),
+        ("ipc", "idle_cpu_percent", 0.6, "<= 0.5"),
+    ],
+)
+def test_goals_are_missed(transport: str, key: str, value: float, goal: str) -> None:
+    verdicts = judge(transport, {**_MET, key: value})
+    assert goal in [verdict.goal for verdict in verdicts if not verdict.met]
+
+
+def test_over_tcp_there_is_no_absolute_goal_for_calls_in_flight() -> None:
+    assert all(
+        verdict.met for verdict in judge("tcp_curve", {**_MET, "calls_per_s": 50e3, "bare_calls_per_s": 1e5})
+    )
+
+
+def test_a_ratio_is_measured_by_bare() -> None:
+    (verdict,) = [verdict for verdict in judge("ipc", _MET) if verdict.key == "array_gb_s"]
+    assert (verdict.measured, verdict.bare, verdict.ratio) == (0.91, 1.0, 0.91)

@@ -1,0 +1,123 @@
+"""What the launcher watches while its actors start and run."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flexmarl.core.errors import ActorDead
+from flexmarl.core.supervision.supervisor import Supervisor
+from flexmarl.launch import local_launcher
+from flexmarl.launch.console.console import Console
+
+
+class House:
+    """A supervisor, a console and a clock: ``rounds`` says for each round how long it takes and who answers."""
+
+    def __init__(self, actors: list[str], rounds: Callable[[int], tuple[float, set[str]]]) -> None:
+        self.now_s = 0.0
+        self.running = actors
+        self.processes: dict[str, object] = {}
+        self.events: list[tuple[str, float]] = []
+        self.phases: list[tuple[str, int, int]] = []
+        self._rounds = rounds
+        self._round = -1
+
+    async def statistics(self) -> dict[str, object]:
+        await asyncio.sleep(0)
+        self._round += 1
+        seconds, names = self._rounds(self._round)
+        self.now_s += seconds
+        return dict.fromkeys(names)
+
+    def refresh(self, processes: dict[str, object]) -> None:
+        self.processes = processes
+
+    async def event(self, event: str, fields: dict[str, Any]) -> None:
+        assert event == "actor_silent"
+        self.events.append((fields["actor"], fields["seconds"]))
+
+    async def phase(self, text: str, done: int, total: int) -> None:
+        self.phases.append((text, done, total))
+
+    async def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_launcher, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
+        async with asyncio.timeout(5):
+            await local_launcher._watch_processes(cast(Supervisor, self), cast(Console, self))
+
+
+async def test_an_actor_that_never_answered_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(["store", "trainer"], lambda _: (11.0, {"store"}))
+    with pytest.raises(ActorDead, match="actor trainer died: .* has not answered for 308 s"):
+        await house.watch(monkeypatch)
+    assert house.events == [("trainer", 22.0)]
+
+
+async def test_silence_is_counted_in_seconds_not_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds may be short, where an actor's calls fail at once, and long."""
+    house = House(["store"], lambda round_: (0.5 if round_ < 40 else 150.0, set()))
+    with pytest.raises(ActorDead, match="has not answered for 320 s"):
+        await house.watch(monkeypatch)
+
+
+async def test_an_answer_ends_the_silence_also_after_the_launcher_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A launcher that was stopped for an hour finds its own timers due: the actors were well all the time."""
+
+    def rounds(number: int) -> tuple[float, set[str]]:
+        if number == 20:
+            raise InterruptedError("enough seen")
+        return (3600.0, set()) if number in (5, 10) else (1.0, {"store"})
+
+    house = House(["store"], rounds)
+    with pytest.raises(InterruptedError):
+        await house.watch(monkeypatch)
+    assert house.events == [("store", 3600.0), ("store", 3600.0)]
+
+
+async def test_starting_shows_how_many_are_ready_and_after_a_while_who_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House([], lambda _: (0.0, set()))
+    monkeypatch.setattr(local_launcher, "time", SimpleNamespace(monotonic=lambda: house.now_s))
+    ready = {name: asyncio.Event() for name in ("store", "trainer", "rollout")}
+
+    async def spawn(name: str) -> None:
+        await ready[name].wait()
+
+    spawned: dict[str, Coroutine[Any, Any, None]] = {name: spawn(name) for name in ready}
+    starting = asyncio.create_task(local_launcher._all_started(spawned, cast(Console, house)))
+    for name in ready:
+        await _shown(house, len([event for event in ready.values() if event.is_set()]))
+        if name == "trainer":
+            house.now_s = 100.0
+        ready[name].set()
+    await starting
+    assert house.phases == [
+        ("starting actors", 0, 3),
+        ("starting actors", 1, 3),
+        ("starting actors (not yet: rollout)", 2, 3),
+    ]
+
+
+async def _shown(house: House, done: int) -> None:
+    async with asyncio.timeout(5):
+        while not house.phases or house.phases[-1][1] < done:
+            await asyncio.sleep(0)
+
+
+async def test_the_first_that_does_not_start_is_what_is_raised() -> None:
+    house = House([], lambda _: (0.0, set()))
+
+    async def refuse() -> None:
+        raise ActorDead("store", "no luck")
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(ActorDead, match="no luck"):
+        await local_launcher._all_started({"trainer": wait(), "store": refuse()}, cast(Console, house))
