@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import model_validator
 
-from ..core.errors import ConfigError
 from ..transport.handle import DTYPE_BYTES
 from .config_base import Config, Seconds
+from .errors import ConfigError
 
 # What SQLite and MessagePack hold without loss.
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1

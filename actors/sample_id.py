@@ -7,7 +7,7 @@ tables of several agents. A turn of an evaluation has ``eval`` in place of the s
 import re
 from typing import Final, NamedTuple
 
-from ..core.errors import StoreError
+from .errors import StoreError
 
 _EVALUATION: Final = "eval"
 # One spelling per number, and none that leaves 64 bits: what was parsed is formatted to the same text. The query may

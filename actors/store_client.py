@@ -15,11 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..core.errors import ActorDead, SegmentFull, StoreError
+from ..core.errors import ActorDead
 from ..core.ref import ActorRef
+from ..transport.errors import SegmentFull
 from ..transport.handle import DTYPE_BYTES
 from ..transport.segments import BlobRef, Content, SegmentPlaces, SegmentReader, SegmentWriter
 from .declared_columns import MAX_STRING
+from .errors import StoreError
 from .messages import Leased, Sample, StoreApi
 from .sample_id import SampleId
 

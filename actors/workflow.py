@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from ..core.errors import InvalidReward, RecipeError
 from .config_base import Config
+from .errors import InvalidReward, RecipeError
 from .messages import Query
 
 __all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewards", "Turn"]

@@ -15,22 +15,17 @@ import click
 import uvloop
 from rich.console import Console as Terminal
 
+from ..actors.errors import CheckpointIncomplete, ConfigError
 from ..actors.messages import RunEnded
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
-from ..core.errors import (
-    ActorDead,
-    ActorFailed,
-    CheckpointIncomplete,
-    ConfigError,
-    FlexmarlError,
-    Interrupted,
-)
+from ..core.errors import ActorDead, ActorFailed, FlexmarlError
 from ..core.telemetry import configure_logging
 from . import env, local_launcher
 from .bench.command import bench
 from .console.lossy_output import LossyOutput
 from .console.progress import Progress
+from .errors import Interrupted
 from .formatting import change, count, duration
 from .report.report import write_report
 from .run_config import RunConfig, check, read_yaml, resolve, to_yaml

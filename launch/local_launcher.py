@@ -20,7 +20,7 @@ from typing import Any, Self
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.store_client import segment_places
-from ..core.errors import ActorDead, Interrupted
+from ..core.errors import ActorDead
 from ..core.ref import ActorRef
 from ..core.supervision.supervisor import Supervisor, private_directory
 from ..core.system import ActorSystem
@@ -28,6 +28,7 @@ from ..core.task_groups import first_error
 from . import env
 from .console.console import Console
 from .console.progress import Progress
+from .errors import Interrupted
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 

@@ -17,6 +17,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 
 from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, check_names, common_types
+from ..actors.errors import ConfigError
 from ..actors.inference.engines.simulated_engine import SimulatedEngineConfig
 from ..actors.inference.inference_config import EngineConfig
 from ..actors.messages import MOST_VERSION_CHANGES, ModelConfig
@@ -34,7 +35,6 @@ from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
 from ..actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
 from ..actors.workflow import RecipeConfig
-from ..core.errors import ConfigError
 
 RECIPES = Path(__file__).parent / "recipes"
 _RECIPE_NAME = re.compile(r"[a-z0-9_-]+")

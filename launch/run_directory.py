@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..core.errors import RunDirectoryError
+from .errors import RunDirectoryError
 
 
 class RunDirectory:

@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..actors.errors import StoreError
 from ..actors.messages import Selection, StoreApi
-from ..core.errors import ActorDead, RemoteError, RunDirectoryError, StoreError
+from ..core.errors import ActorDead, RemoteError
 from ..core.system import ActorSystem
+from .errors import RunDirectoryError
 from .run_directory import RunDirectory
 
 _TIMEOUT_S = 30.0

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
-SHARED_BY_ROLES = ("config_base", "declared_columns", "messages", "sample_id", "store_client", "workflow")
+SHARED_BY_ROLES = (
+    "config_base", "declared_columns", "errors", "json_files", "messages", "sample_id", "store_client", "workflow"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ..core.errors import ArenaSpace, ForeignHandle, UnsafeDirectory
+from .errors import ArenaSpace, ForeignHandle, UnsafeDirectory
 
 _PAGE: Final = 4096
 _MAGIC: Final = int.from_bytes(b"flexarn1", "little")

@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..core.errors import ForeignHandle, SegmentFull
 from .arena import check_directory
+from .errors import ForeignHandle, SegmentFull
 
 Array = np.ndarray[Any, Any]
 Content = Array | bytes | bytearray | memoryview

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..core.errors import NoPath
+from .errors import NoPath
 from .handle import PathName
 
 

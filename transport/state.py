@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..core.errors import TransferTimeout, TransportClosed
 from ..core.telemetry import get_logger
 from .arena import check_directory
+from .errors import TransferTimeout, TransportClosed
 from .handle import PathName, StateHandle
 from .paths.local import LocalPath
 from .paths.shm import ShmPath

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from ..core.errors import TransportClosed
+from .errors import TransportClosed
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """A turn's request as its engine sees it, and the engine's result as the answer to it. Pure."""
 
-from ...core.errors import TurnAborted
+from ..errors import TurnAborted
 from ..messages import GenerateRequest, Generation
 from .engines.engine import EngineRequest, EngineResult
 

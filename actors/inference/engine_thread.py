@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...core.errors import FlexmarlError, InvalidRequest
+from ...core.errors import FlexmarlError
+from ..errors import InvalidRequest
 from .engines.engine import Engine, EngineRequest, EngineResult
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import WrongVersion
 from ...transport.state import StateTransport
+from ..errors import WrongVersion
 from ..messages import GenerateRequest, Generation, ModelConfig, Published
 from .engine_requests import engine_request, generation_of
 from .engines.engine import EngineResult

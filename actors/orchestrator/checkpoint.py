@@ -21,8 +21,9 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
-from ...core.durable.files import read_json, sync, sync_folder, write_json
-from ...core.errors import CheckpointIncomplete
+from ...core.durable.files import sync, sync_folder
+from ..errors import CheckpointIncomplete
+from ..json_files import read_json, write_json
 
 _PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import RecipeError, TooManyFailures, WrongVersion
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
+from ..errors import RecipeError, TooManyFailures, WrongVersion
 from ..messages import (
     ConsoleApi,
     GroupClosed,

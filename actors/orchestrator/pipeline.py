@@ -42,7 +42,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...core.errors import ProtocolViolation
+from ..errors import ProtocolViolation
 from .steps import AgentStep, Step
 
 Mode = Literal["strict", "sync", "async"]

@@ -4,7 +4,7 @@ Pure."""
 from collections import deque
 from collections.abc import Sequence
 
-from ...core.errors import RecipeError
+from ..errors import RecipeError
 from ..messages import GroupClosed
 
 

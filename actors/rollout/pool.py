@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ...core.errors import WrongVersion
 from ...core.ref import ActorRef
+from ..errors import WrongVersion
 from ..messages import InstanceApi
 from .balance import least_outstanding
 

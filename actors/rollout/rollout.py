@@ -19,10 +19,11 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import CallTimeout, RecipeError, RemoteError, WrongVersion
+from ...core.errors import CallTimeout, RemoteError
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ..declared_columns import Column
+from ..errors import RecipeError, WrongVersion
 from ..messages import (
     Evaluation,
     GenerateRequest,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from ...core.errors import InvalidColumn, RecipeError
 from ..declared_columns import Columns
+from ..errors import InvalidColumn, RecipeError
 from ..messages import Query, Sample
 from ..workflow import Rewards
 from .resumable_turn import TurnInPieces

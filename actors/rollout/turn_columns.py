@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...core.errors import InvalidColumn, RecipeError
 from ..declared_columns import Columns, checked_value
+from ..errors import InvalidColumn, RecipeError
 
 
 class TurnColumns:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...core.errors import StoreError
+from ..errors import StoreError
 from .column_refs import Packed
 
 _SERIAL_BITS: Final = 32

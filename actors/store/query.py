@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...core.errors import StoreError
+from ..errors import StoreError
 from ..messages import Selection
 
 _NUMBERS: Final = ("abs", "avg", "count", "max", "min", "round", "sign", "sum", "total")

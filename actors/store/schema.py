@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from ...core.errors import ConfigError, StoreError
 from ...transport.handle import DTYPE_BYTES
 from ..declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
+from ..errors import ConfigError, StoreError
 from .column_refs import UTF8, Bulk, Packed, unpack
 
 Columns = Mapping[str, Sequence[Any] | Packed]

@@ -21,7 +21,6 @@ from operator import add, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.errors import ProtocolViolation, StoreError, StoreFull
 from ...core.telemetry import get_logger
 from ...transport.segments import (
     BlobRef,
@@ -33,6 +32,7 @@ from ...transport.segments import (
     is_segment_name,
     remove,
 )
+from ..errors import ProtocolViolation, StoreError, StoreFull
 
 __all__ = ["ArenaLimits", "ArenaStatistics", "BlobArena", "BlobRef", "SegmentGrant", "SegmentPlaces"]
 

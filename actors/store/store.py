@@ -22,11 +22,12 @@ from typing import Any, Final
 import msgpack
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import JournalError, StoreError, StoreFull
+from ...core.errors import JournalError
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ...transport.segments import BlobRef, SegmentGrant
 from ..declared_columns import Column
+from ..errors import StoreError, StoreFull
 from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
 from ..store_client import BULK, segment_places
 from .column_refs import Bulk

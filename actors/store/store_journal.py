@@ -22,8 +22,9 @@ from typing import Any, Final, Literal, Self
 
 from ...core.durable.files import sync
 from ...core.durable.record_file import RECORD_LIMIT_BYTES, Head, RecordFile, chunks, frame
-from ...core.errors import FlexmarlError, JournalError, StoreFull
+from ...core.errors import FlexmarlError, JournalError
 from ...core.telemetry import get_logger
+from ..errors import StoreFull
 
 log = get_logger(__name__)
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, get_args
 
-from ...core.errors import StoreError
+from ..errors import StoreError
 from ..sample_id import SAMPLE_ID, SampleId
 from .column_refs import Packed, packed
 from .leases import Lease, Tokens

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgpack
 
-from ...core.errors import StoreError
 from ..declared_columns import META, common_types
+from ..errors import StoreError
 from ..sample_id import SampleId, TrajectoryName
 from .column_refs import Bulk, bulk_of, packed
 from .leases import Lease, Tokens

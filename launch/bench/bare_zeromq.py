@@ -28,7 +28,7 @@ import msgpack
 import numpy as np
 import zmq
 
-from ...core.errors import BenchmarkFailed
+from ..errors import BenchmarkFailed
 from .measure import calls_in_flight, one_after_another_blocking
 
 Pattern = Literal["latency", "calls", "array"]

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ...core.errors import ActorDead, BenchmarkFailed
+from ...core.errors import ActorDead
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.wire.zeromq import Tcp
+from ..errors import BenchmarkFailed
 from .array_actor import Sink
 from .bench_actors import Caller, Echo
 from .measure import MAXIMUM_STALL_S, calls_in_flight, one_after_another

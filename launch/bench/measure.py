@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from ...core.errors import BenchmarkFailed
+from ..errors import BenchmarkFailed
 
 Call = Callable[[], Awaitable[object]]
 Contender = TypeVar("Contender")

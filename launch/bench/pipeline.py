@@ -41,7 +41,6 @@ from ...actors.store_client import ExperienceReader, segment_places
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
 from ...actors.workflow import Recipe
 from ...core.actor import Actor, endpoint
-from ...core.errors import BenchmarkFailed, Interrupted
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.testing import virtual_time
@@ -49,6 +48,7 @@ from ...core.wire.memory import MemoryNetwork
 from ...transport.state import StateTransport
 from .. import env, local_launcher
 from ..console.progress import Progress
+from ..errors import BenchmarkFailed, Interrupted
 from ..run_config import AgentConfig, RunConfig, resolve, to_yaml
 from ..run_directory import RunDirectory
 from .call_goals import PIPELINE, judge_all

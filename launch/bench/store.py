@@ -27,10 +27,10 @@ from ...actors.store.segment_arena import ArenaLimits
 from ...actors.store.store import Store
 from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_places
 from ...core.actor import Actor, endpoint
-from ...core.errors import BenchmarkFailed
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from .. import env
+from ..errors import BenchmarkFailed
 from .call_goals import Goal, judge_all
 
 AGENT = "solver"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flexmarl.actors.declared_columns import Column, check_names, checked_value, common_types
-from flexmarl.core.errors import ConfigError
+from flexmarl.actors.errors import ConfigError
 
 EMBEDDING = Column(type="tensor", dtype="float32", shape=(None, 2))
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.sample_id import SampleId, TrajectoryName
-from flexmarl.core.errors import StoreError
 
 NUMBERS = st.integers(0, 10**18 - 1)
 STEPS = st.none() | NUMBERS

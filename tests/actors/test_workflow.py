@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flexmarl.actors.errors import InvalidReward, RecipeError
 from flexmarl.actors.workflow import Query, Recipe, RecipeConfig, Rewards
-from flexmarl.core.errors import InvalidReward, RecipeError
 
 WHOLE = """
 from flexmarl.actors.workflow import Query

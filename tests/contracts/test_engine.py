@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from flexmarl.actors.errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine, SimulatedEngineConfig
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
 
 MAX_CONTEXT = 64
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.core.errors import StaleHandle, StateMismatch, TransportClosed
 from flexmarl.transport import Place, StateHandle
+from flexmarl.transport.errors import StaleHandle, StateMismatch, TransportClosed
 from flexmarl.transport.handle import DTYPE_BYTES
 from flexmarl.transport.state import StateTransport
 

@@ -16,10 +16,10 @@ import yaml
 from flexmarl.actors.messages import RunEnded
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
-from flexmarl.core.errors import Interrupted
 from flexmarl.launch import commands, local_launcher
 from flexmarl.launch.cli import main
 from flexmarl.launch.console.progress import Progress
+from flexmarl.launch.errors import Interrupted
 from flexmarl.launch.run_config import check, resolve, to_yaml
 from flexmarl.launch.run_directory import JsonLines, RunDirectory
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flexmarl.actors.declared_columns import Column
-from flexmarl.core.errors import ConfigError
+from flexmarl.actors.errors import ConfigError
 from flexmarl.launch import run_config as config_module
 from flexmarl.launch.run_config import RunConfig, check, read_yaml, resolve, to_yaml
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.core.errors import RunDirectoryError
+from flexmarl.launch.errors import RunDirectoryError
 from flexmarl.launch.run_directory import JsonLines, RunDirectory
 
 from .conftest import json_lines

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.core.errors import ArenaSpace, ForeignHandle, UnsafeDirectory
 from flexmarl.transport.arena import Arena, check_directory, free_bytes
+from flexmarl.transport.errors import ArenaSpace, ForeignHandle, UnsafeDirectory
 
 
 def test_an_arena_is_private_and_whole_from_the_start(tmp_path: Path) -> None:

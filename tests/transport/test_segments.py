@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
-from flexmarl.core.errors import ForeignHandle, SegmentFull, UnsafeDirectory
+from flexmarl.transport.errors import ForeignHandle, SegmentFull, UnsafeDirectory
 from flexmarl.transport.segments import (
     ALIGNMENT,
     BlobRef,

@@ -1,6 +1,6 @@
 import pytest
 
-from flexmarl.core.errors import NoPath
+from flexmarl.transport.errors import NoPath
 from flexmarl.transport.handle import PathName
 from flexmarl.transport.select import Place, check_reach, select_path, this_host
 

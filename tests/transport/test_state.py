@@ -13,7 +13,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from flexmarl.core.errors import (
+from flexmarl.transport import StateHandle
+from flexmarl.transport.arena import Arena
+from flexmarl.transport.errors import (
     ArenaSpace,
     CorruptState,
     ForeignHandle,
@@ -23,8 +25,6 @@ from flexmarl.core.errors import (
     TransportClosed,
     UnsafeDirectory,
 )
-from flexmarl.transport import StateHandle
-from flexmarl.transport.arena import Arena
 from flexmarl.transport.state import StateTransport
 
 torch.set_num_threads(1)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from flexmarl.core.errors import TransportClosed
+from flexmarl.transport.errors import TransportClosed
 from flexmarl.transport.workers import INLINE_BYTES, CopyWorkers
 
 

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ...core.errors import StateMismatch, TransportClosed
+from ..errors import StateMismatch, TransportClosed
 from ..handle import ALIGNMENT, DTYPE_BYTES, TensorSpec
 
 # Between two pieces a copy can be stopped; a piece takes about a millisecond.

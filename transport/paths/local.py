@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...core.errors import StaleHandle, TransportClosed
+from ..errors import StaleHandle, TransportClosed
 from ..handle import StateHandle
 from ..select import Place
 from ..workers import CopyWorkers

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...core.errors import CorruptState, ForeignHandle, StaleHandle, TransportClosed
 from ..arena import Arena
+from ..errors import CorruptState, ForeignHandle, StaleHandle, TransportClosed
 from ..handle import StateHandle, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ....core.errors import InvalidRequest
+from ...errors import InvalidRequest
 
 if TYPE_CHECKING:
     from torch import Tensor

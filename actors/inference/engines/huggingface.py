@@ -26,9 +26,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ....core.errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
+from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
 from ...messages import ModelConfig
 from .decode_plan import Row, Stretch
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics

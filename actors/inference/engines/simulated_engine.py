@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....core.errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from ...config_base import Config, NonNegative, Positive
+from ...errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics, FinishReason
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ....core.errors import ProtocolViolation
+from ...errors import ProtocolViolation
 
 Surplus = Literal["abort", "keep"]
 

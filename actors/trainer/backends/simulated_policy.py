@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ....core.durable.files import read_json, write_json
-from ....core.errors import CheckpointMismatch, StaleSample
 from ...config_base import Config, NonNegative
+from ...errors import CheckpointMismatch, StaleSample
+from ...json_files import read_json, write_json
 from ...messages import Sample
 from .policy_backend import MicroBatchStats, StepStats
 

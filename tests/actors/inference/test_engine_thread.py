@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from torch import Tensor
 
+from flexmarl.actors.errors import InvalidRequest
 from flexmarl.actors.inference.engine_thread import EngineLoop
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
-from flexmarl.core.errors import InvalidRequest
 
 
 class Recorder(Engine):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.errors import CheckpointIncomplete
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
-from flexmarl.core.errors import CheckpointIncomplete
 
 
 def gathered(root: Path, step: int) -> RunState:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
@@ -35,7 +36,6 @@ from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentG
 from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.errors import WrongVersion
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.handle import StateHandle

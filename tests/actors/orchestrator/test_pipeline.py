@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import ProtocolViolation
 from flexmarl.actors.orchestrator.pipeline import (
     CommitCheckpoint,
     Decision,
@@ -21,7 +22,6 @@ from flexmarl.actors.orchestrator.pipeline import (
     StepOptimizer,
     Train,
 )
-from flexmarl.core.errors import ProtocolViolation
 
 PLAN = Plan(
     mode="strict", agents=("a", "b"), first_step=1, last_step=4, queries=3, micro_batch=4, save_every=2

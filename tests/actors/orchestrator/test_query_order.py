@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed
 from flexmarl.actors.orchestrator.query_order import ClosingOrder, QueryOrder
-from flexmarl.core.errors import RecipeError
 
 
 def test_refills_move_the_next_step_on() -> None:

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import InvalidRequest, TurnAborted
 from flexmarl.actors.inference.engine_requests import engine_request, generation_of
 from flexmarl.actors.inference.engines.engine import EngineResult
 from flexmarl.actors.messages import GenerateRequest, Generation, Sample
 from flexmarl.actors.rollout.resumable_turn import TurnInPieces
-from flexmarl.core.errors import InvalidRequest, TurnAborted
 
 REQUEST = GenerateRequest("1:q_0_0", ("2+2", (7, 8)), 3, 99, 0.7, 1000, resumable=True)
 PROMPT = (4, 5, 4, 7, 8)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
@@ -24,7 +25,7 @@ from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.errors import RecipeError, RemoteError
+from flexmarl.core.errors import RemoteError
 from flexmarl.core.system import ActorSystem
 
 TWO_TURNS = """

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed, Query
 from flexmarl.actors.store_client import ExperienceReader
 from flexmarl.actors.workflow import Turn
-from flexmarl.core.errors import RecipeError
 from flexmarl.core.system import ActorSystem
 
 from .test_rollout import House

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Selection
 from flexmarl.actors.store.query import select
-from flexmarl.core.errors import StoreError
 
 COLUMNS = {
     "agent": "str",

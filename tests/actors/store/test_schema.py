@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import ConfigError, StoreError
 from flexmarl.actors.store.column_refs import Packed, bulk_of, pack, unpack
 from flexmarl.actors.store.schema import Schema
-from flexmarl.core.errors import ConfigError, StoreError
 
 SCHEMA = Schema(
     {

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from structlog.testing import capture_logs
 
+from flexmarl.actors.errors import ProtocolViolation, StoreError, StoreFull
 from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, BlobRef, SegmentPlaces
-from flexmarl.core.errors import ProtocolViolation, SegmentFull, StoreError, StoreFull, UnsafeDirectory
+from flexmarl.transport.errors import SegmentFull, UnsafeDirectory
 from flexmarl.transport.segments import SegmentReader, SegmentWriter
 
 from ...full_disk import room_for

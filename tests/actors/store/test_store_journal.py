@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from flexmarl.actors.errors import StoreFull
 from flexmarl.actors.store import store_journal as journal_module
 from flexmarl.actors.store.store_journal import StoreJournal
-from flexmarl.core.errors import FlexmarlError, JournalError, StoreFull
+from flexmarl.core.errors import FlexmarlError, JournalError
 
 from ...full_disk import room_for
 

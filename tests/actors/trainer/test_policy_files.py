@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
+from flexmarl.actors.json_files import read_json
 from flexmarl.actors.trainer.policy_files import check_tensors, read_tensors_into, write_tensors
-from flexmarl.core.durable.files import read_json
-from flexmarl.core.errors import CheckpointIncomplete, CheckpointMismatch
 
 TENSORS = {
     "matrix": torch.arange(6.0).reshape(2, 3),

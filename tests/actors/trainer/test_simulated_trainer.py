@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_places
@@ -17,7 +18,6 @@ from flexmarl.actors.trainer.trainer_config import (
     WarmUpConfig,
 )
 from flexmarl.actors.workflow import RecipeConfig
-from flexmarl.core.durable.files import read_json
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork

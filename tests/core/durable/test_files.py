@@ -1,23 +1,10 @@
-"""Durable files: JSON that is whole or named, folders that reach the disk."""
+"""Folders that reach the disk."""
 
 from pathlib import Path
 
 import pytest
 
-from flexmarl.core.durable.files import read_json, sync_folder, write_json
-from flexmarl.core.errors import CheckpointIncomplete
-
-
-def test_json_comes_back(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"version": 3, "names": ["a"]})
-    assert read_json(tmp_path / "a.json") == {"version": 3, "names": ["a"]}
-
-
-@pytest.mark.parametrize("text", ['{"version": ', "", "[1]"])
-def test_torn_json_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(CheckpointIncomplete, match=r"a\.json"):
-        read_json(tmp_path / "a.json")
+from flexmarl.core.durable.files import sync_folder
 
 
 def test_syncing_reaches_every_file_and_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import psutil
 import pytest
 
-from flexmarl.core.errors import BenchmarkFailed
 from flexmarl.launch import env
 from flexmarl.launch.bench.bare_zeromq import Bare, pack_call
+from flexmarl.launch.errors import BenchmarkFailed
 
 
 @pytest.mark.parametrize("curve", [False, True], ids=["ipc", "tcp_curve"])

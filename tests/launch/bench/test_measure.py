@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.core.errors import BenchmarkFailed
 from flexmarl.launch.bench import measure
 from flexmarl.launch.bench.measure import (
     calls_in_flight,
@@ -15,6 +14,7 @@ from flexmarl.launch.bench.measure import (
     one_after_another_blocking,
     percentile,
 )
+from flexmarl.launch.errors import BenchmarkFailed
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))

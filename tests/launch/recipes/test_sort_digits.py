@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
+from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.workflow import Prompt, Query, Recipe, RecipeConfig, Turn
-from flexmarl.core.errors import RecipeError
 from flexmarl.launch.run_config import recipe_folder, resolve
 
 FOLDER = recipe_folder("sort-digits")

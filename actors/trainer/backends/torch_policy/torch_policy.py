@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .....core.durable.files import read_json, write_json
-from .....core.errors import CheckpointMismatch, NonFiniteGradient, StaleSample
 from .....core.telemetry import get_logger
+from ....errors import CheckpointMismatch, NonFiniteGradient, StaleSample
+from ....json_files import read_json, write_json
 from ....messages import ModelConfig, Sample
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from flexmarl.actors.errors import NonFiniteLogits, RequestsInFlight, UnsupportedModel
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.core.errors import NonFiniteLogits, RequestsInFlight, UnsupportedModel
 
 VOCABULARY = 48
 EOS = 5

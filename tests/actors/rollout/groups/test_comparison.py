@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Grouping, Sample
 from flexmarl.actors.rollout.groups.comparison import grouped
-from flexmarl.core.errors import StoreError
 
 
 def turn(agent: str, number: int, trajectory: int, reward: float) -> Sample:

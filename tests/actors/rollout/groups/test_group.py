@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import ProtocolViolation
 from flexmarl.actors.rollout.groups.group import (
     Abort,
     Close,
@@ -14,7 +15,6 @@ from flexmarl.actors.rollout.groups.group import (
     Start,
     has_signal,
 )
-from flexmarl.core.errors import ProtocolViolation
 
 
 @st.composite

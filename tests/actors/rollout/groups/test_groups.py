@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.core.actor import endpoint
-from flexmarl.core.errors import WrongVersion
 from flexmarl.core.system import ActorSystem
 
 from ..test_rollout import FakeInstance, House

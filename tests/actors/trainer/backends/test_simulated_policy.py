@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch, StaleSample
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.simulated_policy import (
@@ -14,7 +15,6 @@ from flexmarl.actors.trainer.backends.simulated_policy import (
     SimulatedTrainerConfig,
     micro_batch_s,
 )
-from flexmarl.core.errors import CheckpointIncomplete, CheckpointMismatch, StaleSample
 
 COSTS = SimulatedTrainerConfig(token_s=0.5, micro_batch_s=3.0, optimizer_s=7.0)
 

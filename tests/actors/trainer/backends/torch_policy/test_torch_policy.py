@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.advantage import group_advantage
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
@@ -21,7 +22,6 @@ from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import split_by_length
 from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
-from flexmarl.core.errors import NonFiniteGradient, StaleSample
 
 torch.set_num_threads(1)
 MODEL = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.errors import CheckpointIncomplete, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -19,7 +20,6 @@ from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import CompletionTokens, batch_loss, step_advantages
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
-from flexmarl.core.errors import CheckpointIncomplete, StaleSample
 
 torch.set_num_threads(1)
 MODEL = {

@@ -9,12 +9,12 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.errors import CheckpointIncomplete, NonFiniteGradient
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.backends.torch_policy.critic_model import CriticModel
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
-from flexmarl.core.errors import CheckpointIncomplete, NonFiniteGradient
 
 torch.set_num_threads(1)
 MODEL = {
