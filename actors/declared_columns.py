@@ -1,7 +1,7 @@
 """The columns that a run declares for an agent's samples, beyond those that training needs.
 
     agents.solver.columns: {difficulty: {type: float}, plan: {type: tokens}, judged: {type: float, required: true,
-                            written_by: outside}}
+                            written_by: external}}
 
 A workflow fills them with ``Turn.write``; whoever else has the store's address, with ``StoreApi.write``.
 """
@@ -50,7 +50,7 @@ class Column(Config):
     ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
     of one dimension.
 
-    ``written_by``: who writes it. A trajectory whose workflow left out a required column fails. With ``outside`` the
+    ``written_by``: who writes it. A trajectory whose workflow left out a required column fails. With ``external`` the
     row is trained once somebody else has written it, who has ``timeout_s`` seconds from when training needs it.
     """
 
@@ -58,7 +58,7 @@ class Column(Config):
     required: bool = False
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
-    written_by: Literal["workflow", "outside"] = "workflow"
+    written_by: Literal["workflow", "external"] = "workflow"
     timeout_s: Seconds = 600.0
 
     @model_validator(mode="after")
@@ -78,7 +78,7 @@ class Column(Config):
     @property
     def awaited(self) -> bool:
         """Whether training waits for somebody who is not the workflow."""
-        return self.required and self.written_by == "outside"
+        return self.required and self.written_by == "external"
 
     def takes(self, dtype: str, shape: Sequence[int]) -> bool:
         """Whether an array of this dtype and shape is a value of the column."""

@@ -199,7 +199,7 @@ class StoreApi(Protocol):
 
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         """Further columns of rows that are there, by agent and column (``sample_id`` among them), all or none;
-        acknowledged once they are durable. For columns that the config says are ``written_by: outside``; a row whose
+        acknowledged once they are durable. For columns that the config says are ``written_by: external``; a row whose
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
         group is complete), is consumed or has the column already, an unknown column, a wrong type."""
 
@@ -242,13 +242,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchTrained:
-    """``busy_s``: seconds of forward and backward. ``with_signal``: samples whose advantage is not zero.
+    """``busy_s``: seconds of forward and backward. ``nonzero_advantage``: samples whose advantage is not zero.
     ``versions``: how many of the samples each policy version had generated."""
 
     samples: int
     tokens: int
     versions: dict[int, int]
-    with_signal: int
+    nonzero_advantage: int
     busy_s: float
 
 
@@ -276,14 +276,14 @@ class PolicyStepped:
 
 
 class TrainerApi(Protocol):
-    async def warm_up(self, agent: str, first_batch: int, count: int) -> float:
+    async def sft(self, agent: str, first_batch: int, count: int) -> float:
         """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe; returns the last loss."""
 
     async def publish(self, agent: str) -> Published:
         """Makes the current weights available to the instances.
 
-        It ends the warm-up too, which ``train`` wants done: reinforcement learning starts with fresh optimizer
-        moments, so a ``warm_up`` after it would start afresh as well.
+        It ends the SFT too, which ``train`` wants done: reinforcement learning starts with fresh optimizer
+        moments, so a ``sft`` after it would start afresh as well.
         """
 
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
@@ -321,10 +321,10 @@ class GroupClosed:
 
     ``waited_s``: from the step's start until the group's first turn went to an instance, seconds. ``rewards`` (less
     what overlong turns cost) and ``generated_tokens`` are of all trajectories that count, also where samples were left
-    out: ``without_signal`` are the agents whose were. ``dropped``: why no sample came of the group at all, or empty.
-    ``refilled``: stragglers that were replaced. ``surplus``: trajectories that the group did not wait for.
-    ``carried_on``: turns in the store that new weights interrupted and later versions ended; ``carried_tokens``: what
-    earlier ones had generated of them.
+    out: ``zero_advantage`` are the agents whose were. ``dropped``: why no sample came of the group at all, or empty.
+    ``replaced``: stragglers that were replaced. ``oversampled``: trajectories that the group did not wait for.
+    ``resumed_turns``: turns in the store that new weights interrupted and later versions ended; ``resumed_tokens``:
+    what earlier ones had generated of them.
     """
 
     step: int
@@ -335,11 +335,11 @@ class GroupClosed:
     rewards: dict[str, list[float]]
     failures: list[TrajectoryFailed]
     dropped: str = ""
-    without_signal: list[str] = field(default_factory=list)
-    refilled: int = 0
-    surplus: int = 0
-    carried_on: int = 0
-    carried_tokens: int = 0
+    zero_advantage: list[str] = field(default_factory=list)
+    replaced: int = 0
+    oversampled: int = 0
+    resumed_turns: int = 0
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,15 +361,15 @@ class RolloutApi(Protocol):
         queries: list[Query],
         trajectories: int,
         versions: dict[str, int],
-        newer_too: bool = False,
+        allow_newer: bool = False,
         first_position: int = 0,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
         The queries are those from ``first_position`` of the training data on. More of a step may follow.
 
-        ``versions`` generate the turns, none other; with ``newer_too`` whichever of these or later is the newest served
-        when a turn is asked for, and a turn that new weights interrupt is carried on with them.
+        Turns use exactly ``versions``; with ``allow_newer``, the newest served version that is at least that, and a
+        turn that new weights interrupt is resumed with them.
         """
 
     async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:

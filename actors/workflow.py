@@ -5,7 +5,7 @@ A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py
     async def workflow(query: Query, agents: Agents) -> Rewards
     def train_query(position: int, seed: int, **data) -> Query
     def eval_queries(seed: int, **data) -> Sequence[Query]
-    def warm_up(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
+    def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
 
 ``data`` is the config's section of that name.
 """
@@ -121,8 +121,8 @@ class Recipe:
         self._eval_queries = self._function("eval_queries")
 
     @property
-    def has_warm_up(self) -> bool:
-        return hasattr(self._module, "warm_up")
+    def has_sft(self) -> bool:
+        return hasattr(self._module, "sft")
 
     def train_query(self, position: int) -> Query:
         """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone."""
@@ -133,10 +133,10 @@ class Recipe:
         with self._users_code("eval_queries"):
             return list(self._eval_queries(self._config.seed, **self._config.data))
 
-    def warm_up(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
+    def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
         """Prompt and completion of each example of one supervised batch."""
-        with self._users_code("warm_up"):
-            return list(self._function("warm_up")(agent, batch, size, self._config.seed, **self._config.data))
+        with self._users_code("sft"):
+            return list(self._function("sft")(agent, batch, size, self._config.seed, **self._config.data))
 
     def frames(self, error: BaseException) -> str:
         """The error and where it was raised, from the first frame in the recipe's own folder on, if there is one."""

@@ -255,7 +255,7 @@ def _arguments(
             **places,
         },
         "orchestrator": {
-            "course": config.course(),
+            "schedule": config.schedule(),
             "recipe": recipe,
             "trainer": supervisor.reference("trainer", TrainerApi),
             "rollout": rollout,

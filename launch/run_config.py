@@ -23,8 +23,8 @@ from ..actors.inference.inference_config import EngineConfig
 from ..actors.messages import MOST_VERSION_CHANGES, ModelConfig
 from ..actors.orchestrator.orchestrator_config import (
     CheckpointConfig,
-    CourseConfig,
     EvaluationConfig,
+    ScheduleConfig,
     TrainingConfig,
 )
 from ..actors.orchestrator.pipeline import Mode
@@ -33,7 +33,7 @@ from ..actors.store.store_config import StoreConfig
 from ..actors.store_client import BULK, SCALARS
 from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
-from ..actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, PolicyConfig, WarmUpConfig
+from ..actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, PolicyConfig, SftConfig
 from ..actors.workflow import RecipeConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -64,7 +64,7 @@ class AgentConfig(Config):
     engine: EngineConfig = EngineConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    warm_up: WarmUpConfig = WarmUpConfig()
+    sft: SftConfig = SftConfig()
     global_batch: Count | None = None
     columns: Annotated[dict[str, Column], Field(default_factory=dict)]
 
@@ -98,7 +98,7 @@ class AgentConfig(Config):
             model=self.model,
             optimizer=self.optimizer,
             algorithm=self.algorithm.with_constant_length(self.sampling.max_new_tokens),
-            warm_up=self.warm_up,
+            sft=self.sft,
             temperature=self.sampling.temperature,
             max_staleness=max_staleness,
         )
@@ -180,7 +180,7 @@ class RunConfig(Config):
         for name, agent in self.agents.items():
             if late := [column for column, declared in agent.columns.items() if declared.awaited]:
                 raise ValueError(
-                    f"agents.{name}.columns.{late[0]} is required and written_by outside: when it is written decides "
+                    f"agents.{name}.columns.{late[0]} is required and written_by external: when it is written decides "
                     "which samples are trained together, which deterministic=true rules out"
                 )
         return self
@@ -219,9 +219,9 @@ class RunConfig(Config):
                     f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
                     "the trajectories of a query, so that it wants 2 or more; ppo and reinforce_pp do with one"
                 )
-            if not compares and self.rollout.drop_without_signal:
+            if not compares and self.rollout.drop_zero_advantage:
                 raise ValueError(
-                    f"rollout.drop_without_signal is for algorithms that compare a group's rewards: "
+                    f"rollout.drop_zero_advantage is for algorithms that compare a group's rewards: "
                     f"agents.{name}.algorithm.name={agent.algorithm.name} learns where they are equal too"
                 )
         return self
@@ -275,8 +275,8 @@ class RunConfig(Config):
     def simulated(self) -> bool:
         return all(agent.simulated for agent in self.agents.values())
 
-    def course(self) -> CourseConfig:
-        return CourseConfig(
+    def schedule(self) -> ScheduleConfig:
+        return ScheduleConfig(
             mode=self.mode,
             deterministic=self.deterministic,
             max_staleness=self.staleness,
@@ -290,8 +290,8 @@ class RunConfig(Config):
             evaluation=self.evaluation,
             checkpoint=self.checkpoint,
             max_failed_share=self.rollout.max_failed_share,
-            refill_queries=self.rollout.refill_queries,
-            warm_up_batches={name: agent.warm_up.batches for name, agent in self.agents.items()},
+            replacement_queries=self.rollout.replacement_queries,
+            sft_batches={name: agent.sft.batches for name, agent in self.agents.items()},
         )
 
     def engine(self, agent: str) -> EngineConfig:

@@ -1,7 +1,7 @@
 """The orchestrator: carries out what ``pipeline.py`` decides.
 
     decision          asks                                    then tells the pipeline
-    StartStep, Refill rollout.start_step                      (group_closed, by the rollout actor)
+    StartStep, Replacement rollout.start_step                      (group_closed, by the rollout actor)
     Train             trainer.train                           trained
     StepOptimizer     trainer.optimizer_step                  stepped
     Publish           every instance.apply_weights,           applied
@@ -40,7 +40,7 @@ from ..messages import (
 from ..workflow import Recipe, RecipeConfig
 from . import checkpoint
 from .checkpoint import RunState
-from .orchestrator_config import CourseConfig
+from .orchestrator_config import ScheduleConfig
 from .pipeline import (
     CommitCheckpoint,
     Decision,
@@ -49,7 +49,7 @@ from .pipeline import (
     Pipeline,
     Plan,
     Publish,
-    Refill,
+    Replacement,
     Save,
     StartStep,
     StepComplete,
@@ -69,7 +69,7 @@ class Orchestrator(Actor):
 
     def __init__(
         self,
-        course: CourseConfig,
+        schedule: ScheduleConfig,
         recipe: RecipeConfig,
         trainer: ActorRef[TrainerApi],
         rollout: ActorRef[RolloutApi],
@@ -78,7 +78,7 @@ class Orchestrator(Actor):
         checkpoints: str,
         resume_from: RunState | None,
     ) -> None:
-        self._course = course
+        self._schedule = schedule
         self._recipe = Recipe(recipe)
         self._trainer = trainer
         self._rollout = rollout
@@ -94,7 +94,7 @@ class Orchestrator(Actor):
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
         self._drawing = asyncio.Lock()
-        self._closing = ClosingOrder(course.deterministic)
+        self._closing = ClosingOrder(schedule.deterministic)
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
         self._last_checkpoint = ""
@@ -118,10 +118,10 @@ class Orchestrator(Actor):
         if self._finished.done():
             return  # the run has failed, and what still closes is of no use
         record = self._records[group.step]
-        record.group_closed(group, self._course.training.trajectories_per_query, time.monotonic())
+        record.group_closed(group, self._schedule.training.trajectories_per_query, time.monotonic())
         for failure in group.failures:
             self._tell_failure(failure, group.step)
-        allowed = self._course.max_failed_share * self._trajectories_per_step
+        allowed = self._schedule.max_failed_share * self._trajectories_per_step
         if record.failed > allowed:
             failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
             self._finished.set_exception(self._too_many_failures(f"step {group.step}: {failed}"))
@@ -135,25 +135,25 @@ class Orchestrator(Actor):
     async def _run(self) -> None:
         state = self._resume_from
         if state is None:
-            await self._warm_up()
+            await self._sft()
         versions = await self._publish_all()
         self._started = self._last_end = time.monotonic()
         first = state.step + 1 if state else 1
         self._queries = QueryOrder(state.next_position if state else 0)
         plan = Plan(
-            mode=self._course.mode,
+            mode=self._schedule.mode,
             agents=tuple(self._instances),
             first_step=first,
-            last_step=self._course.training.steps,
-            queries=self._course.training.queries_per_step,
-            micro_batch=self._course.training.micro_batch,
-            save_every=self._course.checkpoint.every,
-            evaluate_every=self._course.evaluation.every,
+            last_step=self._schedule.training.steps,
+            queries=self._schedule.training.queries_per_step,
+            micro_batch=self._schedule.training.micro_batch,
+            save_every=self._schedule.checkpoint.every,
+            evaluate_every=self._schedule.evaluation.every,
             evaluate_first=self._is_evaluation_due(first - 1),
-            max_staleness=self._course.max_staleness,
-            global_batch=self._course.global_batch,
-            whole_step=self._course.whole_step,
-            refill_queries=self._course.refill_queries,
+            max_staleness=self._schedule.max_staleness,
+            global_batch=self._schedule.global_batch,
+            whole_step=self._schedule.whole_step,
+            replacement_queries=self._schedule.replacement_queries,
         )
         self._pipeline = Pipeline(plan, versions)
         with first_error():
@@ -163,19 +163,19 @@ class Orchestrator(Actor):
                 self._carry_out(self._pipeline.start())
                 await self._finished
 
-    async def _warm_up(self) -> None:
+    async def _sft(self) -> None:
         """The recipe's supervised batches, in chunks, so that progress shows."""
-        for agent, batches in self._course.warm_up_batches.items():
-            if batches and not self._recipe.has_warm_up:
+        for agent, batches in self._schedule.sft_batches.items():
+            if batches and not self._recipe.has_sft:
                 raise RecipeError(
-                    f"agents.{agent}.warm_up.batches={batches}, but the recipe's workflow.py defines no warm_up"
+                    f"agents.{agent}.sft.batches={batches}, but the recipe's workflow.py defines no sft"
                 )
             for done in range(0, batches, _WARM_UP_CHUNK):
                 if self._stop_asked:
                     return
                 await self._console.tell("phase", f"warming up {agent}", done, batches)
                 count = min(_WARM_UP_CHUNK, batches - done)
-                loss = await self._trainer.within(_WORK_TIMEOUT_S).warm_up(agent, done, count)
+                loss = await self._trainer.within(_WORK_TIMEOUT_S).sft(agent, done, count)
             if batches:
                 await self._console.tell(
                     "event", "warmed_up", {"agent": agent, "batches": batches, "loss": loss}
@@ -206,8 +206,8 @@ class Orchestrator(Actor):
         match decision:
             case StartStep():
                 await self._start_step(decision)
-            case Refill(step):
-                await self._refill(step)
+            case Replacement(step):
+                await self._replacement(step)
             case Train():
                 await self._train(decision)
             case StepOptimizer():
@@ -225,7 +225,7 @@ class Orchestrator(Actor):
             case StepComplete():
                 self._step_complete(decision)
             case Finish(last_step):
-                stopped = last_step < self._course.training.steps
+                stopped = last_step < self._schedule.training.steps
                 await self._console.within(_WORK_TIMEOUT_S).ended(
                     RunEnded(last_step, stopped, self._evaluations, self._last_checkpoint)
                 )
@@ -236,13 +236,13 @@ class Orchestrator(Actor):
             decision.step,
             decision.versions,
             time.monotonic(),
-            overlaps_itself=self._course.mode != "async",
+            overlaps_itself=self._schedule.mode != "async",
         )
-        positions = self._queries.begin(decision.step, self._course.training.queries_per_step)
+        positions = self._queries.begin(decision.step, self._schedule.training.queries_per_step)
         await self._start_groups(decision.step, positions)
 
-    async def _refill(self, step: int) -> None:
-        self._records[step].refilled_queries += 1
+    async def _replacement(self, step: int) -> None:
+        self._records[step].replaced_queries += 1
         await self._start_groups(step, self._queries.more(1))
 
     async def _start_groups(self, step: int, positions: range) -> None:
@@ -255,9 +255,9 @@ class Orchestrator(Actor):
             await self._rollout.api.start_step(
                 step,
                 queries,
-                self._course.training.trajectories_per_query,
+                self._schedule.training.trajectories_per_query,
                 self._records[step].versions,
-                self._course.mode == "async",
+                self._schedule.mode == "async",
                 positions.start,
             )
 
@@ -289,7 +289,7 @@ class Orchestrator(Actor):
             # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
             await self._console.within(_WORK_TIMEOUT_S).event("checkpoint_saving", {"step": step})
             folder = await asyncio.to_thread(
-                checkpoint.commit, self._checkpoints, state, self._course.checkpoint.keep
+                checkpoint.commit, self._checkpoints, state, self._schedule.checkpoint.keep
             )
         self._last_checkpoint = str(folder)
         await self._console.tell("event", "checkpoint_saved", {"step": step, "folder": str(folder)})
@@ -303,7 +303,7 @@ class Orchestrator(Actor):
         result = await rollout.evaluate(queries, decision.versions)
         for failure in result.failures:
             self._tell_failure(failure, decision.step)
-        if len(result.failures) > self._course.max_failed_share * result.queries:
+        if len(result.failures) > self._schedule.max_failed_share * result.queries:
             failed = f"{len(result.failures)} of {result.queries} trajectories failed"
             raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
@@ -338,11 +338,11 @@ class Orchestrator(Actor):
 
     @property
     def _trajectories_per_step(self) -> int:
-        return self._course.training.queries_per_step * self._course.training.trajectories_per_query
+        return self._schedule.training.queries_per_step * self._schedule.training.trajectories_per_query
 
     def _is_evaluation_due(self, step: int) -> bool:
         """Of the state that the run begins with: it may have been stopped before its evaluation."""
-        every = self._course.evaluation.every
+        every = self._schedule.evaluation.every
         return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
 
     def _train_queries(self, positions: range) -> list[Query]:
@@ -352,7 +352,7 @@ class Orchestrator(Actor):
         first = self._first_failure
         assert first is not None
         return TooManyFailures(
-            f"{where} (rollout.max_failed_share allows {self._course.max_failed_share:.0%}); the first of the run, "
+            f"{where} (rollout.max_failed_share allows {self._schedule.max_failed_share:.0%}); the first of the run, "
             f"{first.trajectory}: {first.error}\n{first.remote_traceback}"
         )
 

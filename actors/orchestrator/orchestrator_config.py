@@ -1,4 +1,4 @@
-"""What a run configures about its course: steps, batches, evaluations, checkpoints."""
+"""What a run configures about its schedule: steps, batches, evaluations, checkpoints."""
 
 from ..config_base import Config, Count, Natural
 from .pipeline import Mode
@@ -29,7 +29,7 @@ class CheckpointConfig(Config):
     keep: Count = 2
 
 
-class CourseConfig(Config):
+class ScheduleConfig(Config):
     """All that the orchestrator needs to know of the config. For what it is not told elsewhere: ``Plan``."""
 
     mode: Mode
@@ -41,5 +41,5 @@ class CourseConfig(Config):
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     max_failed_share: float
-    refill_queries: Natural
-    warm_up_batches: dict[str, int]
+    replacement_queries: Natural
+    sft_batches: dict[str, int]

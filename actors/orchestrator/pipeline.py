@@ -4,7 +4,7 @@ One step of one agent, and who waits for what:
 
     StartStep ──> groups close ──> Train (micro-batches) ──> StepOptimizer ──> Publish ──> applied
          ^           │             strict, async: as soon     all the step's    the new     by every
-       Refill <── dropped          as a micro-batch is there  samples trained   version     instance
+       Replacement <── dropped          as a micro-batch is there  samples trained   version     instance
                                    sync:   when the whole
                                    step is rolled out
 
@@ -27,7 +27,7 @@ Rules:
   does not step, and they wait with their gradient accumulated.
 - A step that is saved or is the last takes all rows there are, and under `async` nothing is begun before it is
   complete: a checkpoint leaves no row behind and no query half done.
-- A group that was dropped is replaced by a further query, at most `refill_queries` times in a step, and then no
+- A group that was dropped is replaced by a further query, at most `replacement_queries` times in a step, and then no
   more: the step is rolled out when each of its queries has closed, with samples or without.
 - `strict` has a barrier per policy, not per step: step k+1 starts when step k is rolled out; its turns wait,
   each for its own agent's version. Step k+2 does not start before step k is complete for all agents.
@@ -57,7 +57,7 @@ class StartStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Refill:
+class Replacement:
     """One further query for the step, in place of a group that was dropped."""
 
     step: int
@@ -124,7 +124,7 @@ class Finish:
 
 Decision = (
     StartStep
-    | Refill
+    | Replacement
     | Train
     | StepOptimizer
     | Publish
@@ -157,7 +157,7 @@ class Plan:
     max_staleness: int = 0
     global_batch: Mapping[str, int] = field(default_factory=dict)
     whole_step: tuple[str, ...] = ()
-    refill_queries: int = 0
+    replacement_queries: int = 0
 
     @property
     def steps_ahead(self) -> int:
@@ -207,9 +207,9 @@ class Pipeline:
             raise ProtocolViolation(f"step {step} had {self._plan.queries} groups already")
         if dropped and any(samples.values()):
             raise ProtocolViolation(f"step {step}: a dropped group with samples: {samples}")
-        if dropped and state.refills < self._plan.refill_queries and not self._is_stopping:
-            state.refills += 1
-            return [Refill(step)]
+        if dropped and state.replacements < self._plan.replacement_queries and not self._is_stopping:
+            state.replacements += 1
+            return [Replacement(step)]
         state.groups_closed += 1
         state.rolled_out = state.groups_closed == self._plan.queries
         for agent, count in samples.items():

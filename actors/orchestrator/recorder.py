@@ -27,16 +27,16 @@ class StepRecord:
     failed: int = 0
     busy: list[tuple[float, float]] = field(default_factory=list)
     backward_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    with_signal: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    nonzero_advantage: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     stale: int = 0
     staleness: int = 0
     dropped_groups: int = 0
-    refilled_queries: int = 0
-    refilled_trajectories: int = 0
-    surplus_trajectories: int = 0
-    carried_on_turns: int = 0
-    carried_on_tokens: int = 0
-    without_signal: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    replaced_queries: int = 0
+    replaced_trajectories: int = 0
+    oversampled_trajectories: int = 0
+    resumed_turns: int = 0
+    resumed_tokens: int = 0
+    zero_advantage: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     stepped: dict[str, PolicyStepped] = field(default_factory=dict)
     stepped_at: dict[str, float] = field(default_factory=dict)
     publish_s: dict[str, float] = field(default_factory=dict)
@@ -49,19 +49,19 @@ class StepRecord:
         self.trajectories += trajectories
         self.failed += len(group.failures)
         self.dropped_groups += bool(group.dropped)
-        self.refilled_trajectories += group.refilled
-        self.surplus_trajectories += group.surplus
-        self.carried_on_turns += group.carried_on
-        self.carried_on_tokens += group.carried_tokens
-        for agent in group.without_signal:
-            self.without_signal[agent] += 1
+        self.replaced_trajectories += group.replaced
+        self.oversampled_trajectories += group.oversampled
+        self.resumed_turns += group.resumed_turns
+        self.resumed_tokens += group.resumed_tokens
+        for agent in group.zero_advantage:
+            self.zero_advantage[agent] += 1
         self.rolled_out = now  # the last group to close leaves its time
 
     def trained(self, agent: str, result: MicroBatchTrained, version: int, now: float) -> None:
         """``version``: of the policy that was trained."""
         self.busy.append((now - result.busy_s, now))
         self.backward_s[agent] += result.busy_s
-        self.with_signal[agent] += result.with_signal
+        self.nonzero_advantage[agent] += result.nonzero_advantage
         self.stale += sum(n for generated_by, n in result.versions.items() if generated_by != version)
         self.staleness = max([self.staleness, *(version - generated_by for generated_by in result.versions)])
 
@@ -112,24 +112,24 @@ class StepRecord:
             "stale_samples": self.stale,
             "max_staleness": self.staleness,
             "failed_trajectories": self.failed,
-            "refilled_trajectories": self.refilled_trajectories,
-            "surplus_trajectories": self.surplus_trajectories,
-            "carried_on_turns": self.carried_on_turns,
-            "carried_on_tokens": self.carried_on_tokens,
+            "replaced_trajectories": self.replaced_trajectories,
+            "oversampled_trajectories": self.oversampled_trajectories,
+            "resumed_turns": self.resumed_turns,
+            "resumed_tokens": self.resumed_tokens,
             "dropped_groups": self.dropped_groups,
-            "refilled_queries": self.refilled_queries,
+            "replaced_queries": self.replaced_queries,
         }
         for agent in self.versions:
             if self.rewards[agent]:
                 flat[f"reward/{agent}"] = fmean(self.rewards[agent])
             flat[f"backward_s/{agent}"] = self.backward_s[agent]
-            flat[f"groups_without_signal/{agent}"] = self.without_signal[agent]
+            flat[f"zero_advantage_groups/{agent}"] = self.zero_advantage[agent]
             flat[f"carried_samples/{agent}"] = carried.get(agent, 0)
             if (stepped := self.stepped.get(agent)) is not None:
                 flat |= {
                     f"samples/{agent}": stepped.samples,
                     f"mean_tokens/{agent}": stepped.tokens / stepped.samples,
-                    f"signal_share/{agent}": self.with_signal[agent] / stepped.samples,
+                    f"nonzero_advantage_share/{agent}": self.nonzero_advantage[agent] / stepped.samples,
                     f"loss/{agent}": stepped.loss,
                     f"grad_norm/{agent}": stepped.grad_norm,
                     f"lr/{agent}": stepped.lr,

@@ -62,7 +62,7 @@ class AgentStep:
 class Step:
     agents: dict[str, AgentStep]
     groups_closed: int = 0
-    refills: int = 0
+    replacements: int = 0
     rolled_out: bool = False
     awaits_evaluation: bool = False
     save_asked: set[str] = field(default_factory=set)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..messages import GenerateRequest, Generation
 
 
-class TurnInPieces:
+class ResumableTurn:
     """A turn while it is generated, and then its result."""
 
     def __init__(self, request: GenerateRequest) -> None:

@@ -41,7 +41,7 @@ from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
 from .overlong import punished
 from .pool import AgentPool
-from .resumable_turn import TurnInPieces
+from .resumable_turn import ResumableTurn
 from .rollout_config import RolloutConfig, SamplingConfig
 from .trajectory import Deadline, Trajectory, where_it_hangs
 
@@ -78,7 +78,7 @@ class Rollout(Actor):
         self._places = segment_places(memory, folder)
         self._orchestrator = orchestrator
         self._config = config
-        self._closing = ClosingRules(tuple(sampling), grouping or {}, config.drop_without_signal)
+        self._closing = ClosingRules(tuple(sampling), grouping or {}, config.drop_zero_advantage)
         self._columns = columns or {}
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
@@ -103,7 +103,7 @@ class Rollout(Actor):
         queries: list[Query],
         trajectories: int,
         versions: dict[str, int],
-        newer_too: bool = False,
+        allow_newer: bool = False,
         first_position: int = 0,
     ) -> None:
         _refuse_equal_ids(queries, f"step {step}")
@@ -111,12 +111,12 @@ class Rollout(Actor):
         rules = GroupRules(
             wanted=trajectories,
             extra=config.extra_trajectories,
-            surplus=config.surplus,
+            oversampled=config.oversampled,
             minimum=config.min_trajectories,
-            max_refills=config.max_refills,
+            max_replacements=config.max_replacements,
         )
         for position, query in enumerate(queries, first_position):
-            run = GroupRun(step, query, position, versions, newer_too, Group(rules))
+            run = GroupRun(step, query, position, versions, allow_newer, Group(rules))
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -160,7 +160,7 @@ class Rollout(Actor):
                             case Drop(reason):
                                 await self._close_group(run, [], reason)
                     if run.group.settled:
-                        return  # once the surplus that is kept has ended
+                        return  # once the oversampled that is kept has ended
                     decisions = self._take_end(run, await run.ends.get())
 
     async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
@@ -171,7 +171,7 @@ class Rollout(Actor):
         if end.failure is None:
             return run.group.succeeded(number)
         run.failures.append(end.failure)
-        return run.group.failed(number, refill=end.refill)
+        return run.group.failed(number, replacement=end.replacement)
 
     async def _close_group(self, run: GroupRun, numbers: Sequence[int], dropped: str) -> None:
         samples, closed = run.close(numbers, dropped, self._closing)
@@ -197,7 +197,7 @@ class Rollout(Actor):
             frames = self._recipe.frames(where_it_hangs(work))
             what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
             failure = TrajectoryFailed(trajectory.name, what, frames)
-            return End(trajectory, failure, refill=self._config.on_timeout == "refill")
+            return End(trajectory, failure, replacement=self._config.on_timeout == "replace")
         finally:
             trajectory.close()
             trajectory.deadline.stop()
@@ -227,7 +227,7 @@ class Rollout(Actor):
         )
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._sampling[agent].on_timeout or self._config.on_timeout)
-        return End(trajectory, failure, refill=on_timeout == "refill")
+        return End(trajectory, failure, replacement=on_timeout == "replace")
 
     def _checked(self, rewards: Rewards, trajectory: Trajectory) -> Rewards:
         if not isinstance(rewards, Rewards):
@@ -246,7 +246,7 @@ class Rollout(Actor):
         come in meanwhile and may generate it too, it is carried on with them."""
         sampling = self._sampling[agent]
         sample_id = trajectory.next_sample_id()
-        turn = TurnInPieces(
+        turn = ResumableTurn(
             GenerateRequest(
                 sample_id,
                 self._segments(prompt, agent),
@@ -254,7 +254,7 @@ class Rollout(Actor):
                 xxhash.xxh3_64_intdigest(f"{self._seed} {sample_id}".encode()),
                 0.0 if trajectory.greedy else sampling.temperature,
                 sampling.max_new_tokens,
-                resumable=trajectory.newer_too,
+                resumable=trajectory.allow_newer,
             )
         )
         left_s = sampling.turn_timeout_s or self._config.turn_timeout_s
@@ -265,7 +265,7 @@ class Rollout(Actor):
         return Turn(agent, turn.text, turn.prompt_tokens, turn.tokens, sample_id, columns.write)
 
     async def _generate_piece(
-        self, agent: str, turn: TurnInPieces, trajectory: Trajectory, limit_s: float
+        self, agent: str, turn: ResumableTurn, trajectory: Trajectory, limit_s: float
     ) -> float:
         """Until the turn has ended or its version is no longer served; the seconds that this took at an instance."""
         clock = asyncio.get_running_loop().time
@@ -274,7 +274,7 @@ class Rollout(Actor):
         try:
             turn.take(await self._ask(agent, request, trajectory, limit_s))
         except RemoteError as error:
-            if not trajectory.newer_too or error.kind != WrongVersion.__name__:
+            if not trajectory.allow_newer or error.kind != WrongVersion.__name__:
                 raise
             turn.overtaken(version)  # the instance was just leaving it
         return clock() - started
@@ -284,7 +284,7 @@ class Rollout(Actor):
         if not pool.has_come_to(request.policy_version):
             with trajectory.waiting_for_a_version():
                 await pool.wait_for(request.policy_version)
-        return pool.version if trajectory.newer_too else request.policy_version
+        return pool.version if trajectory.allow_newer else request.policy_version
 
     async def _ask(
         self, agent: str, request: GenerateRequest, trajectory: Trajectory, limit_s: float

@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import model_validator
 
 from ..config_base import Config, Count, Natural, Positive, Seconds, Share
-from .groups.group import Surplus
+from .groups.group import Oversampled
 
-OnTimeout = Literal["drop", "refill"]
+OnTimeout = Literal["drop", "replace"]
 
 
 class SamplingConfig(Config):
@@ -46,42 +46,44 @@ class RolloutConfig(Config):
     that takes longer than its timeout counts as failed.
 
     Stragglers: a trajectory that overran (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled. ``on_timeout``
-    ``drop`` goes on with its siblings; ``refill`` starts a new one in its place, at most ``max_refills`` in a group.
-    A group of which fewer than ``min_trajectories`` survive is dropped.
+    ``drop`` continues with its siblings; ``replace`` starts a new one in its place, at most ``max_replacements`` in a
+    group. A group of which fewer than ``min_trajectories`` survive is dropped.
 
     Over-provisioning: ``extra_trajectories`` more than ``training.trajectories_per_query`` are started for a query, and
-    its group closes with the first to succeed. ``surplus``: the others are stopped (``abort``), or run to their end,
-    unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to end are
+    its group closes with the first to succeed. ``oversampled``: the others are stopped (``abort``), or run to their
+    end, unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to end are
     the shorter ones: that biases what is learned.
 
-    ``drop_without_signal``: an agent's samples of a query on which all its rewards are equal are left out, and the
+    ``drop_zero_advantage``: an agent's samples of a query on which all its rewards are equal are left out, and the
     whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). It is for
     algorithms that compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
-    ``refill_queries``: a dropped group is replaced by a further query, at most so many in a step.
+    ``replacement_queries``: a dropped group is replaced by a further query, at most so many in a step.
     """
 
     max_failed_share: Share = 0.25
     trajectory_timeout_s: Seconds = 1800.0
     turn_timeout_s: Seconds = 600.0
     on_timeout: OnTimeout = "drop"
-    max_refills: Count = 2
+    max_replacements: Count = 2
     min_trajectories: Count = 1
     extra_trajectories: Natural = 0
-    surplus: Surplus = "abort"
-    drop_without_signal: bool = False
-    refill_queries: Natural = 0
+    oversampled: Oversampled = "abort"
+    drop_zero_advantage: bool = False
+    replacement_queries: Natural = 0
 
     @model_validator(mode="after")
-    def _surplus_exists(self) -> "RolloutConfig":
-        if self.surplus == "keep" and not self.extra_trajectories:
-            raise ValueError("surplus=keep needs extra_trajectories: without them no trajectory is left over")
+    def _oversampling_exists(self) -> "RolloutConfig":
+        if self.oversampled == "keep" and not self.extra_trajectories:
+            raise ValueError(
+                "oversampled=keep needs extra_trajectories: without them no trajectory is left over"
+            )
         return self
 
     @model_validator(mode="after")
-    def _signal_is_refilled(self) -> "RolloutConfig":
-        if self.drop_without_signal and not self.refill_queries:
+    def _dropped_groups_are_replaced(self) -> "RolloutConfig":
+        if self.drop_zero_advantage and not self.replacement_queries:
             raise ValueError(
-                "drop_without_signal needs refill_queries, the most further queries of a step (a few times "
+                "drop_zero_advantage needs replacement_queries, the most further queries of a step (a few times "
                 "training.queries_per_step): a step whose groups are all without signal would train nothing"
             )
         return self

@@ -12,7 +12,7 @@ from ..declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
 from ..messages import Query, Sample
 from ..workflow import Rewards
-from .resumable_turn import TurnInPieces
+from .resumable_turn import ResumableTurn
 from .turn_columns import TurnColumns
 
 
@@ -65,7 +65,7 @@ class Trajectory:
     """``scope`` (the step, or ``eval``) makes names unique over the run, also where a query comes again.
 
     ``group`` is ``{scope}:{query}``, a turn's sample id ``{group}_{turn}_{trajectory}``. ``versions`` generate its
-    turns, by agent; with ``newer_too`` these or later ones, so that a trajectory and even a turn may begin with one
+    turns, by agent; with ``allow_newer`` these or later ones, so that a trajectory and even a turn may begin with one
     version and go on with the next: every token carries its own.
     """
 
@@ -77,7 +77,7 @@ class Trajectory:
         versions: Mapping[str, int],
         *,
         greedy: bool,
-        newer_too: bool = False,
+        allow_newer: bool = False,
     ) -> None:
         self.query = query
         self.group = f"{scope}:{query.id}"
@@ -86,9 +86,9 @@ class Trajectory:
         self.greedy = greedy
         self.rewards = Rewards()
         self.first_turn_at = math.inf
-        self.newer_too = newer_too
+        self.allow_newer = allow_newer
         self.deadline: Deadline | None = None
-        self._turns: list[tuple[str, TurnInPieces]] = []
+        self._turns: list[tuple[str, ResumableTurn]] = []
         self._columns: dict[str, TurnColumns] = {}
         self._overran: list[tuple[str, BaseException]] = []
         self._asked = 0
@@ -105,7 +105,7 @@ class Trajectory:
         self._asked += 1
         return f"{self.group}_{self._asked - 1}_{self.number}"
 
-    def took(self, agent: str, turn: TurnInPieces) -> None:
+    def took(self, agent: str, turn: ResumableTurn) -> None:
         """A turn has ended. One that ends after its workflow returned is no part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, turn))

@@ -23,7 +23,7 @@ class TurnColumns:
         if self._ended():
             raise RecipeError(
                 f"agent {self._agent}: {', '.join(columns)} of turn {self._sample_id} was written after its workflow "
-                "had returned: write before that, or from outside of the run (written_by: outside)"
+                "had returned: write before that, or from outside of the run (written_by: external)"
             )
         self.values |= {name: self._checked(name, value) for name, value in columns.items()}
 

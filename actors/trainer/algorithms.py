@@ -60,7 +60,7 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     "dr_grpo": Algorithm(
         "Liu et al., arXiv 2503.20783, section 3.2", aggregation="constant", scale_rewards=False
     ),
-    # Its other halves are settings of their own: `rollout.drop_without_signal` (eq. 11), `sampling.overlong_buffer`
+    # Its other halves are settings of their own: `rollout.drop_zero_advantage` (eq. 11), `sampling.overlong_buffer`
     # (eq. 13).
     "dapo": Algorithm("Yu et al., arXiv 2503.14476, eq. 8 and 9", clip_high=0.28),
     "gspo": Algorithm(

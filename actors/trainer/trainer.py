@@ -88,12 +88,12 @@ class Trainer(Actor):
     # ------------------------------------------------------------------ endpoints
 
     @endpoint
-    async def warm_up(self, agent: str, first_batch: int, count: int) -> float:
-        return await self._compute(lambda: self._warm_up(agent, first_batch, count))
+    async def sft(self, agent: str, first_batch: int, count: int) -> float:
+        return await self._compute(lambda: self._sft(agent, first_batch, count))
 
     @endpoint
     async def publish(self, agent: str) -> Published:
-        return await self._publish(agent, await self._compute(lambda: self._end_warm_up(agent)))
+        return await self._publish(agent, await self._compute(lambda: self._end_sft(agent)))
 
     @endpoint
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
@@ -146,7 +146,7 @@ class Trainer(Actor):
             config.model,
             config.optimizer,
             config.algorithm,
-            config.warm_up,
+            config.sft,
             seed=self._recipe_config.seed,
             total_steps=self._total_steps,
             temperature=config.temperature,
@@ -158,12 +158,12 @@ class Trainer(Actor):
             policy.load(self._resume_from / agent)
         return policy
 
-    def _warm_up(self, agent: str, first_batch: int, count: int) -> float:
-        tokenizer, size = self._tokenizers[agent], self._configs[agent].warm_up.batch_size
+    def _sft(self, agent: str, first_batch: int, count: int) -> float:
+        tokenizer, size = self._tokenizers[agent], self._configs[agent].sft.batch_size
         loss = 0.0
         for batch in range(first_batch, first_batch + count):
-            examples = self._recipe.warm_up(agent, batch, size)
-            loss = self._policies[agent].warm_up(
+            examples = self._recipe.sft(agent, batch, size)
+            loss = self._policies[agent].sft(
                 [
                     (
                         tuple(tokenizer(prompt).input_ids),
@@ -174,9 +174,9 @@ class Trainer(Actor):
             )
         return loss
 
-    def _end_warm_up(self, agent: str) -> _Weights:
+    def _end_sft(self, agent: str) -> _Weights:
         policy = self._policies[agent]
-        policy.warm_up_done()
+        policy.sft_done()
         return _weights(policy)
 
     def _step(self, agent: str) -> tuple[StepStats, _Weights]:

@@ -162,7 +162,7 @@ class AlgorithmConfig(Config):
         return self.model_copy(update={"constant_length": tokens})
 
 
-class WarmUpConfig(Config):
+class SftConfig(Config):
     """Supervised batches before reinforcement learning, for recipes that ship examples."""
 
     lr: Positive = 1e-3
@@ -177,6 +177,6 @@ class PolicyConfig(Config):
     model: ModelConfig
     optimizer: OptimizerConfig
     algorithm: AlgorithmConfig
-    warm_up: WarmUpConfig
+    sft: SftConfig
     temperature: float
     max_staleness: Natural = 0

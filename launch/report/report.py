@@ -88,11 +88,11 @@ def render_body(history: History) -> str:
 
 # Shown where there were any.
 _RARE_FACTS = (
-    ("Carried-on turns", "carried_on_turns", "begun by one version, ended by a later one"),
-    ("Surplus trajectories", "surplus_trajectories", "started beyond a group's size, not used"),
-    ("Refilled trajectories", "refilled_trajectories", "in place of those that overran"),
+    ("Carried-on turns", "resumed_turns", "begun by one version, ended by a later one"),
+    ("Oversampled trajectories", "oversampled_trajectories", "started beyond a group's size, not used"),
+    ("Replaced trajectories", "replaced_trajectories", "in place of those that overran"),
     ("Dropped groups", "dropped_groups", "without signal, or with too few survivors"),
-    ("Refilled queries", "refilled_queries", "in place of dropped groups"),
+    ("Replaced queries", "replaced_queries", "in place of dropped groups"),
 )
 
 
@@ -182,7 +182,7 @@ def _facts(history: History) -> str:
 
 # Key, heading, format; a column that no agent has is left out.
 _MEASURED = (
-    ("signal_share", "with signal", ".0%"),
+    ("nonzero_advantage_share", "with signal", ".0%"),
     ("loss", "loss", ".3g"),
     ("grad_norm", "grad norm", ".3g"),
     ("mean_tokens", "tokens a turn", ".1f"),

@@ -16,7 +16,7 @@ from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOpti
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 
 AGENTS = ("sorter", "checker")
 QUERIES, TRAJECTORIES = 4, 3
@@ -35,7 +35,7 @@ def policy(agent: str) -> TorchPolicy:
         model,
         OptimizerConfig(),
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=0,
         total_steps=1,
         temperature=1.0,

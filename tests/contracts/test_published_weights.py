@@ -8,7 +8,7 @@ import torch
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 from flexmarl.transport.state import StateTransport
 
 
@@ -29,7 +29,7 @@ async def test_an_engine_computes_what_the_trainer_does(
         config,
         OptimizerConfig(),
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=0,
         total_steps=1,
         temperature=1.0,

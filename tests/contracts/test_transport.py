@@ -129,7 +129,7 @@ async def test_every_difference_is_reported_and_nothing_written(ends: Ends) -> N
         "same": torch.zeros(2),
         "shape": torch.zeros(1, 2),
         "dtype": torch.zeros(2, dtype=torch.int32),
-        "surplus": torch.zeros(2),
+        "oversampled": torch.zeros(2),
     }
     with pytest.raises(StateMismatch) as raised:
         await ends.destination.get(handle, into=into)
@@ -137,7 +137,7 @@ async def test_every_difference_is_reported_and_nothing_written(ends: Ends) -> N
         "shape",
         "dtype",
         "gone",
-        "surplus",
+        "oversampled",
     ]
     assert "float32[2] does not go into float32[1, 2]" in str(raised.value)
     assert all(not tensor.any() for tensor in into.values())

@@ -21,13 +21,11 @@ SIMULATED_ENGINE = (
 def _carries_turns_on(launcher: Launcher, name: str, recipe: Path, *settings: str) -> Launched:
     run = launcher.train(name, "mode=async", "max_staleness=2", *settings, recipe=recipe)
     assert run.wait() == 0, run.text
-    assert sum(line["carried_on_turns"] for line in run.metrics) > 0
+    assert sum(line["resumed_turns"] for line in run.metrics) > 0
     for line in run.metrics:
         assert line["max_staleness"] <= 2 and line["failed_trajectories"] == 0
         assert "overlap_s" not in line, "it would be that with the step's own rollout"
-        assert (line["carried_on_tokens"] >= line["carried_on_turns"]) and line["tokens"] > line[
-            "carried_on_tokens"
-        ]
+        assert (line["resumed_tokens"] >= line["resumed_turns"]) and line["tokens"] > line["resumed_tokens"]
     run.assert_logs_are_clean()
     return run
 

@@ -23,7 +23,7 @@ REPRODUCIBLE = (
     "training.queries_per_step=1",
     "training.micro_batch=4",
     "agent_defaults.engine.max_batch=1",
-    "agent_defaults.warm_up={batches: 2, batch_size: 4}",
+    "agent_defaults.sft={batches: 2, batch_size: 4}",
 )
 ESCAPE = re.compile(r"\x1b")
 
@@ -349,9 +349,9 @@ class TestSignals:
         run.wait()
         run.assert_nothing_is_left()
 
-    def test_one_during_warm_up_stops_before_the_first_step(self, launcher: Launcher) -> None:
-        warm_up = ("agent_defaults.warm_up={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
-        run = launcher.train("warm", *ONE_AGENT, *warm_up)
+    def test_one_during_sft_stops_before_the_first_step(self, launcher: Launcher) -> None:
+        sft = ("agent_defaults.sft={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
+        run = launcher.train("warm", *ONE_AGENT, *sft)
         run.wait_for_output("warming up solver")
         run.actors()
         run.signal(signal.SIGINT)

@@ -51,21 +51,21 @@ class TestResolving:
         assert config.agents["solver"].model.path == "some/hub-name"
 
     def test_staleness_is_one_version_under_async_unless_said(self) -> None:
-        assert resolve(str(TINY), []).course().max_staleness == 0
+        assert resolve(str(TINY), []).schedule().max_staleness == 0
         config = resolve(str(TINY), ["mode=async", "agents.solver.global_batch=6"])
-        assert config.course().max_staleness == 1 and config.course().global_batch == {"solver": 6}
+        assert config.schedule().max_staleness == 1 and config.schedule().global_batch == {"solver": 6}
         assert {policy.max_staleness for policy in config.policies().values()} == {1}
-        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).course().max_staleness == 3
+        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).schedule().max_staleness == 3
 
     def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
         config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
-        assert config.course().whole_step == ("solver",)
+        assert config.schedule().whole_step == ("solver",)
         assert "solver: reinforce_pp can't train" in config.warnings()[0]
 
     @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
     def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
         config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
-        assert config.course().whole_step == () and config.warnings() == []
+        assert config.schedule().whole_step == () and config.warnings() == []
 
     def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
         config = resolve(
@@ -220,9 +220,9 @@ class TestRefusals:
                 "rollout.min_trajectories=5",
                 "min_trajectories=5 is more than training.trajectories_per_query=4",
             ),
-            ("rollout.surplus=keep", "rollout: surplus=keep needs extra_trajectories"),
-            ("rollout.drop_without_signal=true", "drop_without_signal needs refill_queries"),
-            ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'refill'"),
+            ("rollout.oversampled=keep", "rollout: oversampled=keep needs extra_trajectories"),
+            ("rollout.drop_zero_advantage=true", "drop_zero_advantage needs replacement_queries"),
+            ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'replacement'"),
             ("rollout.max_failed_share=2", "rollout.max_failed_share=2: .* less than or equal to 1"),
             ("rollout.trajectory_timeout_s=0", "rollout.trajectory_timeout_s=0: .* greater than 0"),
             ("checkpoint.keep=0", "checkpoint.keep=0: .* equal to 1"),
@@ -240,7 +240,7 @@ class TestRefusals:
             resolve(str(TINY), [override])
 
     def test_of_dynamic_sampling_for_who_compares_nothing(self) -> None:
-        sampling = "rollout={drop_without_signal: true, refill_queries: 4}"
+        sampling = "rollout={drop_zero_advantage: true, replacement_queries: 4}"
         with pytest.raises(
             ConfigError, match=r"agents.solver.algorithm.name=ppo learns where they are equal"
         ):
@@ -316,9 +316,9 @@ class TestOverrides:
 
 
 def test_what_time_decides_is_refused_where_it_may_decide_nothing() -> None:
-    judged = "agents.sorter.columns={judged: {type: float, required: true, written_by: outside}}"
+    judged = "agents.sorter.columns={judged: {type: float, required: true, written_by: external}}"
     resolve("sort-digits", [judged])
-    with pytest.raises(ConfigError, match="agents.sorter.columns.judged is required and written_by outside"):
+    with pytest.raises(ConfigError, match="agents.sorter.columns.judged is required and written_by external"):
         resolve("sort-digits", [judged, "deterministic=true"])
 
 

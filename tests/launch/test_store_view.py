@@ -122,7 +122,7 @@ def test_a_table_leaves_out_what_no_row_has(capsys: pytest.CaptureFixture[str]) 
 # --------------------------------------------------------------------------- columns that a service writes
 
 
-JUDGED = "agents.solver.columns.judged={{type: float, required: true, written_by: outside, timeout_s: {}}}"
+JUDGED = "agents.solver.columns.judged={{type: float, required: true, written_by: external, timeout_s: {}}}"
 
 
 async def judge(run: Launched) -> int:

@@ -75,8 +75,8 @@ def destinations(key: str, specs: Sequence[TensorSpec], into: Mapping[str, Tenso
                 f"{_NAMES.get(tensor.dtype, tensor.dtype)}{list(tensor.shape)}"
             )
     if problems or len(into) != len(specs):
-        surplus = into.keys() - {spec.name for spec in specs}
-        problems += [f"{name}: not in the state" for name in sorted(surplus)]
+        oversampled = into.keys() - {spec.name for spec in specs}
+        problems += [f"{name}: not in the state" for name in sorted(oversampled)]
         raise StateMismatch(key, problems)
     return [into[spec.name] for spec in specs]
 

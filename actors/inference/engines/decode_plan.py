@@ -62,7 +62,7 @@ class StepPlan:
     points: Tensor
 
 
-class Stretch:
+class DecodePlan:
     """At most ``STRETCH_STEPS`` steps of ``rows``; none of them reaches its limit before the last."""
 
     def __init__(

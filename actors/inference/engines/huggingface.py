@@ -30,10 +30,10 @@ from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
 from ...messages import ModelConfig
-from .decode_plan import Row, Stretch
+from .decode_plan import DecodePlan, Row
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
-from .llama_forward import TOLERANCE, LeanForward, difference, unfit
+from .llama_forward import TOLERANCE, FusedLlamaForward, difference, unfit
 from .slot_cache import SlotCache
 from .token_sampling import Temperatures, draw, stream_keys, uniforms
 
@@ -79,7 +79,7 @@ class TransformersEngine(Engine):
         self._forward: Forward = self._stock
         self._lean_is_proven: bool | None = False  # None: not compared yet
         if unfit(model) is None:
-            self._forward = LeanForward(model, self._max_context)
+            self._forward = FusedLlamaForward(model, self._max_context)
             self._lean_is_proven = None
             self._prove()
         self._stops = frozenset(eos_token_ids)
@@ -88,7 +88,7 @@ class TransformersEngine(Engine):
         self._ids: set[str] = set()  # of all waiting and active requests
         self._finished: list[EngineResult] = []  # kept when a step raises: the next one returns them
         self._held_steps = 0
-        self._stretch: Stretch | None = None  # None: the rows have all their tokens, and may change
+        self._plan: DecodePlan | None = None  # None: the rows have all their tokens, and may change
         self._steps = self._prompt_tokens = self._generated_tokens = 0
         self._prefill_s = self._decode_s = 0.0
 
@@ -133,7 +133,7 @@ class TransformersEngine(Engine):
                 self._waiting.remove(request)
                 self._ids.remove(request_id)
                 return EngineResult(request_id, (), (), "interrupted")
-        self._end_stretch()
+        self._end_plan()
         number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
         result = self._rows[number].result("interrupted")
         self._release([number])
@@ -207,7 +207,7 @@ class TransformersEngine(Engine):
 
     def _prefill(self, group: list[EngineRequest]) -> None:
         """Compute the prompts of ``group`` and draw the first token of each; they become the last rows."""
-        self._end_stretch()
+        self._end_plan()
         logits = self._compute_prompts([request.prompt_tokens for request in group])
         keys = stream_keys([request.seed for request in group])
         drawn = np.array([request.drawn for request in group])
@@ -246,9 +246,9 @@ class TransformersEngine(Engine):
 
     def _decode(self) -> None:
         """One more token for every row."""
-        stretch = self._stretch
+        stretch = self._plan
         if stretch is None:
-            stretch = self._stretch = Stretch(self._rows, self._cache, self._dtype, self._device)
+            stretch = self._plan = DecodePlan(self._rows, self._cache, self._dtype, self._device)
         plan = stretch.plan
         logits = self._forward.decode(self._cache, stretch.inputs, plan)
         inputs, device_logprobs = draw(logits, plan.points, stretch.temperatures)
@@ -256,13 +256,13 @@ class TransformersEngine(Engine):
         stretch.record(inputs, tokens, logprobs)
         self._generated_tokens += len(tokens)
         if stretch.is_over or not self._stops.isdisjoint(tokens):
-            self._end_stretch()
+            self._end_plan()
             self._collect(tokens, 0)
 
-    def _end_stretch(self) -> None:
-        if self._stretch is not None:
-            self._stretch.finish()
-            self._stretch = None
+    def _end_plan(self) -> None:
+        if self._plan is not None:
+            self._plan.finish()
+            self._plan = None
 
     def _collect(self, tokens: list[int], first: int) -> None:
         """Take the results of those rows from ``first`` on that their newest token ends, and free them."""

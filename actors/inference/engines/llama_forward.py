@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .decode_plan import Row, StepPlan, Stretch
+from .decode_plan import DecodePlan, Row, StepPlan
 from .engine import EngineRequest
 from .forward import Forward
 from .slot_cache import SlotCache
@@ -100,7 +100,7 @@ def _on_cpu_in_float32(tensor: Tensor) -> bool:
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
-class LeanForward(Forward):
+class FusedLlamaForward(Forward):
     """The forward of a model that ``unfit`` finds nothing against, for positions below ``max_context``.
 
     Makes parameters of the model views of joined ones; the model goes on working.
@@ -190,7 +190,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def unfit(model: PreTrainedModel) -> str | None:
-    """Why ``LeanForward`` would not compute what ``model`` does; None where nothing is known against it."""
+    """Why ``FusedLlamaForward`` would not compute what ``model`` does; None where nothing is known against it."""
     config = model.config
     if config.model_type not in FAMILY or not type(model).__name__.endswith("ForCausalLM"):
         return f"{type(model).__name__} is not known to be such a decoder"
@@ -304,7 +304,7 @@ def difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float 
             Row(EngineRequest("", tuple(line[:length].tolist()), 0, 1.0, 2), np.uint64(0), [1])
             for line, length in zip(tokens, lengths, strict=True)
         ]
-        stretch = Stretch(rows, cache, model.dtype, model.device)
+        stretch = DecodePlan(rows, cache, model.dtype, model.device)
         seen.append(torch.cat((first, forward.decode(cache, stretch.inputs, stretch.plan))).float())
     scale = seen[0].abs().max().item()
     apart = (seen[0] - seen[1]).abs().max().item()

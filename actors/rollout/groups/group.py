@@ -2,15 +2,15 @@
 
     start ──> Start x (wanted + extra) ──> trajectories end ──> Close(the first `wanted` that succeeded)
                     ^                            │              or, where no more can come: Close(those that did)
-                    └── refill of a straggler ───┘              or Drop(why), where these are too few
+                    └── replacement of a straggler ───┘              or Drop(why), where these are too few
 
 Rules:
 - A group closes once, with exactly ``wanted`` trajectories as soon as so many have succeeded. The rest are its
-  surplus: they are aborted, or run to their end without being used. As a group of their own, the slowest would be
+  oversampled: they are aborted, or run to their end without being used. As a group of their own, the slowest would be
   compared with the slowest alone; and their samples belong to a step whose batch may be trained by then. What APRIL
   (arXiv 2509.18521) carries to the next step are whole groups.
 - A trajectory that fails leaves its place to those still running. One that overran a deadline may be replaced by a new
-  one, at most ``max_refills`` times in a group.
+  one, at most ``max_replacements`` times in a group.
 - With fewer than ``wanted`` left, the group closes with the survivors when the last has ended. It is dropped as soon
   as fewer than ``minimum`` can survive.
 """
@@ -21,7 +21,7 @@ from typing import Literal
 
 from ...errors import ProtocolViolation
 
-Surplus = Literal["abort", "keep"]
+Oversampled = Literal["abort", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class GroupRules:
 
     wanted: int
     extra: int = 0
-    surplus: Surplus = "abort"
+    oversampled: Oversampled = "abort"
     minimum: int = 1
-    max_refills: int = 0
+    max_replacements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Group:
         self._running: set[int] = set()
         self._succeeded: list[int] = []
         self._started = 0
-        self.refills = 0
-        self.surplus = 0
+        self.replacements = 0
+        self.oversampled = 0
         """Trajectories that were still running when the group was settled."""
         self.settled = False
 
@@ -81,13 +81,13 @@ class Group:
         self._succeeded.append(trajectory)
         return self._settle()
 
-    def failed(self, trajectory: int, *, refill: bool = False) -> list[Decision]:
-        """``refill``: it is a straggler, to be replaced where the rules allow one more."""
+    def failed(self, trajectory: int, *, replacement: bool = False) -> list[Decision]:
+        """``replace``: it is a straggler, to be replaced where the rules allow one more."""
         self._ended(trajectory)
         if self.settled:
             return []
-        if refill and self.refills < self._rules.max_refills:
-            self.refills += 1
+        if replacement and self.replacements < self._rules.max_replacements:
+            self.replacements += 1
             return [self._start()]
         return self._settle()
 
@@ -113,8 +113,8 @@ class Group:
 
     def _end(self, verdict: Close | Drop) -> list[Decision]:
         self.settled = True
-        self.surplus = len(self._running)
-        stopped = self._rules.surplus == "abort" or isinstance(verdict, Drop)
+        self.oversampled = len(self._running)
+        stopped = self._rules.oversampled == "abort" or isinstance(verdict, Drop)
         return [*(Abort(number) for number in sorted(self._running) if stopped), verdict]
 
 

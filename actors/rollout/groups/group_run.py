@@ -14,21 +14,21 @@ from .group import Group, has_signal
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a trajectory ended. ``refill``: it overran, and another is wanted in its place."""
+    """How a trajectory ended. ``replace``: it overran, and another is wanted in its place."""
 
     trajectory: Trajectory
     failure: TrajectoryFailed | None = None
-    refill: bool = False
+    replacement: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClosingRules:
     """``agents``: all of the run. ``grouping``: by agent, ``trajectory`` where it is not said.
-    ``drop_without_signal``: as ``RolloutConfig`` has it."""
+    ``drop_zero_advantage``: as ``RolloutConfig`` has it."""
 
     agents: tuple[str, ...]
     grouping: Mapping[str, Grouping]
-    drop_without_signal: bool
+    drop_zero_advantage: bool
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class GroupRun:
     query: Query
     position: int
     versions: dict[str, int]
-    newer_too: bool
+    allow_newer: bool
     group: Group
     started: float = field(default_factory=time.monotonic)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class GroupRun:
 
     def begin(self, number: int) -> Trajectory:
         trajectory = Trajectory(
-            self.query, str(self.step), number, self.versions, greedy=False, newer_too=self.newer_too
+            self.query, str(self.step), number, self.versions, greedy=False, allow_newer=self.allow_newer
         )
         self.trajectories[number] = trajectory
         return trajectory
@@ -66,15 +66,15 @@ class GroupRun:
         of_all = {agent: tuple(values) for agent, values in rewards.items()}
         turns = [sample for m in members for sample in m.samples(self.step, self.position, of_all)]
         kept = turns = grouped(turns, rules.grouping)
-        without_signal: list[str] = []
-        if rules.drop_without_signal:
+        zero_advantage: list[str] = []
+        if rules.drop_zero_advantage:
             sampled = {sample.agent for sample in turns}
-            without_signal = [a for a in rules.agents if a in sampled and not has_signal(rewards[a])]
-            kept = [sample for sample in turns if sample.agent not in without_signal]
-        if without_signal and not kept:
-            dropped = f"all rewards are equal: {', '.join(without_signal)}"
+            zero_advantage = [a for a in rules.agents if a in sampled and not has_signal(rewards[a])]
+            kept = [sample for sample in turns if sample.agent not in zero_advantage]
+        if zero_advantage and not kept:
+            dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
         counts = Counter(sample.agent for sample in kept)
-        carried_on = [sample for sample in kept if sample.version_changes]
+        resumed_turns = [sample for sample in kept if sample.version_changes]
         return kept, GroupClosed(
             step=self.step,
             query=self.query.id,
@@ -84,11 +84,11 @@ class GroupRun:
             rewards=rewards,
             failures=self.failures,
             dropped=dropped,
-            without_signal=without_signal,
-            refilled=self.group.refills,
-            surplus=self.group.surplus,
-            carried_on=len(carried_on),
-            carried_tokens=sum(sample.version_changes[-2] for sample in carried_on),
+            zero_advantage=zero_advantage,
+            replaced=self.group.replacements,
+            oversampled=self.group.oversampled,
+            resumed_turns=len(resumed_turns),
+            resumed_tokens=sum(sample.version_changes[-2] for sample in resumed_turns),
         )
 
     def _waited_s(self) -> float:

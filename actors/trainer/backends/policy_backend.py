@@ -55,15 +55,15 @@ class PolicyBackend(Protocol):
         """Optimizer steps taken: the ``policy_version`` of the current weights."""
         ...
 
-    def warm_up(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
+    def sft(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
         """One supervised step on (prompt tokens, completion tokens) pairs; the loss per completion token.
 
         Only before the first `accumulate`. The version stays 0. Raises ``RuntimeError`` when too late.
         """
         ...
 
-    def warm_up_done(self) -> None:
-        """Ends the warm-up: reinforcement learning starts with fresh optimizer moments."""
+    def sft_done(self) -> None:
+        """Ends the SFT: reinforcement learning starts with fresh optimizer moments."""
         ...
 
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:

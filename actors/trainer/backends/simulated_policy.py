@@ -71,16 +71,16 @@ class SimulatedPolicy:
     def version(self) -> int:
         return self._version
 
-    def warm_up(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
-        """See ``PolicyBackend.warm_up``."""
+    def sft(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
+        """See ``PolicyBackend.sft``."""
         if self._version or self._accumulated:
-            raise RuntimeError(f"policy {self.name}: warm-up after reinforcement learning has begun")
+            raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         self._sleep(self._config.token_s * sum(len(prompt) + len(answer) for prompt, answer in examples))
         self._digest = _mixed(self._digest, repr(examples))
         return self._loss()
 
-    def warm_up_done(self) -> None:
-        """See ``PolicyBackend.warm_up_done``: there are no moments to forget."""
+    def sft_done(self) -> None:
+        """See ``PolicyBackend.sft_done``: there are no moments to forget."""
 
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
         """See ``PolicyBackend.accumulate``."""
@@ -97,8 +97,8 @@ class SimulatedPolicy:
             self._accumulated.append(sample.sample_id)
             content = (sample.sample_id, sample.tokens, sample.reward)
             self._gradient = (self._gradient + _mixed(0, repr(content))) & _MASK_64
-        with_signal = sum(len(set(sample.group_rewards)) > 1 for sample in batch)
-        return MicroBatchStats(len(batch), tokens, with_signal, seconds)
+        nonzero_advantage = sum(len(set(sample.group_rewards)) > 1 for sample in batch)
+        return MicroBatchStats(len(batch), tokens, nonzero_advantage, seconds)
 
     def optimizer_step(self) -> StepStats:
         """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained."""

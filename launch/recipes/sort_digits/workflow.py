@@ -3,7 +3,7 @@
     31542=          the sorter answers   12354    (wrong, half of its reward is gone)
     31542?12354=    the checker answers  12345    (right: the checker's reward and the sorter's other half)
 
-The digits of a problem are all different. Both agents start from random weights; the warm-up teaches them what
+The digits of a problem are all different. Both agents start from random weights; the SFT teaches them what
 an answer looks like (the problem's digits in *any* order), and reinforcement learning teaches them to sort.
 """
 
@@ -35,17 +35,17 @@ def train_query(position: int, seed: int, *, digits: int, eval_problems: int) ->
 
 
 def eval_queries(seed: int, *, digits: int, eval_problems: int) -> list[Query]:
-    """Problems that neither `train_query` nor `warm_up` ever uses."""
+    """Problems that neither `train_query` nor `sft` ever uses."""
     _, evaluation = _problems(seed, digits, eval_problems)
     return [_query(f"e{number:06}", text) for number, text in enumerate(evaluation)]
 
 
-def warm_up(
+def sft(
     agent: str, batch: int, size: int, seed: int, *, digits: int, eval_problems: int
 ) -> list[tuple[str, str]]:
     """Prompts and completions of one supervised batch. Drafts and completions are the digits in a random order."""
     training, _ = _problems(seed, digits, eval_problems)
-    random = Random(f"{seed} warm-up {agent} {batch}")
+    random = Random(f"{seed} SFT {agent} {batch}")
     texts = random.choices(training, k=size)
     if agent == "sorter":
         return [(f"{text}=", _shuffled(text, random)) for text in texts]

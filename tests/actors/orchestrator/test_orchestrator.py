@@ -24,8 +24,8 @@ from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_config import (
     CheckpointConfig,
-    CourseConfig,
     EvaluationConfig,
+    ScheduleConfig,
     TrainingConfig,
 )
 from flexmarl.actors.orchestrator.query_order import QueryOrder
@@ -176,10 +176,10 @@ class Console(Actor):
         self.result.set_result(result)
 
 
-def course(
-    refill_queries: int = 0, max_staleness: int = 0, global_batch: dict[str, int] | None = None
-) -> CourseConfig:
-    return CourseConfig(
+def schedule(
+    replacement_queries: int = 0, max_staleness: int = 0, global_batch: dict[str, int] | None = None
+) -> ScheduleConfig:
+    return ScheduleConfig(
         deterministic=False,
         mode="async" if max_staleness else "strict",
         max_staleness=max_staleness,
@@ -189,8 +189,8 @@ def course(
         evaluation=EvaluationConfig(),
         checkpoint=CheckpointConfig(every=3),
         max_failed_share=1.0,
-        refill_queries=refill_queries,
-        warm_up_batches={},
+        replacement_queries=replacement_queries,
+        sft_batches={},
     )
 
 
@@ -230,7 +230,7 @@ class House:
             str(self.folder / "store"),
         )
         orchestrator = Orchestrator(
-            course(rollout.refill_queries, self.max_staleness, global_batch),
+            schedule(rollout.replacement_queries, self.max_staleness, global_batch),
             recipe,
             trainer,  # type: ignore[arg-type]
             await system.add(actor, "rollout"),
@@ -284,20 +284,20 @@ async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(
 async def test_environments_that_hang_wedge_no_step(system: ActorSystem, tmp_path: Path) -> None:
     """Every third query hangs for ever: its group is dropped, and the next query takes its place."""
     house = House(system, tmp_path)
-    rollout = RolloutConfig(trajectory_timeout_s=0.2, min_trajectories=2, refill_queries=4)
+    rollout = RolloutConfig(trajectory_timeout_s=0.2, min_trajectories=2, replacement_queries=4)
     assert (await house.run({"hangs": 1}, rollout)).last_step == 6
     assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
     positions = sorted(int(group.partition(":q")[2]) for group in house.groups("solver"))
     assert positions == [n for n in range(27) if n % 3 != 1], "queries are drawn in order, each once"
-    assert sum(line["refilled_queries"] for line in house.console.steps) == 9
+    assert sum(line["replaced_queries"] for line in house.console.steps) == 9
     assert sum(line["dropped_groups"] for line in house.console.steps) == 9
     (last,) = (tmp_path / "checkpoints").glob("step_000006")
     assert checkpoint.load(last).next_position == 27
 
 
-async def test_groups_without_signal_are_replaced(system: ActorSystem, tmp_path: Path) -> None:
+async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path: Path) -> None:
     house = House(system, tmp_path)
-    await house.run({"equal": 0}, RolloutConfig(drop_without_signal=True, refill_queries=4))
+    await house.run({"equal": 0}, RolloutConfig(drop_zero_advantage=True, replacement_queries=4))
     assert all(len(set(row.group_rewards)) == 2 for row in house.trainer.trained["solver"])
     assert len(house.groups("judge")) == 18
 
@@ -309,7 +309,7 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
     rollout: Any = Begun()
     nobody: Any = None
     orchestrator = Orchestrator(
-        course(), recipe, nobody, rollout, {}, nobody, str(tmp_path / "checkpoints"), None
+        schedule(), recipe, nobody, rollout, {}, nobody, str(tmp_path / "checkpoints"), None
     )
     orchestrator._records[1] = StepRecord(1, {}, 0.0)
     orchestrator._queries = QueryOrder(0)
@@ -325,7 +325,7 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
         return read(position)
 
     orchestrator._recipe.train_query = slowly  # type: ignore[method-assign]
-    await asyncio.gather(orchestrator._refill(1), orchestrator._refill(1))
+    await asyncio.gather(orchestrator._replacement(1), orchestrator._replacement(1))
     assert rollout.begun == ["q3", "q4"]
 
 

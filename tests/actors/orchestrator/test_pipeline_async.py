@@ -13,7 +13,7 @@ from flexmarl.actors.orchestrator.pipeline import (
     Pipeline,
     Plan,
     Publish,
-    Refill,
+    Replacement,
     Save,
     StartStep,
     StepComplete,
@@ -40,7 +40,7 @@ class Cluster:
         self.history: list[Decision] = []
         self.started: dict[int, dict[str, int]] = {}
         self.groups = Counter[int]()
-        self.refills = Counter[int]()
+        self.replacements = Counter[int]()
         self.ready: dict[str, list[tuple[int, int]]] = {agent: [] for agent in plan.agents}
         self.accumulated: dict[str, list[tuple[int, int]]] = {agent: [] for agent in plan.agents}
         self.passed_over: dict[str, int] = dict.fromkeys(plan.agents, 0)
@@ -76,9 +76,9 @@ class Cluster:
                     assert versions == self.served
                     self.started[step] = versions
                     self.open += [self.a_group(step) for _ in range(self.plan.queries)]
-                case Refill(step):
-                    self.refills[step] += 1
-                    assert self.refills[step] <= self.plan.refill_queries
+                case Replacement(step):
+                    self.replacements[step] += 1
+                    assert self.replacements[step] <= self.plan.replacement_queries
                     self.open.append(self.a_group(step))
                 case StepComplete(step):
                     assert self.groups[step] == self.plan.queries
@@ -90,13 +90,13 @@ class Cluster:
     def a_group(self, step: int) -> Item:
         """None: it will be dropped."""
         counts = st.fixed_dictionaries({agent: st.integers(0, 6) for agent in self.plan.agents})
-        return step, self.data.draw(st.none() | counts if self.plan.refill_queries else counts)
+        return step, self.data.draw(st.none() | counts if self.plan.replacement_queries else counts)
 
     def fire(self, item: Item) -> None:
         match item:
             case (step, None):
                 decisions = self.pipeline.group_closed(step, dict.fromkeys(AGENTS, 0), dropped=True)
-                self.groups[step] += Refill(step) not in decisions
+                self.groups[step] += Replacement(step) not in decisions
                 self.take(decisions)
             case (step, counts):
                 self.groups[step] += 1
@@ -170,7 +170,7 @@ plans = st.builds(
     max_staleness=st.integers(1, 3),
     global_batch=st.dictionaries(st.sampled_from(AGENTS), st.integers(5, 12)),
     whole_step=st.sampled_from([(), ("a",), AGENTS]),
-    refill_queries=st.integers(0, 2),
+    replacement_queries=st.integers(0, 2),
 )
 
 
@@ -250,18 +250,18 @@ def test_a_batch_that_is_not_full_waits_with_what_was_trained() -> None:
 
 
 def test_a_dropped_group_is_replaced_until_the_limit() -> None:
-    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, refill_queries=1), {"a": 0})
+    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, replacement_queries=1), {"a": 0})
     pipeline.start()
-    assert pipeline.group_closed(1, {"a": 0}, dropped=True) == [Refill(1)]
+    assert pipeline.group_closed(1, {"a": 0}, dropped=True) == [Replacement(1)]
     assert pipeline.group_closed(1, {"a": 0}, dropped=True) == []
     assert pipeline.group_closed(1, {"a": 4}) == [Train("a", 1, 0, 4), StartStep(2, {"a": 1})]
 
 
 def test_a_stopping_run_draws_no_more_queries() -> None:
-    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, refill_queries=9), {"a": 0})
+    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, replacement_queries=9), {"a": 0})
     pipeline.start()
     pipeline.request_stop()
-    assert Refill(1) not in pipeline.group_closed(1, {"a": 0}, dropped=True)
+    assert Replacement(1) not in pipeline.group_closed(1, {"a": 0}, dropped=True)
 
 
 def test_an_agent_that_cannot_stream_waits_for_the_step_and_no_other_does() -> None:

@@ -1,4 +1,4 @@
-"""Queries: each once, in order, whatever is refilled. Groups: in the order they close, or in that of their queries."""
+"""Queries: each once, in order, whatever is replaced. Groups: in the order they close, or in that of their queries."""
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_groups_are_handed_on_as_they_close() -> None:
 def test_deterministic_groups_are_handed_on_in_the_order_of_their_queries(first: str, second: str) -> None:
     order = ClosingOrder(deterministic=True)
     order.begun(1, "abc")
-    order.begun(1, "de")  # a refill
+    order.begun(1, "de")  # a replacement
     order.begun(2, "abcde")
     handed: dict[int, list[str]] = {1: [], 2: []}
     seen: dict[int, set[str]] = {1: set(), 2: set()}

@@ -52,7 +52,7 @@ def test_the_line() -> None:
     assert line["versions"] == {"a": 8} and line["generated_by"] == {"a": 7}
     assert line["tokens"] == 20 and line["tokens_per_s"] == 2.0
     assert line["mean_tokens/a"] == 10.0
-    assert line["reward/a"] == 0.75 and line["samples/a"] == 4 and line["signal_share/a"] == 1.5
+    assert line["reward/a"] == 0.75 and line["samples/a"] == 4 and line["nonzero_advantage_share/a"] == 1.5
     assert line["backward_s/a"] == 8.0 and line["publish_s/a"] == 0.625
     assert line["clip_fraction/a"] == 0.1 and line["ratio_deviation/a"] == 2e-6
     assert line["stale_samples"] == 3, "samples of another version are counted from the rows themselves"
@@ -74,15 +74,15 @@ def test_a_critics_figures_are_shown_where_there_are_any() -> None:
 def test_what_became_of_groups_is_counted() -> None:
     step = StepRecord(1, {"a": 0, "b": 0}, started=0.0)
     group = closed(0.0, [1.0, 1.0])
-    step.group_closed(replace(group, dropped="no signal", without_signal=["a"], refilled=2), 2, now=1.0)
-    step.group_closed(replace(group, without_signal=["a"], surplus=3), 2, now=2.0)
+    step.group_closed(replace(group, dropped="no signal", zero_advantage=["a"], replaced=2), 2, now=1.0)
+    step.group_closed(replace(group, zero_advantage=["a"], oversampled=3), 2, now=2.0)
     for _ in range(2):
-        step.group_closed(replace(group, carried_on=2, carried_tokens=30), 2, now=2.0)
+        step.group_closed(replace(group, resumed_turns=2, resumed_tokens=30), 2, now=2.0)
     line = step.metrics({"a": 0, "b": 0}, {}, 0.0, 0.0, 3.0)
-    assert line["dropped_groups"] == 1 and line["refilled_trajectories"] == 2
-    assert line["surplus_trajectories"] == 3
-    assert (line["carried_on_turns"], line["carried_on_tokens"]) == (4, 60)
-    assert line["groups_without_signal/a"] == 2 and line["groups_without_signal/b"] == 0
+    assert line["dropped_groups"] == 1 and line["replaced_trajectories"] == 2
+    assert line["oversampled_trajectories"] == 3
+    assert (line["resumed_turns"], line["resumed_tokens"]) == (4, 60)
+    assert line["zero_advantage_groups/a"] == 2 and line["zero_advantage_groups/b"] == 0
 
 
 def test_an_agent_nobody_called_keeps_its_version() -> None:

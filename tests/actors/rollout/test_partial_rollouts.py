@@ -112,8 +112,8 @@ class House:
         await self.interrupt(version)
         await self.rollout.serve("solver", version)
 
-    async def start(self, *, newer_too: bool) -> None:
-        await self.rollout.start_step(1, [Query("q", "2+2")], TRAJECTORIES, {"solver": 0}, newer_too)
+    async def start(self, *, allow_newer: bool) -> None:
+        await self.rollout.start_step(1, [Query("q", "2+2")], TRAJECTORIES, {"solver": 0}, allow_newer)
 
     async def group(self) -> GroupClosed:
         async with asyncio.timeout(1e6):
@@ -151,7 +151,7 @@ def updated_after(gaps: list[int], instances: int) -> tuple[list[float], GroupCl
     found: list[tuple[GroupClosed, list[Sample]]] = []
 
     async def case(house: House) -> None:
-        await house.start(newer_too=True)
+        await house.start(allow_newer=True)
         begun_s = now_s()
         await asyncio.sleep(0.5)  # no token comes at a half second
         for version, gap in enumerate(gaps, 1):
@@ -179,7 +179,7 @@ def test_every_token_is_recorded_with_the_version_that_generated_it(gaps: list[i
         assert list(sample.token_versions) == wanted
         assert sample.policy_version == min(wanted) and len(sample.logprobs) == len(sample.tokens)
     older = [sum(v < max(sample.token_versions) for v in sample.token_versions) for sample in samples]
-    assert (group.carried_on, group.carried_tokens) == (sum(map(bool, older)), sum(older))
+    assert (group.resumed_turns, group.resumed_tokens) == (sum(map(bool, older)), sum(older))
     _, _, without = updated_after([], 1)
     assert [sample.tokens for sample in samples] == [sample.tokens for sample in without]
 
@@ -190,7 +190,7 @@ LONG = {**ENGINE, "median_tokens": 1e9}
 def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> None:
     async def case(house: House) -> None:
         begun_s = now_s()
-        await house.start(newer_too=True)
+        await house.start(allow_newer=True)
         for version in (1, 2):
             await asyncio.sleep(10)
             await house.interrupt(version)
@@ -205,7 +205,7 @@ def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> Non
 
 def test_a_turn_whose_time_is_up_as_new_weights_come_overran() -> None:
     async def case(house: House) -> None:
-        await house.start(newer_too=True)
+        await house.start(allow_newer=True)
         await asyncio.sleep(25)
         await house.update(1)
         assert len((await house.group()).failures) == TRAJECTORIES
@@ -215,12 +215,12 @@ def test_a_turn_whose_time_is_up_as_new_weights_come_overran() -> None:
 
 def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
     async def case(house: House) -> None:
-        await house.start(newer_too=True)
+        await house.start(allow_newer=True)
         for version in (1, 2):
             await asyncio.sleep(10)
             await house.update(version)
         group = await house.group()
-        assert group.samples["solver"] == TRAJECTORIES and group.surplus == 5
+        assert group.samples["solver"] == TRAJECTORIES and group.oversampled == 5
         assert all(sample.version_changes for sample in house.sink.samples)
         assert len(house.sink.samples) == TRAJECTORIES
         await asyncio.sleep(1)
@@ -236,7 +236,7 @@ def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
 
 def test_without_newer_weights_allowed_a_turn_that_they_end_has_failed() -> None:
     async def case(house: House) -> None:
-        await house.start(newer_too=False)
+        await house.start(allow_newer=False)
         await asyncio.sleep(1)
         await house.update(1)
         errors = [failed.error for failed in (await house.group()).failures]

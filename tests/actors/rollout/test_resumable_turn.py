@@ -8,13 +8,13 @@ from flexmarl.actors.errors import InvalidRequest, TurnAborted
 from flexmarl.actors.inference.engine_requests import engine_request, generation_of
 from flexmarl.actors.inference.engines.engine import EngineResult
 from flexmarl.actors.messages import GenerateRequest, Generation, Sample
-from flexmarl.actors.rollout.resumable_turn import TurnInPieces
+from flexmarl.actors.rollout.resumable_turn import ResumableTurn
 
 REQUEST = GenerateRequest("1:q_0_0", ("2+2", (7, 8)), 3, 99, 0.7, 1000, resumable=True)
 PROMPT = (4, 5, 4, 7, 8)
 
 
-def sample_of(turn: TurnInPieces) -> Sample:
+def sample_of(turn: ResumableTurn) -> Sample:
     return Sample(
         "1:q_0_0", "solver", 1, turn.policy_version, "1:q", 1.0, (1.0,),
         turn.prompt_tokens, turn.tokens, turn.logprobs, version_changes=turn.version_changes,
@@ -26,7 +26,7 @@ def test_every_token_keeps_its_version_and_its_log_probability(
     pieces: list[tuple[int, int]], last: int
 ) -> None:
     """``pieces``: tokens of each and by how many versions the next is later."""
-    turn = TurnInPieces(REQUEST)
+    turn = ResumableTurn(REQUEST)
     expected: list[tuple[int, int, float]] = []  # token, version, log-probability
     version = 3
     for number, (count, later) in enumerate([*pieces, (last, 0)]):
@@ -50,7 +50,7 @@ def test_every_token_keeps_its_version_and_its_log_probability(
 
 
 def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
-    turn = TurnInPieces(REQUEST)
+    turn = ResumableTurn(REQUEST)
     turn.take(Generation("ab", PROMPT, (1, 2), (-0.5, -1.0), 4, "interrupted"))
     assert turn.request == GenerateRequest(
         "1:q_0_0", (PROMPT,), 5, 99, 0.7, 1000, resumable=True, completion=(1, 2)

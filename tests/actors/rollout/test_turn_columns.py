@@ -18,7 +18,7 @@ from .test_rollout import House
 COLUMNS = {
     "difficulty": Column(type="float"),
     "plan": Column(type="tokens"),
-    "judged": Column(type="float", required=True, written_by="outside"),
+    "judged": Column(type="float", required=True, written_by="external"),
 }
 
 
@@ -67,7 +67,7 @@ async def test_a_turn_names_its_sample_for_who_writes_from_outside(house: House)
         ),
         (
             "turn.write(judged=0.3)",
-            "agent solver: column judged is a float that the workflow does not write: .*written_by=outside",
+            "agent solver: column judged is a float that the workflow does not write: .*written_by=external",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from flexmarl.transport.segments import BlobRef
 
 from .listener import Listener
 
-JUDGED = Column(type="float", required=True, written_by="outside", timeout_s=30.0)
+JUDGED = Column(type="float", required=True, written_by="external", timeout_s=30.0)
 COLUMNS = {
     "difficulty": Column(type="float"),
     "plan": Column(type="tokens"),
@@ -242,7 +242,7 @@ async def test_a_bad_put_is_refused(full: House, samples: list[Sample], why: str
 
 
 async def test_bulk_that_is_not_the_writers_is_refused(house: House) -> None:
-    await house.open({"plan": Column(type="tokens", written_by="outside")})
+    await house.open({"plan": Column(type="tokens", written_by="external")})
     await house.put(sample(0))
     grant = await house.store.api.grant("judge", 64, [])
     for writer, segment in (("thief", grant.segment), ("judge", "m-" + "0" * 32)):

@@ -94,7 +94,7 @@ async def test_a_segment_is_sealed_all_the_same(house: House) -> None:
 
 async def test_a_lease_is_of_rows_that_are_durable(house: House) -> None:
     """A lease waits for a column from outside, which comes, and can't be written down yet."""
-    judged = Column(type="float", required=True, written_by="outside")
+    judged = Column(type="float", required=True, written_by="external")
     store = await house.open(columns={"solver": {"judged": judged}})
     rows = samples(0, 2)
     await house.writer.put(rows)

@@ -15,7 +15,7 @@ from flexmarl.actors.trainer.trainer_config import (
     AlgorithmConfig,
     OptimizerConfig,
     PolicyConfig,
-    WarmUpConfig,
+    SftConfig,
 )
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.system import ActorSystem
@@ -27,7 +27,7 @@ RECIPE = """
 async def workflow(query, agents): ...
 def train_query(position, seed): ...
 def eval_queries(seed): ...
-def warm_up(agent, batch, size, seed): return [("12", "34")] * size
+def sft(agent, batch, size, seed): return [("12", "34")] * size
 """
 
 
@@ -44,7 +44,7 @@ def simulated_policy(**costs: float) -> PolicyConfig:
         model=model,
         optimizer=OptimizerConfig(),
         algorithm=AlgorithmConfig(),
-        warm_up=WarmUpConfig(),
+        sft=SftConfig(),
         temperature=1.0,
     )
 
@@ -74,7 +74,7 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
             actor = SimulatedTrainer(policies, recipe, 10, store_ref, str(shared), str(folder), None)
             trainer = (await system.add(actor, "trainer")).within(1e6)
             assert time() == 0.0
-            assert 0 <= await trainer.warm_up("judge", 0, 2) < 1
+            assert 0 <= await trainer.sft("judge", 0, 2) < 1
             assert time() == pytest.approx(2 * 64 * 5)  # two batches; two letters each way and the end
             for agent in policies:
                 await trainer.publish(agent)

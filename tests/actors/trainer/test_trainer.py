@@ -20,7 +20,7 @@ from flexmarl.actors.trainer.trainer_config import (
     AlgorithmConfig,
     OptimizerConfig,
     PolicyConfig,
-    WarmUpConfig,
+    SftConfig,
 )
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.ref import ActorRef
@@ -40,7 +40,7 @@ POLICY = PolicyConfig(
     model=ModelConfig(config=ARCHITECTURE, tokenizer=str(RECIPES / "sort_digits" / "tokenizer")),
     optimizer=OptimizerConfig(lr=1e-3),
     algorithm=AlgorithmConfig(),
-    warm_up=WarmUpConfig(batches=2, batch_size=8),
+    sft=SftConfig(batches=2, batch_size=8),
     temperature=1.0,
 )
 
@@ -99,7 +99,7 @@ async def test_rows_are_leased_trained_and_committed_with_the_step(
     assert before.version == 0
     await put(store, private, samples(0, (1.0, 0.0, 0.5, 0.5)))
     first = await trainer.api.train("sorter", 0, 3)
-    assert (first.samples, first.tokens, first.versions, first.with_signal) == (3, 9, {0: 3}, 2)
+    assert (first.samples, first.tokens, first.versions, first.nonzero_advantage) == (3, 9, {0: 3}, 2)
     statistics = (await store.api.table_statistics())["sorter"]
     assert (statistics.ready, statistics.leased, statistics.consumed) == (1, 3, 0)
     await trainer.api.train("sorter", 0, 1)
@@ -138,7 +138,7 @@ async def test_a_stale_sample_is_refused(
 async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
     trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, tmp_path: Path, system: ActorSystem
 ) -> None:
-    losses = [await trainer.api.warm_up("sorter", n, 1) for n in range(3)]
+    losses = [await trainer.api.sft("sorter", n, 1) for n in range(3)]
     assert losses[-1] < losses[0]
     await trainer.api.publish("sorter")
     await put(store, private, samples(0, (1.0, 0.0)))
@@ -170,7 +170,7 @@ async def test_everything_heavy_runs_on_the_worker_thread(
     trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str]] = []
-    for name in ("weights", "warm_up_done", "accumulate", "optimizer_step"):
+    for name in ("weights", "sft_done", "accumulate", "optimizer_step"):
         method = getattr(TorchPolicy, name)
 
         def noted(*args: Any, name: str = name, method: Any = method) -> Any:
@@ -183,7 +183,7 @@ async def test_everything_heavy_runs_on_the_worker_thread(
     await trainer.api.train("sorter", 0, 2)
     await trainer.api.optimizer_step("sorter")
     assert [name for name, _ in seen] == [
-        "warm_up_done",
+        "sft_done",
         "weights",
         "accumulate",
         "optimizer_step",

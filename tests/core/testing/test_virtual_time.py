@@ -242,7 +242,7 @@ def test_a_cancelled_task_cleans_up_in_virtual_time() -> None:
 
 
 def test_context_variables_follow_tasks_and_callbacks_and_never_leak() -> None:
-    variable = contextvars.ContextVar("variable", default="outside")
+    variable = contextvars.ContextVar("variable", default="external")
 
     async def child() -> str:
         await asyncio.sleep(1)
@@ -263,7 +263,7 @@ def test_context_variables_follow_tasks_and_callbacks_and_never_leak() -> None:
         return [await task, await called, await given_task, await given_call]
 
     assert run(main()) == ["first", "first", "given", "given"]
-    assert variable.get() == "outside"
+    assert variable.get() == "external"
 
 
 def test_an_exception_in_a_callback_goes_to_the_handler_and_the_loop_goes_on() -> None:

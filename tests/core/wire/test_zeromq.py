@@ -25,7 +25,7 @@ class TestWhoGetsIn:
         async with ActorSystem("run", tcp=Tcp()) as run:
             await run.add(Echo(), "echo")
             assert stat.S_IMODE(run.keys_file.stat().st_mode) == 0o600
-            async with ActorSystem("outside", keys=Keys.load(run.keys_file)) as outside:
+            async with ActorSystem("external", keys=Keys.load(run.keys_file)) as outside:
                 await outside.connect(run.address)
                 echo = await outside.lookup("echo", Echo)
                 assert await echo.api.greet("world") == "hello world"
@@ -34,7 +34,7 @@ class TestWhoGetsIn:
         async with ActorSystem("run", tcp=Tcp()) as run:
             assert run.keys is not None
             keys = Keys.for_client(run.keys.server_public)
-            async with ActorSystem("outside", keys=keys, settings=IMPATIENT) as outside:
+            async with ActorSystem("external", keys=keys, settings=IMPATIENT) as outside:
                 with pytest.raises(Unreachable, match="does not admit this side's key"):
                     await outside.connect(run.address)
                 await run.allow(keys.client_public)
@@ -43,7 +43,7 @@ class TestWhoGetsIn:
     async def test_nobody_who_takes_it_for_another_server(self) -> None:
         async with (
             ActorSystem("run", tcp=Tcp()) as run,
-            ActorSystem("outside", keys=Keys.make(), settings=IMPATIENT) as outside,
+            ActorSystem("external", keys=Keys.make(), settings=IMPATIENT) as outside,
         ):
             with pytest.raises(
                 Unreachable, match="within 0.5 s .*the handshake fails; has it got other keys"
@@ -53,7 +53,7 @@ class TestWhoGetsIn:
     async def test_nobody_without_keys(self) -> None:
         async with (
             ActorSystem("run", tcp=Tcp()) as run,
-            ActorSystem("outside", settings=IMPATIENT) as outside,
+            ActorSystem("external", settings=IMPATIENT) as outside,
         ):
             with pytest.raises(Unreachable, match="secured in another way"):
                 await outside.connect(run.address)
@@ -70,7 +70,7 @@ class TestWhoGetsIn:
         with pytest.raises(PlainTcpRefused, match="plain_beyond_loopback"):
             async with ActorSystem("one", tcp=Tcp(host="0.0.0.0", plain=True, advertise="node")):
                 pass
-        async with ActorSystem("outside") as outside:
+        async with ActorSystem("external") as outside:
             with pytest.raises(PlainTcpRefused, match="plain_beyond_loopback"):
                 await outside.connect("tcp://192.0.2.1:5555")
 

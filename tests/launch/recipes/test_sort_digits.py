@@ -84,11 +84,11 @@ def test_too_few_problems_are_refused() -> None:
         load(digits=2).train_query(0)
 
 
-# --------------------------------------------------------------------------- warm-up
+# --------------------------------------------------------------------------- SFT
 
 
 def problem_of(agent: str, prompt: str) -> str:
-    """The problem a warm-up prompt is about; fails unless it is what the workflow asks this agent."""
+    """The problem a SFT prompt is about; fails unless it is what the workflow asks this agent."""
     assert prompt.endswith("=")
     text, question, draft = prompt[:-1].partition("?")
     assert bool(question) == (agent == "checker")
@@ -98,8 +98,8 @@ def problem_of(agent: str, prompt: str) -> str:
 
 
 @pytest.mark.parametrize("agent", ["sorter", "checker"])
-def test_warm_up_shows_answers_but_not_their_order(agent: str) -> None:
-    examples = [example for batch in range(100) for example in RECIPES[0].warm_up(agent, batch, 64)]
+def test_sft_shows_answers_but_not_their_order(agent: str) -> None:
+    examples = [example for batch in range(100) for example in RECIPES[0].sft(agent, batch, 64)]
     problems = [problem_of(agent, prompt) for prompt, _ in examples]
     assert all(is_problem(text) for text in problems)
     assert HELD_OUT[0].isdisjoint(problems)
@@ -108,9 +108,9 @@ def test_warm_up_shows_answers_but_not_their_order(agent: str) -> None:
     assert right / len(examples) == pytest.approx(1 / 120, abs=0.005)  # as often as chance has it
 
 
-def test_warm_up_batches_are_reproducible_and_differ() -> None:
+def test_sft_batches_are_reproducible_and_differ() -> None:
     def batch(agent: str, number: int, seed: int) -> Sequence[tuple[str, str]]:
-        return load(seed).warm_up(agent, number, 8)
+        return load(seed).sft(agent, number, 8)
 
     assert batch("checker", 3, 0) == batch("checker", 3, 0)
     assert len(batch("checker", 3, 0)) == 8

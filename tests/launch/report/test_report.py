@@ -58,7 +58,7 @@ def record(step: int, agents: Sequence[str] = ("sorter", "checker"), **more: Any
             f"loss/{agent}": 0.01,
             f"grad_norm/{agent}": 0.4,
             f"samples/{agent}": 128,
-            f"signal_share/{agent}": 0.7,
+            f"nonzero_advantage_share/{agent}": 0.7,
         }
     return line | more
 
@@ -132,7 +132,7 @@ def test_the_headline_says_what_was_learned(tmp_path: Path) -> None:
 def test_what_only_some_runs_measure_is_shown_where_it_is(tmp_path: Path) -> None:
     plain = written(tmp_path, [record(step) for step in range(1, 4)], [])
     assert "value loss" not in plain and "Carried-on turns" not in plain
-    more: dict[str, Any] = {"value_loss/sorter": 0.125, "clip_fraction/sorter": 0.05, "carried_on_turns": 2}
+    more: dict[str, Any] = {"value_loss/sorter": 0.125, "clip_fraction/sorter": 0.05, "resumed_turns": 2}
     more |= {"stale_samples": 8, "max_staleness": 2}
     page = written(tmp_path, [record(step, **more) for step in range(1, 4)], [])
     check(page)

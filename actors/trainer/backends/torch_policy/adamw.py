@@ -11,7 +11,7 @@ _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """The learning rate of optimizer step ``step`` (0-based) of ``total_steps``; a pure function of them.
 
-    During warm-up ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted on a rate
+    During SFT ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted on a rate
     of 0. Then ``lr``, or for ``linear`` ``lr * (total_steps - step) / (total_steps - warmup_steps)``, which
     is 0 from ``total_steps`` on.
     """

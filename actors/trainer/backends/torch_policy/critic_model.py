@@ -52,7 +52,7 @@ class CriticModel:
         return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
 
     def start_from(self, policy: CompletionModel) -> None:
-        """Takes the policy's body over once more, as its warm-up left it."""
+        """Takes the policy's body over once more, as its SFT left it."""
         self.model.body.load_state_dict(policy.model.base_model.state_dict())
 
     def gradient_norm(self, tokens: int) -> float:

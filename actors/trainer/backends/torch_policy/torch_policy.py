@@ -29,7 +29,7 @@ from ...loss import denominator
 from ...objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
 from ...padding import PaddedRows, TokenRow, pad_rows
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
-from ...trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from ...trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 from ..policy_backend import MicroBatchStats, StepStats
 from .adamw import apply_gradient, forget_moments, gradient_norm, learning_rate, make_adamw, moments
 from .completion_model import CompletionModel, derived_seed, named_weights, random_stream
@@ -84,7 +84,7 @@ class TorchPolicy:
         model: ModelConfig,
         optimizer: OptimizerConfig,
         algorithm: AlgorithmConfig,
-        warm_up: WarmUpConfig,
+        sft: SftConfig,
         *,
         seed: int,
         total_steps: int,
@@ -98,7 +98,7 @@ class TorchPolicy:
         if temperature <= 0:
             raise ValueError(f"policy {name}: can't train on samples drawn at temperature {temperature}")
         self.name = name
-        self._optimizer_config, self._algorithm, self._warm_up = optimizer, algorithm, warm_up
+        self._optimizer_config, self._algorithm, self._sft = optimizer, algorithm, sft
         self._total_steps, self._temperature = total_steps, temperature
         self._max_staleness = max_staleness
         self._device = torch.device(device)
@@ -118,40 +118,40 @@ class TorchPolicy:
         self._version = 0
         self._totals = _StepTotals()
         self._held: list[Sample] = []
-        self._warm_up_batches, self._warm_up_loss = 0, math.nan
+        self._sft_batches, self._sft_loss = 0, math.nan
 
     @property
     def version(self) -> int:
         """Optimizer steps taken; the schedule's position too."""
         return self._version
 
-    # ----------------------------------------------------------------------- warm-up
+    # ----------------------------------------------------------------------- SFT
 
-    def warm_up(self, examples: Sequence[TokenRow]) -> float:
-        """See `PolicyBackend.warm_up`: mean cross entropy per completion token, one AdamW step."""
+    def sft(self, examples: Sequence[TokenRow]) -> float:
+        """See `PolicyBackend.sft`: mean cross entropy per completion token, one AdamW step."""
         if self._version or self._totals.samples:
-            raise RuntimeError(f"policy {self.name}: warm-up after reinforcement learning has begun")
+            raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         with self._own_randomness():
             rows = pad_rows(examples, self._vocab_size).to(self._device)
             loss = -self._completions.logprobs(rows, 1.0).mean()
             torch.autograd.backward(loss)
-        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._warm_up.lr)
-        self._warm_up_batches += 1
-        self._warm_up_loss = loss.item()
-        return self._warm_up_loss
+        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._sft.lr)
+        self._sft_batches += 1
+        self._sft_loss = loss.item()
+        return self._sft_loss
 
-    def warm_up_done(self) -> None:
-        """See `PolicyBackend.warm_up_done`. Does nothing without a warm-up."""
-        if not self._warm_up_batches:
+    def sft_done(self) -> None:
+        """See `PolicyBackend.sft_done`. Does nothing without a SFT."""
+        if not self._sft_batches:
             return
-        log.info("warmed up", policy=self.name, batches=self._warm_up_batches, loss=self._warm_up_loss)
+        log.info("warmed up", policy=self.name, batches=self._sft_batches, loss=self._sft_loss)
         forget_moments(self._optimizer)
         # Both are what reinforcement learning starts from.
         if self._reference is not None:
             self._reference.model.load_state_dict(self.model.state_dict())
         if self._critic is not None:
             self._critic.start_from(self._completions)
-        self._warm_up_batches = 0
+        self._sft_batches = 0
 
     # ----------------------------------------------------------------------- reinforcement learning
 
@@ -162,8 +162,8 @@ class TorchPolicy:
         its tokens count, the model never sees it.
         """
         started = perf_counter()
-        if self._warm_up_batches:
-            raise RuntimeError(f"policy {self.name}: call warm_up_done() before reinforcement learning")
+        if self._sft_batches:
+            raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
         checked = self._checked(batch)
         totals = _StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
         if self._algorithm.streams:
@@ -352,7 +352,7 @@ class TorchPolicy:
         write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
 
     def load(self, folder: Path) -> None:
-        """See `PolicyBackend.load`. A warm-up under way ends."""
+        """See `PolicyBackend.load`. A SFT under way ends."""
         position = read_json(folder / POSITION_FILE)
         if position.get("format") != FORMAT:
             found = str(position.get("format"))
@@ -368,7 +368,7 @@ class TorchPolicy:
         self._version = version
         self._totals = _StepTotals()
         self._held = []
-        self._warm_up_batches = 0
+        self._sft_batches = 0
         self._optimizer.zero_grad(set_to_none=False)
         if self._critic is not None:
             self._critic.drop_gradient()

@@ -13,7 +13,7 @@ from flexmarl.actors.inference.engines import llama_forward
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.forward import ModuleForward
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
-from flexmarl.actors.inference.engines.llama_forward import TOLERANCE, LeanForward, difference, unfit
+from flexmarl.actors.inference.engines.llama_forward import TOLERANCE, FusedLlamaForward, difference, unfit
 from flexmarl.actors.messages import ModelConfig
 
 VOCABULARY = 48
@@ -118,7 +118,7 @@ def test_logprobs_equal_a_full_forward(name: str) -> None:
     model = _model(FIT[name])
     reference = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=6)
-    assert isinstance(engine._forward, LeanForward)
+    assert isinstance(engine._forward, FusedLlamaForward)
     _assert_like_the_module(engine, reference, 1e-5)
 
 
@@ -129,7 +129,7 @@ def test_bfloat16_is_as_near_to_the_truth_as_the_module(name: str) -> None:
     truth.load_state_dict(model.state_dict())
     own = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=6)
-    assert isinstance(engine._forward, LeanForward)
+    assert isinstance(engine._forward, FusedLlamaForward)
     ours, theirs = [], []
     for request, result in _generate(engine).values():
         exact = _full_forward(truth, request, result)
@@ -178,7 +178,7 @@ def test_parameters_keep_their_names_shapes_and_values(name: str) -> None:
     model = _model(FIT[name])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     engine = TransformersEngine(model, [], max_batch=2)
-    assert isinstance(engine._forward, LeanForward)
+    assert isinstance(engine._forward, FusedLlamaForward)
     after = model.state_dict()
     assert list(after) == list(before) and all(after[name].equal(before[name]) for name in before)
     tied = {"lm_head.weight"} if FIT[name].get("tie_word_embeddings") else set()
@@ -198,13 +198,13 @@ def test_what_is_written_into_the_weights_is_in_effect(name: str) -> None:
     for key, tensor in engine.weights().items():
         tensor.copy_(source[key])
     engine.weights_loaded()
-    assert isinstance(engine._forward, LeanForward)
+    assert isinstance(engine._forward, FusedLlamaForward)
     _assert_like_the_module(engine, other, 1e-5)
 
 
 def test_nothing_is_held_twice() -> None:
     model: Any = _model(FIT["qwen3-biases-yarn"])
-    LeanForward(model, 64)
+    FusedLlamaForward(model, 64)
     attention = model.model.layers[0].self_attn
     storages = {getattr(attention, name).weight.untyped_storage().data_ptr() for name in ("q_proj", "k_proj")}
     assert len(storages) == 1
@@ -239,7 +239,7 @@ def test_a_wrong_formula_is_found_and_dropped(
 def test_the_tolerance_is_far_from_the_rounding(name: str) -> None:
     for dtype in ("float32", "bfloat16"):
         model = _model(FIT[name], dtype)
-        found = difference(LeanForward(model, 32), ModuleForward(model), model)
+        found = difference(FusedLlamaForward(model, 32), ModuleForward(model), model)
         assert found is not None and found < TOLERANCE[model.dtype] / 2
 
 
@@ -254,7 +254,7 @@ def test_the_proof_waits_for_weights_that_tell() -> None:
             tensor.copy_(source[key]) if value is None else tensor.fill_(value)
         engine.weights_loaded()
         assert engine._lean_is_proven is (None if value else True)
-    assert isinstance(engine._forward, LeanForward)
+    assert isinstance(engine._forward, FusedLlamaForward)
 
 
 def test_a_prompt_that_is_given_often_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,12 +262,14 @@ def test_a_prompt_that_is_given_often_is_computed_once(monkeypatch: pytest.Monke
     reference = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=9)
     computed = []
-    prefill = LeanForward.prefill
+    prefill = FusedLlamaForward.prefill
 
-    def counting(self: LeanForward, cache: Any, prompts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def counting(
+        self: FusedLlamaForward, cache: Any, prompts: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
         computed.append(len(prompts))
         return prefill(self, cache, prompts, lengths)
 
-    monkeypatch.setattr(LeanForward, "prefill", counting)
+    monkeypatch.setattr(FusedLlamaForward, "prefill", counting)
     _assert_like_the_module(engine, reference, 1e-5)
     assert computed == [8]  # of nine

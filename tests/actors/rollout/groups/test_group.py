@@ -62,15 +62,15 @@ def test_a_group_is_settled_once_whatever_happens(rules: GroupRules, data: st.Da
             case "fail":
                 take(group.failed(number))
             case "straggle":
-                take(group.failed(number, refill=True))
+                take(group.failed(number, replacement=True))
     assert started == [*range(len(started))]
-    assert rules.wanted + rules.extra <= len(started) <= rules.wanted + rules.extra + rules.max_refills
-    assert group.refills == len(started) - rules.wanted - rules.extra
+    assert rules.wanted + rules.extra <= len(started) <= rules.wanted + rules.extra + rules.max_replacements
+    assert group.replacements == len(started) - rules.wanted - rules.extra
     (verdict,) = verdicts
     if isinstance(verdict, Close):
         assert verdict.trajectories == tuple(sorted(succeeded))
         assert rules.minimum <= len(succeeded) <= rules.wanted
-        assert len(succeeded) == rules.wanted or group.surplus == 0
+        assert len(succeeded) == rules.wanted or group.oversampled == 0
     else:
         assert len(succeeded) < rules.minimum
 
@@ -85,20 +85,20 @@ def test_the_first_to_succeed_are_the_group_and_the_rest_is_stopped() -> None:
     group = started(GroupRules(wanted=2, extra=2))
     assert group.succeeded(3) == [] and group.failed(0) == []
     assert group.succeeded(1) == [Abort(2), Close((1, 3))]
-    assert group.surplus == 1
+    assert group.oversampled == 1
 
 
 def test_a_surplus_that_is_kept_ends_in_silence() -> None:
-    group = started(GroupRules(wanted=2, extra=2, surplus="keep"))
+    group = started(GroupRules(wanted=2, extra=2, oversampled="keep"))
     group.succeeded(0)
     assert group.succeeded(1) == [Close((0, 1))]
-    assert group.succeeded(2) == [] and group.failed(3, refill=True) == []
+    assert group.succeeded(2) == [] and group.failed(3, replacement=True) == []
 
 
 def test_a_straggler_is_replaced_as_often_as_the_rules_allow() -> None:
-    group = started(GroupRules(wanted=2, max_refills=1))
-    assert group.failed(0, refill=True) == [Start(2)]
-    assert group.failed(2, refill=True) == []
+    group = started(GroupRules(wanted=2, max_replacements=1))
+    assert group.failed(0, replacement=True) == [Start(2)]
+    assert group.failed(2, replacement=True) == []
     assert group.succeeded(1) == [Close((1,))]
 
 

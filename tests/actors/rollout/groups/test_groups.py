@@ -68,9 +68,9 @@ def use(house: House, instance: FakeInstance) -> None:
 
 async def test_a_workflow_that_hangs_is_replaced_and_its_turn_given_up_at_the_instance(house: House) -> None:
     use(house, hanging := Hanging(of_trajectories(1)))
-    rollout = await house.open(ALONE, trajectory_timeout_s=0.3, on_timeout="refill")
+    rollout = await house.open(ALONE, trajectory_timeout_s=0.3, on_timeout="replace")
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 3 and group.refilled == 1 and not group.dropped
+    assert group.samples["solver"] == 3 and group.replaced == 1 and not group.dropped
     (failed,) = group.failures
     assert failed.trajectory == "1:q_1"
     assert failed.error == "not done within rollout.trajectory_timeout_s=0.3"
@@ -82,9 +82,9 @@ async def test_a_workflow_that_hangs_is_replaced_and_its_turn_given_up_at_the_in
 
 async def test_refills_have_an_end(house: House) -> None:
     use(house, Hanging(lambda request: True))
-    rollout = await house.open(ALONE, trajectory_timeout_s=0.05, on_timeout="refill", max_refills=3)
+    rollout = await house.open(ALONE, trajectory_timeout_s=0.05, on_timeout="replace", max_replacements=3)
     group = await group_of(house, rollout, 2)
-    assert group.refilled == 3 and len(group.failures) == 5
+    assert group.replaced == 3 and len(group.failures) == 5
     assert group.dropped == "0 trajectories survived, rollout.min_trajectories=1"
     assert group.samples == {"solver": 0, "judge": 0}
 
@@ -111,10 +111,10 @@ async def test_a_workflow_that_takes_no_notice_of_its_end_holds_nobody_up(house:
 
 async def test_an_agents_turn_has_its_own_deadline_and_policy(house: House) -> None:
     use(house, hanging := Hanging(of_trajectories(0)))
-    house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="refill")
+    house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="replace")
     rollout = await house.open(ALONE)
     group = await group_of(house, rollout, 2)
-    assert group.samples["solver"] == 2 and group.refilled == 1
+    assert group.samples["solver"] == 2 and group.replaced == 1
     assert group.failures[0].error.startswith("CallTimeout: ")
     assert hanging.cancelled == ["1:q_0_0"]
 
@@ -130,16 +130,16 @@ CATCHES = """
 
 async def test_a_workflow_may_bear_with_a_turn_that_overran(house: House) -> None:
     use(house, Hanging(lambda request: request.sample_id == "1:q_0_0"))
-    house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="refill")
+    house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="replace")
     group = await group_of(house, await house.open(CATCHES), 2)
-    assert group.samples["solver"] == 2 and group.refilled == 0 and not group.failures
+    assert group.samples["solver"] == 2 and group.replaced == 0 and not group.failures
 
 
 async def test_a_group_is_the_first_to_end_and_the_rest_is_stopped(house: House) -> None:
     use(house, hanging := Hanging(of_trajectories(0, 3)))
     rollout = await house.open(ALONE, extra_trajectories=2)
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 3 and group.surplus == 2 and not group.failures
+    assert group.samples["solver"] == 3 and group.oversampled == 2 and not group.failures
     rows = await house.rows("solver", 0, 3)
     assert [row.sample_id for row in rows] == ["1:q_0_1", "1:q_0_2", "1:q_0_4"]
     assert {row.group_rewards for row in rows} == {tuple(group.rewards["solver"])}
@@ -158,7 +158,7 @@ workflow.calls = 0
 async def test_a_failure_is_made_up_for_by_what_was_started_beyond(house: House) -> None:
     rollout = await house.open(FIRST_FAILS, extra_trajectories=1)
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 3 and len(group.failures) == 1 and group.surplus == 0
+    assert group.samples["solver"] == 3 and len(group.failures) == 1 and group.oversampled == 0
 
 
 ENDS = f"{ALONE.replace('return', 'workflow.ended += 1; return')}\nworkflow.ended = 0"
@@ -166,9 +166,9 @@ ENDS = f"{ALONE.replace('return', 'workflow.ended += 1; return')}\nworkflow.ende
 
 async def test_a_surplus_that_is_kept_runs_to_its_end_and_is_not_used(house: House) -> None:
     use(house, hanging := Hanging(of_trajectories(0)))
-    rollout = await house.open(ENDS, extra_trajectories=1, surplus="keep")
+    rollout = await house.open(ENDS, extra_trajectories=1, oversampled="keep")
     group = await group_of(house, rollout, 2)
-    assert group.samples["solver"] == 2 and group.surplus == 1
+    assert group.samples["solver"] == 2 and group.oversampled == 1
     hanging.let_go.set()
     workflow = rollout._recipe.workflow
     await until(lambda: workflow.ended == 3)  # type: ignore[attr-defined]  # the test's own
@@ -195,17 +195,17 @@ workflow.calls = 0
 
 
 async def test_samples_that_teach_their_agent_nothing_are_left_out(house: House) -> None:
-    rollout = await house.open(EQUAL_FOR_THE_JUDGE, drop_without_signal=True, refill_queries=1)
+    rollout = await house.open(EQUAL_FOR_THE_JUDGE, drop_zero_advantage=True, replacement_queries=1)
     await rollout.serve("judge", 0)
     group = await group_of(house, rollout, 3)
     assert group.samples == {"solver": 3, "judge": 0}
-    assert group.without_signal == ["judge"] and not group.dropped
+    assert group.zero_advantage == ["judge"] and not group.dropped
     assert group.rewards["judge"] == [0.25] * 3, "they count in what is reported"
 
 
 async def test_a_group_that_teaches_nobody_anything_is_dropped(house: House) -> None:
     body = "await agents['solver'].generate('x'); return Rewards(solver=1.0, judge=float(query.id == 'q'))"
-    rollout = await house.open(body, drop_without_signal=True, refill_queries=1)
+    rollout = await house.open(body, drop_zero_advantage=True, replacement_queries=1)
     group = await group_of(house, rollout, 3)
     assert group.dropped == "all rewards are equal: solver"
     assert group.samples["solver"] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
@@ -281,17 +281,19 @@ async def test_turns_go_on_with_new_weights(house: House) -> None:
     use(house, instance := Updating())
     rollout = await house.open(TALK, trajectory_timeout_s=5)
     await rollout.serve("solver", 4)
-    await rollout.start_step(5, [QUERY], 2, {"solver": 3, "judge": 0}, newer_too=True)
+    await rollout.start_step(5, [QUERY], 2, {"solver": 3, "judge": 0}, allow_newer=True)
     await until(lambda: instance.refused == [4])
     assert len(instance.asked) == 1, "what goes on waits for weights that all instances have"
     await rollout.serve("solver", 5)
     group = await house.closed()
     assert group.samples["solver"] == 4 and not group.failures
-    assert (group.carried_on, group.carried_tokens) == (1, 2)
-    first, carried_on = await house.rows("solver", 4, 2)
+    assert (group.resumed_turns, group.resumed_tokens) == (1, 2)
+    first, resumed_turns = await house.rows("solver", 4, 2)
     assert (first.tokens, first.version_changes) == ((65,), ())
-    assert carried_on.tokens == (1, 2, 65) and carried_on.logprobs == pytest.approx((-0.1, -0.2, -0.5))
-    assert carried_on.token_versions == (4, 4, 5), "its row is of the oldest: staleness is counted from there"
+    assert resumed_turns.tokens == (1, 2, 65) and resumed_turns.logprobs == pytest.approx((-0.1, -0.2, -0.5))
+    assert resumed_turns.token_versions == (4, 4, 5), (
+        "its row is of the oldest: staleness is counted from there"
+    )
     assert len(await house.rows("solver", 5, 2)) == 2
 
 

@@ -98,14 +98,14 @@ def test_staleness_has_its_bound() -> None:
             subject.accumulate([sample("c", version=version)])
 
 
-def test_warm_up_comes_first_or_not_at_all() -> None:
+def test_sft_comes_first_or_not_at_all() -> None:
     subject = policy()
-    first = subject.warm_up([((1, 2), (3,))])
-    assert subject.warm_up([((1, 2), (3,))]) != first and subject.version == 0
-    subject.warm_up_done()
+    first = subject.sft([((1, 2), (3,))])
+    assert subject.sft([((1, 2), (3,))]) != first and subject.version == 0
+    subject.sft_done()
     subject.accumulate([sample("a")])
-    with pytest.raises(RuntimeError, match="solver: warm-up after"):
-        subject.warm_up([])
+    with pytest.raises(RuntimeError, match="solver: SFT after"):
+        subject.sft([])
 
 
 def test_a_loaded_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def eval_queries(seed: int, **data: Any) -> list[Query]:
     return [Query(f"e{number}", f"{number}{seed % 10}", {"position": number, **data}) for number in range(4)]
 
 
-def warm_up(agent: str, batch: int, size: int, seed: int, **data: Any) -> list[tuple[str, str]]:
+def sft(agent: str, batch: int, size: int, seed: int, **data: Any) -> list[tuple[str, str]]:
     time.sleep(data.get("warm_up_pause_s", 0.0))
     rng = random.Random(f"{seed} {agent} {batch}")
     digits = [str(rng.randrange(10)) for _ in range(size)]

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.trainer.backends.torch_policy.fused_norm import FusedRMSNorm, fuse_norms, rms_norm
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 
 torch.set_num_threads(1)
 MODEL = {
@@ -191,7 +191,7 @@ def test_a_policy_trains_a_fused_model() -> None:
         config,
         OptimizerConfig(),
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=0,
         total_steps=1,
         temperature=1.0,

@@ -1,4 +1,4 @@
-"""One policy on one rank: the gradient, the step, the warm-up."""
+"""One policy on one rank: the gradient, the step, the SFT."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ from flexmarl.actors.trainer.backends.torch_policy import forward_batches
 from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import split_by_length
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 
 torch.set_num_threads(1)
 MODEL = {
@@ -45,7 +45,7 @@ def make_policy(name: str = "solver", seed: int = 0, temperature: float = 1.0, *
         ModelConfig(config=MODEL | model, tokenizer="unused"),
         OPTIMIZER,
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=seed,
         total_steps=10,
         temperature=temperature,
@@ -378,7 +378,7 @@ def test_the_learning_rate_follows_the_schedule(schedule: Any, warmup: int, expe
     assert [learning_rate(config, step, 4) for step in range(5)] == pytest.approx(expected)
 
 
-# --------------------------------------------------------------------------- construction and warm-up
+# --------------------------------------------------------------------------- construction and SFT
 
 
 def test_construction_depends_on_seed_and_name_alone() -> None:
@@ -429,7 +429,7 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
         config,
         OPTIMIZER,
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=0,
         total_steps=10,
         temperature=1.0,
@@ -446,15 +446,15 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
 EXAMPLES = [((index % 10, 11), (index % 10, 12, 13)) for index in range(32)]
 
 
-def test_warm_up_reduces_the_loss_and_leaves_fresh_moments() -> None:
+def test_sft_reduces_the_loss_and_leaves_fresh_moments() -> None:
     policy = make_policy()
-    losses = [policy.warm_up(EXAMPLES) for _ in range(20)]
+    losses = [policy.sft(EXAMPLES) for _ in range(20)]
     assert losses[0] == pytest.approx(math.log(16), abs=0.5)
     assert losses[-1] < 0.5 * losses[0]
-    with pytest.raises(RuntimeError, match="warm_up_done"):
+    with pytest.raises(RuntimeError, match="sft_done"):
         policy.accumulate(make_samples(12))
     with structlog.testing.capture_logs() as logs:
-        policy.warm_up_done()
+        policy.sft_done()
     assert [(entry["batches"], entry["loss"]) for entry in logs] == [(20, losses[-1])]
     assert policy.version == 0
     assert not any(tensor.any() for state in policy._optimizer.state.values() for tensor in state.values())
@@ -462,18 +462,18 @@ def test_warm_up_reduces_the_loss_and_leaves_fresh_moments() -> None:
     assert policy.accumulate(make_samples(12)).trained_samples > 0
 
 
-def test_the_warm_up_loss_is_the_mean_over_completion_tokens() -> None:
+def test_the_sft_loss_is_the_mean_over_completion_tokens() -> None:
     policy, plain = make_policy(temperature=0.5), make_policy()
     examples = [((1, 2, 3), (4,)), ((5,), (6, 7, 8))]
     losses = []
     for prompt, completion in examples:
         logits = plain.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(completion), reduction="sum"))
-    assert policy.warm_up(examples) == pytest.approx(sum(loss.item() for loss in losses) / 4, rel=1e-5)
+    assert policy.sft(examples) == pytest.approx(sum(loss.item() for loss in losses) / 4, rel=1e-5)
 
 
-def test_warm_up_after_reinforcement_learning_has_begun_is_refused() -> None:
+def test_sft_after_reinforcement_learning_has_begun_is_refused() -> None:
     policy = make_policy()
     policy.accumulate(make_samples(13))
     with pytest.raises(RuntimeError, match="solver"):
-        policy.warm_up(EXAMPLES)
+        policy.sft(EXAMPLES)

@@ -19,7 +19,7 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import CompletionTokens, batch_loss, step_advantages
 from flexmarl.actors.trainer.padding import pad_rows
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 
 torch.set_num_threads(1)
 MODEL = {
@@ -37,7 +37,7 @@ def make_policy(max_staleness: int = 0, **algorithm: Any) -> TorchPolicy:
         ModelConfig(config=MODEL, tokenizer="unused"),
         OptimizerConfig(lr=1e-2),
         config,
-        WarmUpConfig(),
+        SftConfig(),
         seed=0,
         total_steps=10,
         temperature=1.0,
@@ -180,11 +180,11 @@ def test_what_is_malformed_is_refused_at_once_also_where_it_would_be_held(name: 
 # --------------------------------------------------------------------------- the reference policy
 
 
-def test_the_reference_is_the_policy_after_its_warm_up_and_stays_so(tmp_path: Path) -> None:
+def test_the_reference_is_the_policy_after_its_sft_and_stays_so(tmp_path: Path) -> None:
     policy = make_policy(name="grpo", kl_coefficient=0.5)
     assert policy._reference is not None
-    policy.warm_up(EXAMPLES)
-    policy.warm_up_done()
+    policy.sft(EXAMPLES)
+    policy.sft_done()
     warm = {name: weights.clone() for name, weights in policy.weights().items()}
     policy.accumulate(make_samples(1))
     policy.optimizer_step()

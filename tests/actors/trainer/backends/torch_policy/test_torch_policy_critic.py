@@ -14,7 +14,7 @@ from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.backends.torch_policy.critic_model import CriticModel
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 
 torch.set_num_threads(1)
 MODEL = {
@@ -37,7 +37,7 @@ def make_policy(
         ModelConfig(config=MODEL | (model or {}), tokenizer="unused", dtype=dtype),
         OptimizerConfig(lr=lr, schedule="linear", warmup_steps=2),
         AlgorithmConfig.model_validate({"name": "ppo", **algorithm}),
-        WarmUpConfig(),
+        SftConfig(),
         seed=seed,
         total_steps=100,
         temperature=1.0,
@@ -178,10 +178,10 @@ def test_a_gradient_that_is_not_finite_leaves_both_models_alone(whose: str) -> N
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_critic_has_the_policys_body_as_its_warm_up_left_it_and_foresees_nothing(tied: bool) -> None:
+def test_the_critic_has_the_policys_body_as_its_sft_left_it_and_foresees_nothing(tied: bool) -> None:
     policy = make_policy(model={"tie_word_embeddings": tied})
-    policy.warm_up(PROMPTS)
-    policy.warm_up_done()
+    policy.sft(PROMPTS)
+    policy.sft_done()
     body, own = critic_of(policy).model.body.state_dict(), policy.model.base_model.state_dict()
     assert unequal(body, own) == []
     assert {t.data_ptr() for t in body.values()}.isdisjoint(t.data_ptr() for t in own.values())

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, WarmUpConfig
+from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 
 torch.set_num_threads(1)
 MODEL = {
@@ -37,7 +37,7 @@ def make_policy(seed: int = 0, **model: Any) -> TorchPolicy:
         ModelConfig(config=MODEL | model, tokenizer="unused"),
         OptimizerConfig(lr=1e-3, schedule="linear", warmup_steps=3),
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=seed,
         total_steps=8,
         temperature=1.0,
@@ -100,7 +100,7 @@ def test_going_on_from_a_folder_is_bit_equal_to_not_having_stopped(
     torch.rand(5)  # another policy drawing from the global stream must not matter
     resumed.load(tmp_path / "solver")
     assert_equal_state(unbroken, resumed)
-    for _ in range(4):  # across the end of the schedule's warm-up
+    for _ in range(4):  # across the end of the schedule's SFT
         assert step(unbroken) == step(resumed)
         assert_equal_state(unbroken, resumed)
     assert unbroken.version == 6
@@ -171,7 +171,7 @@ def test_a_policy_starts_from_a_saved_folder_as_from_any_model(
         ModelConfig(path=str(tmp_path)),
         OptimizerConfig(),
         AlgorithmConfig(),
-        WarmUpConfig(),
+        SftConfig(),
         seed=5,
         total_steps=8,
         temperature=1.0,
