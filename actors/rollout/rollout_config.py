@@ -51,8 +51,8 @@ class RolloutConfig(Config):
 
     Over-provisioning: ``extra_trajectories`` more than ``training.trajectories_per_query`` are started for a query, and
     its group closes with the first to succeed. ``oversampled``: the others are stopped (``abort``), or run to their
-    end, unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to end are
-    the shorter ones: that biases what is learned.
+    end, unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to
+    end are the shorter ones: that biases what is learned.
 
     ``drop_zero_advantage``: an agent's samples of a query on which all its rewards are equal are left out, and the
     whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). It is for
