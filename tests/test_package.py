@@ -107,7 +107,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     assert [name for name, count in Counter(wheel.names).items() if count > 1] == []
     package = {name for name in wheel.names if not name.startswith(f"{DIST_INFO}/")}
     assert package == files_of_the_checkout()
-    assert "flexmarl/launch/report.html" in package
+    assert "flexmarl/launch/report/report.html" in package
 
 
 def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:

@@ -1,6 +1,6 @@
 """NumPy arrays as values in messages. Importing this module makes ``np.ndarray`` an annotation for endpoints.
 
-    from flexmarl.transport.arrays import Array
+    from flexmarl.transport.message_arrays import Array
 
     @endpoint
     async def add(self, rewards: np.ndarray, weights: Array | None = None) -> np.ndarray: ...

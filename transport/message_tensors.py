@@ -1,6 +1,6 @@
 """torch's tensors as values in messages. Importing this module makes ``torch.Tensor`` an annotation for endpoints.
 
-    from flexmarl.transport.tensors import MessageTensor
+    from flexmarl.transport.message_tensors import MessageTensor
 
     @endpoint
     async def score(self, tokens: torch.Tensor, mask: MessageTensor | None = None) -> torch.Tensor: ...

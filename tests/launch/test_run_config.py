@@ -222,7 +222,7 @@ class TestRefusals:
             ),
             ("rollout.oversampled=keep", "rollout: oversampled=keep needs extra_trajectories"),
             ("rollout.drop_zero_advantage=true", "drop_zero_advantage needs replacement_queries"),
-            ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'replacement'"),
+            ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'replace'"),
             ("rollout.max_failed_share=2", "rollout.max_failed_share=2: .* less than or equal to 1"),
             ("rollout.trajectory_timeout_s=0", "rollout.trajectory_timeout_s=0: .* greater than 0"),
             ("checkpoint.keep=0", "checkpoint.keep=0: .* equal to 1"),

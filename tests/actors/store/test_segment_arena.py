@@ -320,7 +320,7 @@ _STORE = """
 import sys, os
 from pathlib import Path
 import msgpack, numpy as np
-from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, SegmentPlaces
+from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentPlaces
 from flexmarl.transport.segments import SegmentWriter
 folder = Path(sys.argv[1])
 places = SegmentPlaces(folder / "memory", folder / "disk")

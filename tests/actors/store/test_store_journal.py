@@ -271,9 +271,9 @@ async def test_what_cannot_be_synced_is_taken_back_with_all_that_came_after(tmp_
 _FULL = """
 import asyncio, errno, subprocess, sys
 from pathlib import Path
-from flexmarl.actors.store.blobs import ArenaLimits, BlobArena, SegmentPlaces
-from flexmarl.actors.store.journal import StoreJournal
-from flexmarl.core.errors import StoreFull
+from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentPlaces
+from flexmarl.actors.store.store_journal import StoreJournal
+from flexmarl.actors.errors import StoreFull
 
 async def main(folder):
     acknowledged = []
@@ -608,7 +608,7 @@ def test_what_a_killed_process_has_acknowledged_is_there(tmp_path: Path, durable
 _HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from flexmarl.actors.store.journal import StoreJournal
+from flexmarl.actors.store.store_journal import StoreJournal
 async def main():
     journal = StoreJournal.open(Path(sys.argv[1]), print)
     if sys.argv[2] == "compact":

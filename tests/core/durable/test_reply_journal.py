@@ -239,7 +239,7 @@ def test_a_journal_at_its_limit_comes_back_as_it_was(steps: list[tuple[str, int,
 _WRITER = """
 import itertools, os, sys
 from pathlib import Path
-from flexmarl.core.journal import Journal
+from flexmarl.core.durable.reply_journal import Journal
 journal = Journal.open(Path(sys.argv[1]))
 for seq in itertools.count(int(sys.argv[2])):
     journal.settle("sender", 1, seq - 20)
@@ -250,7 +250,7 @@ for seq in itertools.count(int(sys.argv[2])):
 _HOLDER = """
 import sys
 from pathlib import Path
-from flexmarl.core.journal import Journal
+from flexmarl.core.durable.reply_journal import Journal
 journal = Journal.open(Path(sys.argv[1]))
 if "compact" in sys.argv:
     assert journal.compact()
