@@ -547,7 +547,7 @@ async def test_compaction_is_due_as_the_file_grows(tmp_path: Path) -> None:
 _WRITER = """
 import asyncio, itertools, os, sys
 from pathlib import Path
-from flexmarl.actors.store import journal as module
+from flexmarl.actors.store import store_journal as module
 module._CHUNK_BYTES = 2**12
 latest = {}
 def read(body):
