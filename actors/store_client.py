@@ -19,7 +19,7 @@ from ..core.errors import ActorDead
 from ..core.ref import ActorRef
 from ..transport.errors import SegmentFull
 from ..transport.handle import DTYPE_BYTES
-from ..transport.segments import BlobRef, Content, SegmentPlaces, SegmentReader, SegmentWriter
+from ..transport.segments import BlobRef, Content, SegmentDirectories, SegmentReader, SegmentWriter
 from .declared_columns import MAX_STRING
 from .errors import StoreError
 from .messages import Leased, Sample, StoreApi
@@ -45,15 +45,15 @@ _TRIES: Final = 4
 Array = np.ndarray[Any, Any]
 
 
-def segment_places(memory: str | Path, folder: str | Path) -> SegmentPlaces:
+def segment_places(memory: str | Path, folder: str | Path) -> SegmentDirectories:
     """``memory``: a run's private directory on tmpfs; ``folder``: the store's on a disk."""
-    return SegmentPlaces(Path(memory) / "segments", Path(folder) / "segments")
+    return SegmentDirectories(Path(memory) / "segments", Path(folder) / "segments")
 
 
 class ExperienceWriter:
     """One process's way to put samples into a store on this host."""
 
-    def __init__(self, store: ActorRef[StoreApi], name: str, places: SegmentPlaces) -> None:
+    def __init__(self, store: ActorRef[StoreApi], name: str, places: SegmentDirectories) -> None:
         """``name``: of this writer, no two of a store's are equal. Raises UnsafeDirectory."""
         self._store = store
         self._name = name
@@ -155,7 +155,7 @@ def _columns(
 class ExperienceReader:
     """One process's view of the samples that it has leased from a store, on this host or another."""
 
-    def __init__(self, store: ActorRef[StoreApi], places: SegmentPlaces | None) -> None:
+    def __init__(self, store: ActorRef[StoreApi], places: SegmentDirectories | None) -> None:
         """``places``: of the store's segments; None, or directories that are not on this host: the store sends what is
         read. Raises UnsafeDirectory."""
         self._store = store

@@ -45,7 +45,7 @@ class BlobRef(NamedTuple):
     size_bytes: int
 
 
-class Place(StrEnum):
+class Medium(StrEnum):
     """The first letter of a segment's name."""
 
     MEMORY = "m"
@@ -61,7 +61,7 @@ class SegmentGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentPlaces:
+class SegmentDirectories:
     """The two directories of one owner's segments, both of mode 0700. ``memory``: on tmpfs."""
 
     memory: Path
@@ -70,15 +70,15 @@ class SegmentPlaces:
     def all(self) -> tuple[Path, Path]:
         return self.memory, self.disk
 
-    def directory(self, place: Place) -> Path:
-        return self.memory if place is Place.MEMORY else self.disk
+    def directory(self, medium: Medium) -> Path:
+        return self.memory if medium is Medium.MEMORY else self.disk
 
     def path(self, segment: str) -> Path:
         """Raises ForeignHandle where ``segment``, which may come from a peer, is no segment's name."""
         match = _NAME.fullmatch(segment)
         if match is None:
             raise ForeignHandle(segment, f"{self.memory} and {self.disk}", "it is no segment's name")
-        return self.directory(Place(match[1])) / segment
+        return self.directory(Medium(match[1])) / segment
 
     def check(self) -> None:
         """Raises UnsafeDirectory unless both are this user's and closed to all others."""
@@ -90,13 +90,13 @@ def is_segment_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def create(places: SegmentPlaces, place: Place, size_bytes: int) -> str:
+def create(directories: SegmentDirectories, medium: Medium, size_bytes: int) -> str:
     """Makes a segment of zeros and mode 0600, and returns its name. All its space is taken at once.
 
     Raises OSError (ENOSPC: a full file system), and leaves no file behind then.
     """
-    name = f"{place}-{secrets.token_hex(16)}"
-    path = places.path(name)
+    name = f"{medium}-{secrets.token_hex(16)}"
+    path = directories.path(name)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
@@ -108,9 +108,9 @@ def create(places: SegmentPlaces, place: Place, size_bytes: int) -> str:
     return name
 
 
-def _open(places: SegmentPlaces, segment: str, flags: int) -> tuple[int, int]:
+def _open(directories: SegmentDirectories, segment: str, flags: int) -> tuple[int, int]:
     """The descriptor and the size of a segment. Raises ForeignHandle where it is none of this user's, or gone."""
-    path = places.path(segment)
+    path = directories.path(segment)
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -158,18 +158,18 @@ class SegmentWriter:
     The owner seals ``finished`` whether or not it has room for another segment.
     """
 
-    def __init__(self, places: SegmentPlaces) -> None:
-        places.check()
-        self._places = places
+    def __init__(self, directories: SegmentDirectories) -> None:
+        directories.check()
+        self._directories = directories
         self._granted: dict[str, _Granted] = {}
         self._current: str | None = None
 
     def use(self, grant: SegmentGrant) -> None:
         """Writes go here from now on. Raises ForeignHandle where there is no such segment."""
-        descriptor, size_bytes = _open(self._places, grant.segment, os.O_RDWR)
+        descriptor, size_bytes = _open(self._directories, grant.segment, os.O_RDWR)
         if size_bytes != grant.size_bytes:
             os.close(descriptor)
-            directory = str(self._places.path(grant.segment).parent)
+            directory = str(self._directories.path(grant.segment).parent)
             raise ForeignHandle(
                 grant.segment, directory, f"it has {size_bytes} bytes, not {grant.size_bytes}"
             )
@@ -274,9 +274,9 @@ class SegmentReader:
     """Maps segments at their first use. A mapping is kept until its segment is removed, and with it the memory:
     ``forget_removed`` after rows were consumed; it happens by itself when another segment is mapped."""
 
-    def __init__(self, places: SegmentPlaces) -> None:
-        places.check()
-        self._places = places
+    def __init__(self, directories: SegmentDirectories) -> None:
+        directories.check()
+        self._directories = directories
         self._mapped: dict[str, mmap.mmap] = {}
 
     def views(self, refs: Sequence[BlobRef]) -> list[memoryview]:
@@ -312,7 +312,7 @@ class SegmentReader:
 
     def forget_removed(self) -> None:
         """Lets go of the segments that their owner has removed. Views of them stay good and keep their memory."""
-        for segment in [name for name in self._mapped if not self._places.path(name).exists()]:
+        for segment in [name for name in self._mapped if not self._directories.path(name).exists()]:
             del self._mapped[segment]
 
     def close(self) -> None:
@@ -325,12 +325,12 @@ class SegmentReader:
             memory = self._map(segment)
         if offset < 0 or size_bytes < 0 or offset + size_bytes > len(memory):
             where = f"bytes {offset} to {offset + size_bytes} of {len(memory)}"
-            raise ForeignHandle(segment, str(self._places.path(segment).parent), f"it has no {where}")
+            raise ForeignHandle(segment, str(self._directories.path(segment).parent), f"it has no {where}")
         return memory
 
     def _map(self, segment: str) -> mmap.mmap:
         self.forget_removed()
-        descriptor, size_bytes = _open(self._places, segment, os.O_RDONLY)
+        descriptor, size_bytes = _open(self._directories, segment, os.O_RDONLY)
         try:
             memory = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
         finally:
@@ -356,7 +356,7 @@ def _chunks(views: Sequence[memoryview], chunk_bytes: int) -> Iterator[bytes]:
         yield b"".join(chunk)
 
 
-def remove(places: SegmentPlaces, segment: str) -> None:
+def remove(directories: SegmentDirectories, segment: str) -> None:
     """Removes a segment; nothing happens where it is gone. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        places.path(segment).unlink()
+        directories.path(segment).unlink()

@@ -24,9 +24,9 @@ from typing import Any, Final
 from ...core.telemetry import get_logger
 from ...transport.segments import (
     BlobRef,
-    Place,
+    Medium,
+    SegmentDirectories,
     SegmentGrant,
-    SegmentPlaces,
     SegmentReader,
     create,
     is_segment_name,
@@ -34,7 +34,7 @@ from ...transport.segments import (
 )
 from ..errors import ProtocolViolation, StoreError, StoreFull
 
-__all__ = ["ArenaLimits", "ArenaStatistics", "BlobArena", "BlobRef", "SegmentGrant", "SegmentPlaces"]
+__all__ = ["ArenaLimits", "ArenaStatistics", "BlobArena", "BlobRef", "SegmentDirectories", "SegmentGrant"]
 
 log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True)
 class ArenaLimits:
-    """``memory_bytes`` and ``disk_bytes``: of all segments in the one place and in the other.
+    """``memory_bytes`` and ``disk_bytes``: of all segments in tmpfs and on disk.
     ``disk_free_bytes``: what spilling leaves free on the disk, for the journal not least."""
 
     segment_bytes: int = 64 * 2**20
@@ -55,8 +55,8 @@ class ArenaLimits:
     disk_bytes: int = 2**40
     disk_free_bytes: int = 256 * 2**20
 
-    def of(self, place: Place) -> int:
-        return self.memory_bytes if place is Place.MEMORY else self.disk_bytes
+    def of(self, medium: Medium) -> int:
+        return self.memory_bytes if medium is Medium.MEMORY else self.disk_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Segment:
 class BlobArena:
     """One store's segments. Both directories are its alone: two stores must not be given the same."""
 
-    def __init__(self, places: SegmentPlaces, limits: ArenaLimits) -> None:
+    def __init__(self, places: SegmentDirectories, limits: ArenaLimits) -> None:
         """Makes the directories that are missing. Raises UnsafeDirectory where one is open to others."""
         for directory in (places.memory, places.disk):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class BlobArena:
         self.limits = limits
         self._reader = SegmentReader(places)
         self._segments: dict[str, _Segment] = {}
-        self._used = dict.fromkeys(Place, 0)
+        self._used = dict.fromkeys(Medium, 0)
         self._full_told = False
 
     def granted(self) -> dict[str, str]:
@@ -119,13 +119,13 @@ class BlobArena:
             found.live_refs += len(sizes)
             found.live_bytes += sum(sizes)
             ends[segment] = max(ends.get(segment, 0), *map(add, offsets, sizes))
-        for place in Place:
-            for path in self.places.directory(place).iterdir():
-                self._recover_file(place, path, granted.get(path.name), counted, ends.get(path.name, 0))
+        for medium in Medium:
+            for path in self.places.directory(medium).iterdir():
+                self._recover_file(medium, path, granted.get(path.name), counted, ends.get(path.name, 0))
         return counted.keys() - self._segments.keys()
 
     def _recover_file(
-        self, place: Place, path: Path, writer: str | None, counted: Mapping[str, _Segment], end: int
+        self, medium: Medium, path: Path, writer: str | None, counted: Mapping[str, _Segment], end: int
     ) -> None:
         name = path.name
         if not is_segment_name(name) or self.places.path(name) != path:
@@ -135,7 +135,7 @@ class BlobArena:
             segment = counted.get(name) or _Segment(0, None)
             segment.size_bytes, segment.writer = size_bytes, writer
             self._segments[name] = segment
-            self._used[place] += size_bytes
+            self._used[medium] += size_bytes
         else:
             remove(self.places, name)
 
@@ -152,20 +152,20 @@ class BlobArena:
             )
         problems = []
         over_limits = 0
-        for place in Place:
-            problem = self._over_limit(place, size_bytes)
+        for medium in Medium:
+            problem = self._over_limit(medium, size_bytes)
             over_limits += problem is not None
             if problem is None:
-                problem = self._too_little_left(place, size_bytes)
+                problem = self._too_little_left(medium, size_bytes)
             if problem is None:
                 try:
-                    name = create(self.places, place, size_bytes)
+                    name = create(self.places, medium, size_bytes)
                 except OSError as error:
                     if error.errno not in _NO_ROOM:
                         raise
-                    problem = f"{self.places.directory(place)}: {error.strerror}"
+                    problem = f"{self.places.directory(medium)}: {error.strerror}"
                 else:
-                    return self._granted(name, place, size_bytes, writer)
+                    return self._granted(name, medium, size_bytes, writer)
             problems.append(problem)
         text = "; ".join(problems)
         if not self._full_told:
@@ -173,25 +173,25 @@ class BlobArena:
                 "store full: writers wait until rows are consumed", needed_bytes=size_bytes, problem=text
             )
             self._full_told = True
-        own = over_limits == len(Place)
+        own = over_limits == len(Medium)
         raise StoreFull(self.places.disk, size_bytes, text, by_its_own_limits=own)
 
-    def _granted(self, name: str, place: Place, size_bytes: int, writer: str) -> SegmentGrant:
+    def _granted(self, name: str, medium: Medium, size_bytes: int, writer: str) -> SegmentGrant:
         self._segments[name] = _Segment(size_bytes, writer)
-        self._used[place] += size_bytes
+        self._used[medium] += size_bytes
         self._full_told = False
         return SegmentGrant(name, size_bytes)
 
-    def _over_limit(self, place: Place, size_bytes: int) -> str | None:
+    def _over_limit(self, medium: Medium, size_bytes: int) -> str | None:
         """Why the store may not have a segment of this size there."""
-        limit = self.limits.of(place)
-        if self._used[place] + size_bytes > limit:
-            return f"{self._used[place]} of {limit} bytes are used in {self.places.directory(place)}"
+        limit = self.limits.of(medium)
+        if self._used[medium] + size_bytes > limit:
+            return f"{self._used[medium]} of {limit} bytes are used in {self.places.directory(medium)}"
         return None
 
-    def _too_little_left(self, place: Place, size_bytes: int) -> str | None:
+    def _too_little_left(self, medium: Medium, size_bytes: int) -> str | None:
         """Why it would leave too little to others."""
-        if place is Place.DISK:
+        if medium is Medium.DISK:
             status = os.statvfs(self.places.disk)
             free = status.f_bavail * status.f_frsize
             if free - size_bytes < self.limits.disk_free_bytes:
@@ -261,8 +261,8 @@ class BlobArena:
         return ArenaStatistics(
             segments=len(segments),
             granted=sum(segment.writer is not None for segment in segments),
-            memory_bytes=self._used[Place.MEMORY],
-            disk_bytes=self._used[Place.DISK],
+            memory_bytes=self._used[Medium.MEMORY],
+            disk_bytes=self._used[Medium.DISK],
             live_refs=sum(segment.live_refs for segment in segments),
             live_bytes=sum(segment.live_bytes for segment in segments),
         )
@@ -278,7 +278,7 @@ class BlobArena:
 
     def _remove(self, name: str, segment: _Segment) -> None:
         del self._segments[name]
-        self._used[Place(name[0])] -= segment.size_bytes
+        self._used[Medium(name[0])] -= segment.size_bytes
         try:
             remove(self.places, name)
         except OSError as error:

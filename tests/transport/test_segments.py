@@ -16,9 +16,9 @@ from flexmarl.transport.errors import ForeignHandle, SegmentFull, UnsafeDirector
 from flexmarl.transport.segments import (
     ALIGNMENT,
     BlobRef,
-    Place,
+    Medium,
+    SegmentDirectories,
     SegmentGrant,
-    SegmentPlaces,
     SegmentReader,
     SegmentWriter,
     create,
@@ -30,22 +30,24 @@ SIZE = 2**16
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> SegmentPlaces:
-    places = SegmentPlaces(tmp_path / "memory", tmp_path / "disk")
-    places.memory.mkdir(0o700)
-    places.disk.mkdir(0o700)
-    return places
+def directories(tmp_path: Path) -> SegmentDirectories:
+    directories = SegmentDirectories(tmp_path / "memory", tmp_path / "disk")
+    directories.memory.mkdir(0o700)
+    directories.disk.mkdir(0o700)
+    return directories
 
 
 @pytest.fixture
-def writer(places: SegmentPlaces) -> Iterator[SegmentWriter]:
-    writer = SegmentWriter(places)
+def writer(directories: SegmentDirectories) -> Iterator[SegmentWriter]:
+    writer = SegmentWriter(directories)
     yield writer
     writer.close()
 
 
-def granted(places: SegmentPlaces, size_bytes: int = SIZE, place: Place = Place.MEMORY) -> SegmentGrant:
-    return SegmentGrant(create(places, place, size_bytes), size_bytes)
+def granted(
+    directories: SegmentDirectories, size_bytes: int = SIZE, medium: Medium = Medium.MEMORY
+) -> SegmentGrant:
+    return SegmentGrant(create(directories, medium, size_bytes), size_bytes)
 
 
 arrays = hypothesis_numpy.arrays(
@@ -61,10 +63,10 @@ def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]], piece_bytes: int, taken: int
 ) -> None:
     root = tmp_path_factory.mktemp("segments")
-    places = SegmentPlaces(root / "memory", root / "memory")
-    places.memory.mkdir(0o700)
-    writer, reader = SegmentWriter(places), SegmentReader(places)
-    writer.use(granted(places, 2**17))
+    directories = SegmentDirectories(root / "memory", root / "memory")
+    directories.memory.mkdir(0o700)
+    writer, reader = SegmentWriter(directories), SegmentReader(directories)
+    writer.use(granted(directories, 2**17))
     with (
         mock.patch("flexmarl.transport.segments._IOV_MAX", taken),
         # A kernel that never takes all at once.
@@ -89,12 +91,14 @@ def test_what_is_written_is_read(
     reader.close()
 
 
-def test_a_batch_that_does_not_fit_finishes_its_segment(places: SegmentPlaces, writer: SegmentWriter) -> None:
+def test_a_batch_that_does_not_fit_finishes_its_segment(
+    directories: SegmentDirectories, writer: SegmentWriter
+) -> None:
     batch = [np.zeros(1000, np.uint8)] * 20
     with pytest.raises(SegmentFull) as none_yet:
         writer.write(batch)
     assert none_yet.value.needed_bytes == packed_bytes(batch) <= SIZE
-    first, second = granted(places), granted(places)
+    first, second = granted(directories), granted(directories)
     writer.use(first)
     unanswered = [writer.write(batch) for _ in range(3)]
     with pytest.raises(SegmentFull) as full:
@@ -112,9 +116,9 @@ def test_a_batch_that_does_not_fit_finishes_its_segment(places: SegmentPlaces, w
 
 
 def test_a_segment_that_its_owner_does_not_know_is_dropped(
-    places: SegmentPlaces, writer: SegmentWriter
+    directories: SegmentDirectories, writer: SegmentWriter
 ) -> None:
-    writer.use(granted(places))
+    writer.use(granted(directories))
     refs = writer.write([b"content"])
     writer.drop(refs[0].segment)
     writer.drop(refs[0].segment)
@@ -124,8 +128,10 @@ def test_a_segment_that_its_owner_does_not_know_is_dropped(
     assert writer.take_finished() == []
 
 
-def test_nothing_is_written_where_an_array_is_refused(places: SegmentPlaces, writer: SegmentWriter) -> None:
-    writer.use(granted(places))
+def test_nothing_is_written_where_an_array_is_refused(
+    directories: SegmentDirectories, writer: SegmentWriter
+) -> None:
+    writer.use(granted(directories))
     wrong: Any = [np.array([object()]), "text", 7]
     for content in wrong:
         with pytest.raises(TypeError):
@@ -136,15 +142,15 @@ def test_nothing_is_written_where_an_array_is_refused(places: SegmentPlaces, wri
 
 
 def test_views_outlive_the_segment_and_the_mapping_does_not(
-    places: SegmentPlaces, writer: SegmentWriter
+    directories: SegmentDirectories, writer: SegmentWriter
 ) -> None:
-    reader = SegmentReader(places)
-    writer.use(granted(places))
+    reader = SegmentReader(directories)
+    writer.use(granted(directories))
     refs = writer.write([np.arange(10, dtype=np.int32)])
     (array,) = reader.arrays(refs, np.int32)
     chunks = reader.read_chunks(refs, 7)
-    remove(places, refs[0].segment)
-    remove(places, refs[0].segment)
+    remove(directories, refs[0].segment)
+    remove(directories, refs[0].segment)
     assert reader.views(refs)[0] == array.view(np.uint8).data, "it is mapped still"
     reader.forget_removed()
     with pytest.raises(ForeignHandle, match="can't be opened"):
@@ -154,14 +160,14 @@ def test_views_outlive_the_segment_and_the_mapping_does_not(
 
 
 def test_mapping_another_segment_lets_go_of_removed_ones(
-    places: SegmentPlaces, writer: SegmentWriter
+    directories: SegmentDirectories, writer: SegmentWriter
 ) -> None:
-    reader = SegmentReader(places)
-    for place in (Place.MEMORY, Place.DISK) * 3:
-        writer.use(granted(places, place=place))
+    reader = SegmentReader(directories)
+    for medium in (Medium.MEMORY, Medium.DISK) * 3:
+        writer.use(granted(directories, medium=medium))
         refs = writer.write([b"content"])
         assert bytes(reader.views(refs)[0]) == b"content"
-        remove(places, refs[0].segment)
+        remove(directories, refs[0].segment)
         assert len(reader._mapped) == 1
     reader.close()
 
@@ -170,10 +176,10 @@ def test_mapping_another_segment_lets_go_of_removed_ones(
     ("offset", "size_bytes"), [(-1, 1), (0, -1), (0, SIZE + 1), (SIZE, 1), (SIZE + 1, 0), (2**70, 2**70)]
 )
 def test_a_reference_beyond_its_segment_is_refused(
-    places: SegmentPlaces, offset: int, size_bytes: int
+    directories: SegmentDirectories, offset: int, size_bytes: int
 ) -> None:
-    refs = [BlobRef(granted(places).segment, offset, size_bytes)]
-    reader = SegmentReader(places)
+    refs = [BlobRef(granted(directories).segment, offset, size_bytes)]
+    reader = SegmentReader(directories)
     with pytest.raises(ForeignHandle):
         reader.views(refs)
     with pytest.raises(ForeignHandle):
@@ -182,8 +188,8 @@ def test_a_reference_beyond_its_segment_is_refused(
         reader.read_chunks(refs, 10)
 
 
-def test_the_ends_of_a_segment_can_be_read(places: SegmentPlaces) -> None:
-    name, reader = granted(places).segment, SegmentReader(places)
+def test_the_ends_of_a_segment_can_be_read(directories: SegmentDirectories) -> None:
+    name, reader = granted(directories).segment, SegmentReader(directories)
     refs = [BlobRef(name, 0, 0), BlobRef(name, SIZE, 0), BlobRef(name, SIZE - 1, 1), BlobRef(name, 0, SIZE)]
     assert [len(view) for view in reader.views(refs)] == [0, 0, 1, SIZE]
     assert [len(array) for array in reader.arrays(refs, np.uint8)] == [0, 0, 1, SIZE]
@@ -210,19 +216,21 @@ OTHER = "0" * 32
         "m-\0",
     ],
 )
-def test_only_names_of_segments_are_opened(places: SegmentPlaces, writer: SegmentWriter, name: str) -> None:
+def test_only_names_of_segments_are_opened(
+    directories: SegmentDirectories, writer: SegmentWriter, name: str
+) -> None:
     with mock.patch("os.open", side_effect=AssertionError("opened")):
         with pytest.raises(ForeignHandle, match="no segment's name"):
-            SegmentReader(places).views([BlobRef(name, 0, 1)])
+            SegmentReader(directories).views([BlobRef(name, 0, 1)])
         with pytest.raises(ForeignHandle, match="no segment's name"):
             writer.use(SegmentGrant(name, SIZE))
 
 
 def test_only_files_of_segments_are_opened(
-    places: SegmentPlaces, writer: SegmentWriter, tmp_path: Path
+    directories: SegmentDirectories, writer: SegmentWriter, tmp_path: Path
 ) -> None:
     name = f"m-{OTHER}"
-    path = places.path(name)
+    path = directories.path(name)
     (tmp_path / "secret").write_bytes(bytes(SIZE))
     for kind in ("link", "fifo", "folder", "empty"):
         match kind:
@@ -235,29 +243,29 @@ def test_only_files_of_segments_are_opened(
             case "empty":
                 path.touch()
         with pytest.raises(ForeignHandle):
-            SegmentReader(places).views([BlobRef(name, 0, 1)])
+            SegmentReader(directories).views([BlobRef(name, 0, 1)])
         with pytest.raises(ForeignHandle):
             writer.use(SegmentGrant(name, SIZE))
         path.rmdir() if kind == "folder" else path.unlink()
     with pytest.raises(ForeignHandle, match=f"it has {SIZE} bytes, not {SIZE + 1}"):
-        writer.use(SegmentGrant(granted(places).segment, SIZE + 1))
+        writer.use(SegmentGrant(granted(directories).segment, SIZE + 1))
 
 
-def test_segments_are_private(places: SegmentPlaces) -> None:
-    path = places.path(granted(places).segment)
+def test_segments_are_private(directories: SegmentDirectories) -> None:
+    path = directories.path(granted(directories).segment)
     assert path.stat().st_mode & 0o7777 == 0o600
     assert path.stat().st_blocks * 512 >= SIZE, "its space is taken"
-    places.disk.chmod(0o750)
+    directories.disk.chmod(0o750)
     with pytest.raises(UnsafeDirectory, match="0750"):
-        SegmentReader(places)
+        SegmentReader(directories)
     with pytest.raises(UnsafeDirectory, match="0750"):
-        SegmentWriter(places)
+        SegmentWriter(directories)
 
 
-def test_no_room_leaves_no_file(places: SegmentPlaces) -> None:
+def test_no_room_leaves_no_file(directories: SegmentDirectories) -> None:
     with (
         mock.patch("os.posix_fallocate", side_effect=OSError(28, "No space left on device")),
         pytest.raises(OSError, match="No space"),
     ):
-        create(places, Place.MEMORY, SIZE)
-    assert list(places.memory.iterdir()) == []
+        create(directories, Medium.MEMORY, SIZE)
+    assert list(directories.memory.iterdir()) == []

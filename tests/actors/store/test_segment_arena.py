@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from flexmarl.actors.errors import ProtocolViolation, StoreError, StoreFull
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, BlobRef, SegmentPlaces
+from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, BlobRef, SegmentDirectories
 from flexmarl.transport.errors import SegmentFull, UnsafeDirectory
 from flexmarl.transport.segments import SegmentReader, SegmentWriter
 
@@ -32,11 +32,11 @@ LIMITS = ArenaLimits(
 )
 
 
-def places_in(folder: Path) -> SegmentPlaces:
-    return SegmentPlaces(folder / "memory", folder / "disk")
+def places_in(folder: Path) -> SegmentDirectories:
+    return SegmentDirectories(folder / "memory", folder / "disk")
 
 
-def files(places: SegmentPlaces) -> set[str]:
+def files(places: SegmentDirectories) -> set[str]:
     return {path.name for folder in (places.memory, places.disk) for path in folder.iterdir()}
 
 
@@ -320,10 +320,10 @@ _STORE = """
 import sys, os
 from pathlib import Path
 import msgpack, numpy as np
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentPlaces
+from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentDirectories
 from flexmarl.transport.segments import SegmentWriter
 folder = Path(sys.argv[1])
-places = SegmentPlaces(folder / "memory", folder / "disk")
+places = SegmentDirectories(folder / "memory", folder / "disk")
 arena = BlobArena(places, ArenaLimits(2**14, 2**14, 2**20, 0))
 for number in range(3):
     grant = arena.grant("a")
