@@ -7,14 +7,14 @@ from .engines.engine import EngineRequest, EngineResult
 
 def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineRequest:
     """What an instance asks of its engine, ``prompt`` being the tokens of ``request.prompt``. Raises InvalidRequest."""
-    drawn = len(request.completion)
+    resumed_tokens = len(request.completion)
     return EngineRequest(
         request.sample_id,
         prompt + request.completion,
         request.seed,
         request.temperature,
-        request.max_new_tokens - drawn,
-        drawn,
+        request.max_new_tokens - resumed_tokens,
+        resumed_tokens,
     )
 
 

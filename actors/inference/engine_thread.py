@@ -14,7 +14,7 @@ T = TypeVar("T")
 Message = Callable[[], None]
 
 
-class EngineLoop:
+class EngineThread:
     """The engine is touched by the worker thread alone; everything else reaches it through the inbox.
 
     What is asked within one tick of the event loop gets there together: requests that arrive at once join the

@@ -10,7 +10,7 @@ from ...transport.state import StateTransport
 from ..errors import WrongVersion
 from ..messages import GenerateRequest, Generation, ModelConfig, Published
 from .engine_requests import engine_request, generation_of
-from .engine_thread import EngineLoop
+from .engine_thread import EngineThread
 from .engines.engine import Engine
 from .engines.huggingface import TransformersEngine, build_model, load_tokenizer
 from .inference_config import EngineConfig
@@ -40,7 +40,7 @@ class Instance(Actor):
 
         self._encode = encode
         await self._transport.__aenter__()
-        self._engine = EngineLoop(await asyncio.to_thread(self._build))
+        self._engine = EngineThread(await asyncio.to_thread(self._build))
         self.background(self._watch_engine(), "engine")
 
     def _build(self) -> Engine:

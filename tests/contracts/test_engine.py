@@ -94,7 +94,7 @@ def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "temperature", "new", "drawn"),
+    ("prompt", "temperature", "new", "resumed_tokens"),
     [
         ((), 1.0, 4, 0),
         ((1,), -0.1, 4, 0),
@@ -105,10 +105,10 @@ def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
     ],
 )
 def test_a_request_nobody_can_serve_can_not_be_made(
-    prompt: tuple[int, ...], temperature: float, new: int, drawn: int
+    prompt: tuple[int, ...], temperature: float, new: int, resumed_tokens: int
 ) -> None:
     with pytest.raises(InvalidRequest, match="request a"):
-        EngineRequest("a", prompt, 0, temperature, new, drawn)
+        EngineRequest("a", prompt, 0, temperature, new, resumed_tokens)
 
 
 def test_abort_waiting_and_active(engine: Engine) -> None:

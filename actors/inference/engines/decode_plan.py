@@ -18,11 +18,11 @@ from .slot_cache import COLUMN_STEP, SlotCache
 from .token_sampling import Temperatures, uniforms
 
 # Longer ones attend to more columns that are still empty, shorter ones prepare more often.
-STRETCH_STEPS = 2 * COLUMN_STEP
+PLAN_STEPS = 2 * COLUMN_STEP
 
 
 @dataclass(slots=True)
-class Row:
+class ActiveSequence:
     """An active sequence. ``key`` (uint64) is the state of its random stream (see ``draws``)."""
 
     request: EngineRequest
@@ -36,9 +36,9 @@ class Row:
         return len(self.request.prompt_tokens) + len(self.tokens) - 1
 
     @property
-    def drawn(self) -> int:
+    def stream_index(self) -> int:
         """Random numbers of its stream that are used up."""
-        return self.request.drawn + len(self.tokens)
+        return self.request.resumed_tokens + len(self.tokens)
 
     @property
     def steps_left(self) -> int:
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class DecodeStep:
     """What one decode step of n rows needs, on the device.
 
     ``positions``: int64 [n, 1]. ``cells``: int64 [n], where the cache keeps them. ``mask``: [n, 1, 1,
@@ -63,16 +63,18 @@ class StepPlan:
 
 
 class DecodePlan:
-    """At most ``STRETCH_STEPS`` steps of ``rows``; none of them reaches its limit before the last."""
+    """At most ``PLAN_STEPS`` steps of ``rows``; none of them reaches its limit before the last."""
 
     def __init__(
-        self, rows: Sequence[Row], cache: SlotCache, dtype: torch.dtype, device: torch.device
+        self, rows: Sequence[ActiveSequence], cache: SlotCache, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._rows = rows
-        self._steps = min(STRETCH_STEPS, *(row.steps_left for row in rows))
+        self._steps = min(PLAN_STEPS, *(row.steps_left for row in rows))
         positions = np.array([row.position for row in rows])
         columns = -(-(int(positions.max()) + self._steps) // COLUMN_STEP) * COLUMN_STEP
-        self._plans = self._prepare(positions, columns, cache.decode(len(rows), columns), dtype, device)
+        self._decode_steps = self._prepare(
+            positions, columns, cache.decode(len(rows), columns), dtype, device
+        )
         self.inputs = torch.tensor([row.tokens[-1:] for row in rows], device=device)  # int64 [n, 1]
         self.temperatures = Temperatures.of([row.request.temperature for row in rows], device)
         self._tokens: list[list[int]] = []
@@ -85,18 +87,18 @@ class DecodePlan:
         row_columns: int,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> list[StepPlan]:
+    ) -> list[DecodeStep]:
         """``first``: int64 [n], the positions of the first step; ``row_columns``: cells between two rows."""
         n = len(first)
         steps = np.arange(self._steps)[:, None]
-        counts = np.array([row.drawn for row in self._rows])
+        counts = np.array([row.stream_index for row in self._rows])
         points = uniforms(np.array([row.key for row in self._rows]), counts + steps)
         positions = torch.from_numpy(first + steps).to(device)  # [steps, n]
         cells = positions + torch.arange(n, device=device) * row_columns
         mask = torch.zeros(self._steps, n, columns, dtype=dtype, device=device)
         mask.masked_fill_(torch.arange(columns, device=device) > positions.unsqueeze(2), -torch.inf)
         return [
-            StepPlan(*tensors)
+            DecodeStep(*tensors)
             for tensors in zip(
                 positions.unsqueeze(2).unbind(),
                 cells.unbind(),
@@ -107,9 +109,8 @@ class DecodePlan:
         ]
 
     @property
-    def plan(self) -> StepPlan:
-        """Of the step that is next."""
-        return self._plans[len(self._tokens)]
+    def next_step(self) -> DecodeStep:
+        return self._decode_steps[len(self._tokens)]
 
     @property
     def is_over(self) -> bool:

@@ -34,7 +34,7 @@ class EngineRequest:
     seed: int
     temperature: float
     max_new_tokens: int
-    drawn: int = 0
+    resumed_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
@@ -47,10 +47,11 @@ class EngineRequest:
             raise InvalidRequest(
                 self.request_id, f"temperature is {self.temperature}, needs a finite number >= 0"
             )
-        if not 0 <= self.drawn < len(self.prompt_tokens):
+        if not 0 <= self.resumed_tokens < len(self.prompt_tokens):
             raise InvalidRequest(
                 self.request_id,
-                f"{self.drawn} of its {len(self.prompt_tokens)} prompt tokens are called drawn: one at least is not",
+                f"resumed_tokens is {self.resumed_tokens}, needs 0 to {len(self.prompt_tokens) - 1}: "
+                "at least one prompt token was not generated",
             )
 
 

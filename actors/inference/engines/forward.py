@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .decode_plan import StepPlan
+from .decode_plan import DecodeStep
 from .slot_cache import ATTENTION, SlotCache
 
 
@@ -22,7 +22,7 @@ class Forward(ABC):
         """
 
     @abstractmethod
-    def decode(self, cache: SlotCache, inputs: Tensor, plan: StepPlan) -> Tensor:
+    def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
         """Logits [n, vocabulary] behind ``inputs``, int64 [n, 1], the newest token of each row."""
 
 
@@ -41,9 +41,9 @@ class ModuleForward(Forward):
         with self._head.register_forward_pre_hook(lambda _, args: (args[0][last].unsqueeze(1),)):
             return self._logits(cache, prompts, None, None)
 
-    def decode(self, cache: SlotCache, inputs: Tensor, plan: StepPlan) -> Tensor:
-        cache.write_to(plan.cells)
-        return self._logits(cache, inputs, plan.mask, plan.positions)
+    def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
+        cache.write_to(step.cells)
+        return self._logits(cache, inputs, step.mask, step.positions)
 
     def _logits(
         self, cache: SlotCache, inputs: Tensor, mask: Tensor | None, positions: Tensor | None

@@ -30,12 +30,12 @@ from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
 from ...messages import ModelConfig
-from .decode_plan import DecodePlan, Row
+from .decode_plan import ActiveSequence, DecodePlan
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
-from .llama_forward import TOLERANCE, FusedLlamaForward, difference, unfit
+from .llama_forward import TOLERANCE, FusedLlamaForward, relative_difference, unsupported_reason
 from .slot_cache import SlotCache
-from .token_sampling import Temperatures, draw, stream_keys, uniforms
+from .token_sampling import Temperatures, sample_tokens, stream_keys, uniforms
 
 log = get_logger(__name__)
 
@@ -77,14 +77,14 @@ class TransformersEngine(Engine):
             self._cache = SlotCache(max_batch, self._max_context, self._dtype, self._device)
         self._stock: Forward = ModuleForward(model)
         self._forward: Forward = self._stock
-        self._lean_is_proven: bool | None = False  # None: not compared yet
-        if unfit(model) is None:
+        self._fused_is_verified: bool | None = False  # None: not compared yet
+        if unsupported_reason(model) is None:
             self._forward = FusedLlamaForward(model, self._max_context)
-            self._lean_is_proven = None
-            self._prove()
+            self._fused_is_verified = None
+            self._verify_fused()
         self._stops = frozenset(eos_token_ids)
         self._waiting: deque[EngineRequest] = deque()
-        self._rows: list[Row] = []
+        self._rows: list[ActiveSequence] = []
         self._ids: set[str] = set()  # of all waiting and active requests
         self._finished: list[EngineResult] = []  # kept when a step raises: the next one returns them
         self._held_steps = 0
@@ -152,7 +152,7 @@ class TransformersEngine(Engine):
         if self.pending:
             raise RequestsInFlight(self.pending)
         self._cache.clear()
-        self._prove()
+        self._verify_fused()
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
@@ -166,15 +166,15 @@ class TransformersEngine(Engine):
         )
 
     @torch.inference_mode()
-    def _prove(self) -> None:
+    def _verify_fused(self) -> None:
         """Compare the lean forward with the model's own, once there are weights that tell; drop it if it differs."""
-        if self._lean_is_proven is not None:
+        if self._fused_is_verified is not None:
             return
-        found = difference(self._forward, self._stock, self._model)
+        found = relative_difference(self._forward, self._stock, self._model)
         if found is None:
             return
-        self._lean_is_proven = found <= TOLERANCE[self._dtype]
-        if not self._lean_is_proven:
+        self._fused_is_verified = found <= TOLERANCE[self._dtype]
+        if not self._fused_is_verified:
             log.warning(
                 "the lean forward differs from the model's own, which is used instead",
                 model=type(self._model).__name__,
@@ -210,11 +210,11 @@ class TransformersEngine(Engine):
         self._end_plan()
         logits = self._compute_prompts([request.prompt_tokens for request in group])
         keys = stream_keys([request.seed for request in group])
-        drawn = np.array([request.drawn for request in group])
-        points = torch.from_numpy(uniforms(keys, drawn)).to(self._device).unsqueeze(1)
+        indices = np.array([request.resumed_tokens for request in group])
+        points = torch.from_numpy(uniforms(keys, indices)).to(self._device).unsqueeze(1)
         temperatures = Temperatures.of([request.temperature for request in group], self._device)
-        new = [Row(request, key) for request, key in zip(group, keys, strict=True)]
-        tokens, logprobs = _to_host(*draw(logits, points, temperatures), new)
+        new = [ActiveSequence(request, key) for request, key in zip(group, keys, strict=True)]
+        tokens, logprobs = _to_lists(*sample_tokens(logits, points, temperatures), new)
         for row, token, logprob in zip(new, tokens, logprobs, strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
@@ -246,16 +246,16 @@ class TransformersEngine(Engine):
 
     def _decode(self) -> None:
         """One more token for every row."""
-        stretch = self._plan
-        if stretch is None:
-            stretch = self._plan = DecodePlan(self._rows, self._cache, self._dtype, self._device)
-        plan = stretch.plan
-        logits = self._forward.decode(self._cache, stretch.inputs, plan)
-        inputs, device_logprobs = draw(logits, plan.points, stretch.temperatures)
-        tokens, logprobs = _to_host(inputs, device_logprobs, self._rows)
-        stretch.record(inputs, tokens, logprobs)
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = DecodePlan(self._rows, self._cache, self._dtype, self._device)
+        step = plan.next_step
+        logits = self._forward.decode(self._cache, plan.inputs, step)
+        inputs, device_logprobs = sample_tokens(logits, step.points, plan.temperatures)
+        tokens, logprobs = _to_lists(inputs, device_logprobs, self._rows)
+        plan.record(inputs, tokens, logprobs)
         self._generated_tokens += len(tokens)
-        if stretch.is_over or not self._stops.isdisjoint(tokens):
+        if plan.is_over or not self._stops.isdisjoint(tokens):
             self._end_plan()
             self._collect(tokens, 0)
 
@@ -292,7 +292,9 @@ class TransformersEngine(Engine):
         del rows[left:]
 
 
-def _to_host(tokens: Tensor, logprobs: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+def _to_lists(
+    tokens: Tensor, logprobs: Tensor, rows: Sequence[ActiveSequence]
+) -> tuple[list[int], list[float]]:
     """What was drawn for ``rows`` (both [n, 1]) as lists."""
     drawn: list[int] = tokens.squeeze(1).tolist()
     numbers: list[float] = logprobs.squeeze(1).tolist()

@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .decode_plan import DecodePlan, Row, StepPlan
+from .decode_plan import ActiveSequence, DecodePlan, DecodeStep
 from .engine import EngineRequest
 from .forward import Forward
 from .slot_cache import SlotCache
@@ -101,7 +101,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class FusedLlamaForward(Forward):
-    """The forward of a model that ``unfit`` finds nothing against, for positions below ``max_context``.
+    """The forward of a model that ``unsupported_reason`` finds nothing against, for positions below ``max_context``.
 
     Makes parameters of the model views of joined ones; the model goes on working.
     """
@@ -143,20 +143,20 @@ class FusedLlamaForward(Forward):
         last = torch.arange(n, device=lengths.device) * tokens + lengths - 1
         return self._head(self._norm(x.index_select(0, last)))
 
-    def decode(self, cache: SlotCache, inputs: Tensor, plan: StepPlan) -> Tensor:
+    def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
         n = len(inputs)
         grouped = n, self._kv_heads, self._heads // self._kv_heads, self._head_dim
-        cache.write_to(plan.cells)
+        cache.write_to(step.cells)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             keys, values = cache.append(layer, keys, values)
             # The heads that share keys stand as so many query tokens of one head: no key is copied.
             attended = F.scaled_dot_product_attention(
-                queries.view(grouped), keys, values, attn_mask=plan.mask, scale=self._scale
+                queries.view(grouped), keys, values, attn_mask=step.mask, scale=self._scale
             )
             return attended.reshape(n, -1)
 
-        positions = plan.positions.view(-1)
+        positions = step.positions.view(-1)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         return self._head(self._norm(self._decoder(inputs.view(-1), cos, sin, attend)))
 
@@ -189,7 +189,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- from modules to formulas
 
 
-def unfit(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why ``FusedLlamaForward`` would not compute what ``model`` does; None where nothing is known against it."""
     config = model.config
     if config.model_type not in FAMILY or not type(model).__name__.endswith("ForCausalLM"):
@@ -207,12 +207,12 @@ def unfit(model: PreTrainedModel) -> str | None:
     if not is_linear or module.lm_head.bias is not None:
         return "its output layer is not a plain matrix"
     for layer in module.model.layers:
-        if (problem := _unfit_layer(layer)) is not None:
+        if (problem := _unsupported_layer(layer)) is not None:
             return problem
     return None
 
 
-def _unfit_layer(layer: nn.Module) -> str | None:
+def _unsupported_layer(layer: nn.Module) -> str | None:
     parts: Any = layer
     if layer._modules.keys() != _LAYER or parts.mlp._modules.keys() != _MLP:
         return "its layers have other parts"
@@ -286,7 +286,7 @@ def _rotations(rotary: Any, positions: int, weight: Tensor) -> tuple[Tensor, Ten
 # ---------------------------------------------------------------------------------- the proof of the formulas
 
 
-def difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float | None:
+def relative_difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float | None:
     """The largest difference between two forwards' logits, relative to the largest logit.
 
     Of two short prompts of unequal lengths and a token behind each. None where the weights tell nothing: all
@@ -301,11 +301,11 @@ def difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float 
         prompts = torch.from_numpy(tokens).to(model.device)
         first = forward.prefill(cache, prompts, torch.tensor(lengths, device=model.device))
         rows = [
-            Row(EngineRequest("", tuple(line[:length].tolist()), 0, 1.0, 2), np.uint64(0), [1])
+            ActiveSequence(EngineRequest("", tuple(line[:length].tolist()), 0, 1.0, 2), np.uint64(0), [1])
             for line, length in zip(tokens, lengths, strict=True)
         ]
-        stretch = DecodePlan(rows, cache, model.dtype, model.device)
-        seen.append(torch.cat((first, forward.decode(cache, stretch.inputs, stretch.plan))).float())
+        plan = DecodePlan(rows, cache, model.dtype, model.device)
+        seen.append(torch.cat((first, forward.decode(cache, plan.inputs, plan.next_step))).float())
     scale = seen[0].abs().max().item()
     apart = (seen[0] - seen[1]).abs().max().item()
     return apart / scale if 0 < scale < float("inf") else None

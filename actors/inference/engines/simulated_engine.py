@@ -45,15 +45,15 @@ class SimulatedEngineConfig(Config):
     install_s: NonNegative = 0.0
 
 
-def draw_answer(
+def sample_answer(
     config: SimulatedEngineConfig, seed: int, max_new_tokens: int
 ) -> tuple[tuple[int, ...], FinishReason]:
     """The tokens that ``seed`` stands for: letters, and the end-of-sequence token where they are not cut off."""
-    draws = random.Random(seed)
-    length = config.median_tokens * math.exp(config.sigma * draws.gauss(0.0, 1.0))
+    numbers = random.Random(seed)
+    length = config.median_tokens * math.exp(config.sigma * numbers.gauss(0.0, 1.0))
     if length > max_new_tokens:
-        return tuple(draws.randbytes(max_new_tokens).translate(_TO_LETTERS)), "length"
-    letters = draws.randbytes(max(1, round(length)) - 1).translate(_TO_LETTERS)
+        return tuple(numbers.randbytes(max_new_tokens).translate(_TO_LETTERS)), "length"
+    letters = numbers.randbytes(max(1, round(length)) - 1).translate(_TO_LETTERS)
     return (*letters, END_OF_SEQUENCE), "stop"
 
 
@@ -109,9 +109,11 @@ class SimulatedEngine(Engine):
         if min(prompt) < 0 or max(prompt) >= VOCABULARY:
             raise InvalidRequest(name, f"its prompt is not all within the vocabulary of {VOCABULARY}")
         self._catch_up()
-        whole, finish_reason = draw_answer(self._config, request.seed, request.drawn + request.max_new_tokens)
+        whole, finish_reason = sample_answer(
+            self._config, request.seed, request.resumed_tokens + request.max_new_tokens
+        )
         # the latter: for a request whose `drawn` tokens are more than its seed ever drew
-        tokens = whole[request.drawn :] or (END_OF_SEQUENCE,)
+        tokens = whole[request.resumed_tokens :] or (END_OF_SEQUENCE,)
         steps = len(tokens) + self._config.prompt_share * len(prompt)
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
 

@@ -62,7 +62,7 @@ class Temperatures:
         return cls(divisor, greedy)
 
 
-def draw(logits: Tensor, points: Tensor, temperatures: Temperatures) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, points: Tensor, temperatures: Temperatures) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability: int64 [n, 1], float64 [n, 1].
 
     ``logits``: [n, vocabulary], any float type; ``points``: float64 [n, 1], uniform in [0, 1). A row whose

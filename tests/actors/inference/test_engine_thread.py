@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from flexmarl.actors.errors import InvalidRequest
-from flexmarl.actors.inference.engine_thread import EngineLoop
+from flexmarl.actors.inference.engine_thread import EngineThread
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
 
 
@@ -62,8 +62,8 @@ def engine() -> Recorder:
 
 
 @pytest.fixture
-async def loop(engine: Recorder) -> AsyncIterator[EngineLoop]:
-    loop = EngineLoop(engine)
+async def loop(engine: Recorder) -> AsyncIterator[EngineThread]:
+    loop = EngineThread(engine)
     yield loop
     engine.gate.set()
     await loop.close()
@@ -73,7 +73,9 @@ def _request(name: str) -> EngineRequest:
     return EngineRequest(name, (1,), 0, 1.0, 1)
 
 
-async def test_requests_of_one_tick_take_the_first_step_together(loop: EngineLoop, engine: Recorder) -> None:
+async def test_requests_of_one_tick_take_the_first_step_together(
+    loop: EngineThread, engine: Recorder
+) -> None:
     names = [f"r{i}" for i in range(200)]
     results = await asyncio.gather(*(loop.generate(_request(name)) for name in names))
     assert [result.request_id for result in results] == names
@@ -81,7 +83,7 @@ async def test_requests_of_one_tick_take_the_first_step_together(loop: EngineLoo
 
 
 async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
-    loop: EngineLoop, engine: Recorder
+    loop: EngineThread, engine: Recorder
 ) -> None:
     given_up = asyncio.ensure_future(loop.generate(_request("a")))
     kept = asyncio.ensure_future(loop.generate(_request("b")))
@@ -93,7 +95,7 @@ async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
     assert told.index("add a") < told.index("abort a") < told.index("weights")
 
 
-async def test_tasks_and_interruptions_keep_their_order(loop: EngineLoop, engine: Recorder) -> None:
+async def test_tasks_and_interruptions_keep_their_order(loop: EngineThread, engine: Recorder) -> None:
     turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
     await asyncio.sleep(0)
     loop.interrupt_all()
@@ -102,7 +104,7 @@ async def test_tasks_and_interruptions_keep_their_order(loop: EngineLoop, engine
     assert engine.log == ["add a", "add b", "abort a", "abort b"]
 
 
-async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(loop: EngineLoop, engine: Recorder) -> None:
+async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(loop: EngineThread, engine: Recorder) -> None:
     engine.gate.clear()
     turn = asyncio.ensure_future(loop.generate(_request("a")))
     await asyncio.to_thread(engine.stepping.wait, 5)
@@ -111,7 +113,7 @@ async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(loop: EngineLoop,
     assert (await turn).finish_reason == "length"
 
 
-async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: EngineLoop, engine: Recorder) -> None:
+async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: EngineThread, engine: Recorder) -> None:
     turn = asyncio.ensure_future(loop.generate(_request("a")))
     await asyncio.sleep(0)
     loop.interrupt_all()
@@ -123,7 +125,7 @@ async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: EngineLoop, 
     assert (await loop.generate(_request("a"))).finish_reason == "length", "its id is free again"
 
 
-async def test_a_refusal_reaches_its_caller_alone(loop: EngineLoop) -> None:
+async def test_a_refusal_reaches_its_caller_alone(loop: EngineThread) -> None:
     refused, served = await asyncio.gather(
         loop.generate(_request("refused")), loop.generate(_request("a")), return_exceptions=True
     )
@@ -132,7 +134,7 @@ async def test_a_refusal_reaches_its_caller_alone(loop: EngineLoop) -> None:
 
 
 async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> None:
-    loop = EngineLoop(engine)
+    loop = EngineThread(engine)
     task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
     await asyncio.sleep(0)
     await loop.close()

@@ -34,7 +34,7 @@ def test_every_token_keeps_its_version_and_its_log_probability(
         assert turn.request.completion == tuple(token for token, _, _ in expected)
         request = engine_request(turn.request, PROMPT)
         assert request.prompt_tokens == PROMPT + turn.tokens
-        assert (request.drawn, request.max_new_tokens) == (len(expected), 1000 - len(expected))
+        assert (request.resumed_tokens, request.max_new_tokens) == (len(expected), 1000 - len(expected))
         drawn = [(100 + len(expected) + n, version, -0.25 * (len(expected) + n)) for n in range(count)]
         expected += drawn
         tokens, logprobs = tuple(t for t, _, _ in drawn), tuple(p for _, _, p in drawn)

@@ -256,7 +256,9 @@ def test_what_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
             done = so_far[request.request_id]
             if len(done) < len(whole[request.request_id].tokens):
                 prompt, left = request.prompt_tokens + done, 40 - len(done)
-                engine.add(replace(request, prompt_tokens=prompt, max_new_tokens=left, drawn=len(done)))
+                engine.add(
+                    replace(request, prompt_tokens=prompt, max_new_tokens=left, resumed_tokens=len(done))
+                )
         for _ in range(steps):
             for result in engine.step():
                 so_far[result.request_id] += result.tokens

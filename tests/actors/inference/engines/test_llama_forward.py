@@ -13,7 +13,12 @@ from flexmarl.actors.inference.engines import llama_forward
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.forward import ModuleForward
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
-from flexmarl.actors.inference.engines.llama_forward import TOLERANCE, FusedLlamaForward, difference, unfit
+from flexmarl.actors.inference.engines.llama_forward import (
+    TOLERANCE,
+    FusedLlamaForward,
+    relative_difference,
+    unsupported_reason,
+)
 from flexmarl.actors.messages import ModelConfig
 
 VOCABULARY = 48
@@ -39,7 +44,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
 }  # fmt: skip
-FIT: dict[str, dict[str, Any]] = {
+SUPPORTED: dict[str, dict[str, Any]] = {
     "llama": _config("llama", 2, 2),
     "llama-grouped-tied": _config("llama", 4, 2, 8, tie_word_embeddings=True),
     "llama-biases": _config("llama", 4, 1, attention_bias=True, mlp_bias=True),
@@ -51,7 +56,7 @@ FIT: dict[str, dict[str, Any]] = {
     "qwen3-one-kv-head": _config("qwen3", 6, 1, tie_word_embeddings=True),
     "qwen3-biases-yarn": _config("qwen3", 2, 2, attention_bias=True, rope_parameters=YARN),
 }
-UNFIT: dict[str, dict[str, Any]] = {
+UNSUPPORTED: dict[str, dict[str, Any]] = {
     "not known": SIZES | {"model_type": "gpt2", "n_head": 2, "n_inner": 48},
     "activation is gelu": _config("llama", 2, 2, hidden_act="gelu"),
     "rotary embedding is dynamic": _config(
@@ -113,9 +118,9 @@ def _assert_like_the_module(engine: TransformersEngine, reference: PreTrainedMod
         torch.testing.assert_close(torch.tensor(result.logprobs).double(), expected, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_logprobs_equal_a_full_forward(name: str) -> None:
-    model = _model(FIT[name])
+    model = _model(SUPPORTED[name])
     reference = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=6)
     assert isinstance(engine._forward, FusedLlamaForward)
@@ -124,8 +129,8 @@ def test_logprobs_equal_a_full_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-biases", "qwen2", "qwen3", "mistral"])
 def test_bfloat16_is_as_near_to_the_truth_as_the_module(name: str) -> None:
-    model = _model(FIT[name], "bfloat16")
-    truth = _model(FIT[name])
+    model = _model(SUPPORTED[name], "bfloat16")
+    truth = _model(SUPPORTED[name])
     truth.load_state_dict(model.state_dict())
     own = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=6)
@@ -138,10 +143,10 @@ def test_bfloat16_is_as_near_to_the_truth_as_the_module(name: str) -> None:
     assert torch.cat(ours).mean() < 1.5 * torch.cat(theirs).mean()
 
 
-@pytest.mark.parametrize("reason", UNFIT)
+@pytest.mark.parametrize("reason", UNSUPPORTED)
 def test_other_models_compute_as_they_do(reason: str) -> None:
-    model = _model(UNFIT[reason])
-    assert reason in str(unfit(model))
+    model = _model(UNSUPPORTED[reason])
+    assert reason in str(unsupported_reason(model))
     reference = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=6)
     assert isinstance(engine._forward, ModuleForward)
@@ -162,11 +167,11 @@ def test_other_models_compute_as_they_do(reason: str) -> None:
         ),
     ],
 )
-def test_a_model_that_was_changed_is_unfit(change: Callable[[Any], None], reason: str) -> None:
-    model = _model(FIT["llama"])
-    assert unfit(model) is None
+def test_a_changed_model_is_unsupported(change: Callable[[Any], None], reason: str) -> None:
+    model = _model(SUPPORTED["llama"])
+    assert unsupported_reason(model) is None
     change(model)
-    assert reason in str(unfit(model))
+    assert reason in str(unsupported_reason(model))
 
 
 class _Quantised(torch.nn.Linear):
@@ -175,24 +180,24 @@ class _Quantised(torch.nn.Linear):
 
 @pytest.mark.parametrize("name", ["llama-biases", "qwen2-tied", "qwen3"])
 def test_parameters_keep_their_names_shapes_and_values(name: str) -> None:
-    model = _model(FIT[name])
+    model = _model(SUPPORTED[name])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     engine = TransformersEngine(model, [], max_batch=2)
     assert isinstance(engine._forward, FusedLlamaForward)
     after = model.state_dict()
     assert list(after) == list(before) and all(after[name].equal(before[name]) for name in before)
-    tied = {"lm_head.weight"} if FIT[name].get("tie_word_embeddings") else set()
+    tied = {"lm_head.weight"} if SUPPORTED[name].get("tie_word_embeddings") else set()
     assert engine.weights().keys() == before.keys() - tied
     tokens = torch.arange(20).reshape(2, 10)
-    fresh = _model(FIT[name])
+    fresh = _model(SUPPORTED[name])
     fresh.load_state_dict(after)
     torch.testing.assert_close(model(tokens).logits, fresh(tokens).logits)
 
 
-@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_what_is_written_into_the_weights_is_in_effect(name: str) -> None:
-    engine = TransformersEngine(_model(FIT[name]), [], max_batch=6)
-    other = _model(FIT[name])
+    engine = TransformersEngine(_model(SUPPORTED[name]), [], max_batch=6)
+    other = _model(SUPPORTED[name])
     _randomise(other, seed=1)
     source = other.state_dict()
     for key, tensor in engine.weights().items():
@@ -203,7 +208,7 @@ def test_what_is_written_into_the_weights_is_in_effect(name: str) -> None:
 
 
 def test_nothing_is_held_twice() -> None:
-    model: Any = _model(FIT["qwen3-biases-yarn"])
+    model: Any = _model(SUPPORTED["qwen3-biases-yarn"])
     FusedLlamaForward(model, 64)
     attention = model.model.layers[0].self_attn
     storages = {getattr(attention, name).weight.untyped_storage().data_ptr() for name in ("q_proj", "k_proj")}
@@ -224,7 +229,7 @@ def test_a_wrong_formula_is_found_and_dropped(
     wrong: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_forward, "rotate", WRONG[wrong])
-    model = _model(FIT["qwen3"], dtype)
+    model = _model(SUPPORTED["qwen3"], dtype)
     reference = copy.deepcopy(model)
     with capture_logs() as logs:
         engine = TransformersEngine(model, [], max_batch=6)
@@ -235,30 +240,30 @@ def test_a_wrong_formula_is_found_and_dropped(
     _assert_like_the_module(engine, reference, 1e-5 if dtype == "float32" else 0.5)
 
 
-@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_the_tolerance_is_far_from_the_rounding(name: str) -> None:
     for dtype in ("float32", "bfloat16"):
-        model = _model(FIT[name], dtype)
-        found = difference(FusedLlamaForward(model, 32), ModuleForward(model), model)
+        model = _model(SUPPORTED[name], dtype)
+        found = relative_difference(FusedLlamaForward(model, 32), ModuleForward(model), model)
         assert found is not None and found < TOLERANCE[model.dtype] / 2
 
 
 def test_the_proof_waits_for_weights_that_tell() -> None:
     engine = TransformersEngine(
-        build_model(ModelConfig(config=FIT["qwen3"], tokenizer="none")), [], max_batch=2
+        build_model(ModelConfig(config=SUPPORTED["qwen3"], tokenizer="none")), [], max_batch=2
     )
-    assert engine._lean_is_proven is None
-    source = _model(FIT["qwen3"]).state_dict()
+    assert engine._fused_is_verified is None
+    source = _model(SUPPORTED["qwen3"]).state_dict()
     for value in (torch.nan, None):
         for key, tensor in engine.weights().items():
             tensor.copy_(source[key]) if value is None else tensor.fill_(value)
         engine.weights_loaded()
-        assert engine._lean_is_proven is (None if value else True)
+        assert engine._fused_is_verified is (None if value else True)
     assert isinstance(engine._forward, FusedLlamaForward)
 
 
 def test_a_prompt_that_is_given_often_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _model(FIT["qwen3"])
+    model = _model(SUPPORTED["qwen3"])
     reference = copy.deepcopy(model)
     engine = TransformersEngine(model, [], max_batch=9)
     computed = []

@@ -12,7 +12,7 @@ from flexmarl.actors.inference.engines.simulated_engine import (
     END_OF_SEQUENCE,
     SimulatedEngine,
     SimulatedEngineConfig,
-    draw_answer,
+    sample_answer,
 )
 
 FIXED = SimulatedEngineConfig(median_tokens=1e6, sigma=0.0, token_s=0.5, prompt_share=0.0)
@@ -129,7 +129,7 @@ def test_an_interrupted_answer_has_the_tokens_of_its_time(at_s: float, count: in
 def test_an_interrupted_answer_goes_on_as_its_seed_says(seed: int, at_s: float) -> None:
     clock = Clock()
     subject = engine(clock, median_tokens=12.0, sigma=1.0)
-    whole, reason = draw_answer(subject._config, seed, 64)
+    whole, reason = sample_answer(subject._config, seed, 64)
     subject.add(EngineRequest("a", (97,), seed, 1.0, 64))
     subject.step()
     clock.now_s += at_s
@@ -176,15 +176,15 @@ def test_looking_changes_nothing(
 
 def test_lengths_have_a_long_tail() -> None:
     config = SimulatedEngineConfig(median_tokens=32.0, sigma=1.0)
-    lengths = [len(draw_answer(config, seed, 100_000)[0]) for seed in range(4000)]
+    lengths = [len(sample_answer(config, seed, 100_000)[0]) for seed in range(4000)]
     logs = [math.log(length / 32) for length in lengths]
     assert abs(statistics.fmean(logs)) < 0.05 and abs(statistics.stdev(logs) - 1) < 0.05
 
 
 def test_the_seed_alone_decides() -> None:
     config = SimulatedEngineConfig(median_tokens=8.0)
-    answers = [draw_answer(config, seed, 64) for seed in range(50)]
-    assert answers == [draw_answer(config, seed, 64) for seed in range(50)]
+    answers = [sample_answer(config, seed, 64) for seed in range(50)]
+    assert answers == [sample_answer(config, seed, 64) for seed in range(50)]
     assert len(set(answers)) > 40  # the shortest answers are alike
     for tokens, reason in answers:
         assert (tokens[-1] == END_OF_SEQUENCE) == (reason == "stop") and END_OF_SEQUENCE not in tokens[:-1]
@@ -193,7 +193,7 @@ def test_the_seed_alone_decides() -> None:
 def test_a_longer_limit_changes_nothing_for_those_that_stop() -> None:
     config = SimulatedEngineConfig(median_tokens=8.0)
     for seed in range(50):
-        tokens, reason = draw_answer(config, seed, 16)
+        tokens, reason = sample_answer(config, seed, 16)
         assert len(tokens) <= 16
         if reason == "stop":
-            assert draw_answer(config, seed, 1000) == (tokens, reason)
+            assert sample_answer(config, seed, 1000) == (tokens, reason)
