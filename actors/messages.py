@@ -45,6 +45,13 @@ class ModelConfig(Config):
             raise ValueError("a model made from `config` needs a `tokenizer` (hub name or folder)")
         return self
 
+    @property
+    def tokenizer_source(self) -> str:
+        """Hub name or folder of the tokenizer: ``tokenizer``, by default ``path``."""
+        source = self.tokenizer or self.path
+        assert source is not None  # checked above
+        return source
+
 
 # --------------------------------------------------------------------------- generating
 

@@ -243,9 +243,7 @@ def _arguments(
         "rollout": {
             "recipe": recipe,
             "sampling": {name: agent.sampling for name, agent in config.agents.items()},
-            "tokenizers": {
-                name: agent.model.tokenizer or agent.model.path for name, agent in config.agents.items()
-            },
+            "tokenizers": {name: agent.model.tokenizer_source for name, agent in config.agents.items()},
             "instances": instances,
             "store": store,
             "orchestrator": supervisor.reference("orchestrator", OrchestratorApi),

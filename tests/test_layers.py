@@ -19,8 +19,8 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "config_base", "declared_columns", "errors", "json_files", "messages", "names", "sample_id",
-    "store_client", "workflow",
+    "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
+    "sample_id", "store_client", "workflow",
 )  # fmt: skip
 
 

@@ -9,10 +9,11 @@ from ...core.actor import Actor, endpoint
 from ...transport.state import StateTransport
 from ..errors import WrongVersion
 from ..messages import GenerateRequest, Generation, ModelConfig, Published
+from ..pretrained import empty_model, load_tokenizer
 from .engine_requests import engine_request, generation_of
 from .engine_thread import EngineThread
 from .engines.engine import Engine
-from .engines.huggingface import TransformersEngine, build_model, load_tokenizer
+from .engines.huggingface import TransformersEngine
 from .inference_config import EngineConfig
 
 # Long enough for the largest models over the slowest path: it catches what hangs.
@@ -44,7 +45,7 @@ class Instance(Actor):
         self.background(self._watch_engine(), "engine")
 
     def _build(self) -> Engine:
-        model = build_model(self._model)
+        model = empty_model(self._model)
         eos = _end_tokens(self._tokenizer.eos_token_id, model.generation_config, model.config)
         return TransformersEngine(
             model, eos, max_batch=self._config.max_batch, max_context=self._config.max_context

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
 from ..messages import MicroBatchTrained, PolicyStepped, Published, StoreApi
+from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_places
 from ..workflow import Recipe, RecipeConfig
 from .backends.policy_backend import PolicyBackend, StepStats
@@ -153,7 +154,7 @@ class Trainer(Actor):
             device=config.model.device,
             max_staleness=config.max_staleness,
         )
-        self._tokenizers[agent] = AutoTokenizer.from_pretrained(config.model.tokenizer or config.model.path)
+        self._tokenizers[agent] = load_tokenizer(config.model)
         if self._resume_from is not None:
             policy.load(self._resume_from / agent)
         return policy

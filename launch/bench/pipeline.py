@@ -239,7 +239,7 @@ def _rollout(
     directory: Path,
 ) -> Rollout:
     sampling = {name: agent.sampling for name, agent in config.agents.items()}
-    tokenizers = {name: agent.model.tokenizer or "" for name, agent in config.agents.items()}
+    tokenizers = {name: agent.model.tokenizer_source for name, agent in config.agents.items()}
     return Rollout(
         config.recipe_config(),
         sampling,

@@ -8,9 +8,10 @@ import torch
 
 from flexmarl.actors.errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine, SimulatedEngineConfig
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.pretrained import empty_model
 
 MAX_CONTEXT = 64
 
@@ -21,7 +22,7 @@ def _transformers() -> Engine:
         "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
         "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
     }  # fmt: skip
-    engine = TransformersEngine(build_model(ModelConfig(config=config, tokenizer="none")), [], max_batch=2)
+    engine = TransformersEngine(empty_model(ModelConfig(config=config, tokenizer="none")), [], max_batch=2)
     generator = torch.Generator().manual_seed(1)
     for tensor in engine.weights().values():
         tensor.normal_(0.0, 0.5, generator=generator)

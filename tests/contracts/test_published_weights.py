@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
 from flexmarl.transport.state import StateTransport
@@ -34,7 +35,7 @@ async def test_an_engine_computes_what_the_trainer_does(
         total_steps=1,
         temperature=1.0,
     )
-    served = build_model(config)
+    served = empty_model(config)
     engine = TransformersEngine(served, [15], max_batch=2)
     async with StateTransport(private) as transport:
         handle = await transport.set("agent", policy.weights(), version=0)

@@ -10,26 +10,18 @@ rows, attending to as many columns as the longest of them has; the rest is a han
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel
 
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
-from ...messages import ModelConfig
 from .decode_plan import ActiveSequence, DecodePlan
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
@@ -342,51 +334,3 @@ def _refuse_unsupported(model: PreTrainedModel, max_context: int) -> None:
         raise UnsupportedModel(
             name, f"its sliding window of {window} is shorter than max_context {max_context}"
         )
-
-
-class _ZeroInstead(TorchFunctionMode):
-    """Fill with zeros what would be filled at random: quick, and leaves the global random state alone.
-
-    Holds for this thread only, so a trainer that initialises its model in another one is not affected.
-    """
-
-    _RANDOM = frozenset(
-        {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
-    )
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func.__name__ in self._RANDOM:
-            tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
-            with torch.no_grad():
-                return tensor.zero_()
-        return func(*args, **(kwargs or {}))
-
-
-def build_model(config: ModelConfig) -> PreTrainedModel:
-    """The bare architecture on the CPU, for evaluation and without gradients; its weights are still to come.
-
-    Of a ``path`` only the config is read. What a fresh model would draw at random is zero until then.
-    """
-    if config.path is not None:
-        architecture = AutoConfig.from_pretrained(config.path)
-    else:
-        architecture = AutoConfig.for_model(**(config.config or {}))
-    factory: Any = AutoModelForCausalLM  # untyped
-    with _ZeroInstead():
-        model: Any = factory.from_config(
-            architecture, dtype=getattr(torch, config.dtype), attn_implementation="sdpa"
-        )
-    placed: PreTrainedModel = model.train(False).requires_grad_(False).to(config.device)
-    return placed
-
-
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``config.tokenizer``, by default of ``config.path``."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(config.tokenizer or config.path)
-    return tokenizer

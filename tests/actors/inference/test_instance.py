@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from flexmarl.actors.inference.engines.huggingface import build_model
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
+from flexmarl.actors.pretrained import empty_model
 from flexmarl.core.errors import CallTimeout, RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -42,7 +42,7 @@ class Source:
     """Publishes weights as a trainer would."""
 
     def __init__(self, model: ModelConfig, transport: StateTransport) -> None:
-        self._model = build_model(model)
+        self._model = empty_model(model)
         self._weights = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         self._transport = transport
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
+from ....pretrained import load_model
 from ...loss import token_logprobs
 from ...padding import PaddedRows
 from .fused_norm import fuse_norms
@@ -20,14 +20,9 @@ def build_model(config: ModelConfig, seed: int) -> Any:
     ``seed`` fixes the random weights of a model made from ``config.config``, whatever else was built before
     in this process, and torch's global generator is left as it was.
     """
-    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-    auto_model: Any = AutoModelForCausalLM  # half of its methods have no types
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random_stream(seed))
-        if config.path is not None:
-            model = auto_model.from_pretrained(config.path, **options)
-        else:
-            model = auto_model.from_config(AutoConfig.for_model(**(config.config or {})), **options)
+        model: Any = load_model(config, torch.float32)
     model.config.architectures = [type(model).__name__]
     return model.train()
 

@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from flexmarl.actors.errors import NonFiniteLogits, RequestsInFlight, UnsupportedModel
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.pretrained import empty_model
 
 VOCABULARY = 48
 EOS = 5
@@ -344,7 +345,7 @@ def test_a_result_survives_the_failure_of_its_step(monkeypatch: pytest.MonkeyPat
 )
 def test_other_architectures_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
     config = _config("qwen3-grouped") | {"use_sliding_window": True} | changes
-    model = build_model(ModelConfig(config=config, tokenizer="none"))
+    model = empty_model(ModelConfig(config=config, tokenizer="none"))
     with pytest.raises(UnsupportedModel, match=named):
         TransformersEngine(model, [], max_batch=2, max_context=64)
 
@@ -354,23 +355,9 @@ def test_a_context_beyond_the_positions_of_the_model_is_refused() -> None:
         TransformersEngine(_model(), [], max_batch=2, max_context=257)
 
 
-def test_build_model_draws_nothing_at_random_and_keeps_tied_weights_tied() -> None:
-    state = torch.random.get_rng_state()
-    model: Any = build_model(ModelConfig(config=_config("llama-tied"), tokenizer="none"))
-    assert torch.random.get_rng_state().equal(state)
-    assert model.dtype == torch.float32 and not model.training
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert not model.lm_head.weight.any() and model.model.norm.weight.all()
-    source = _model("llama-tied")
-    model.load_state_dict(source.state_dict())
-    tokens = torch.tensor([[1, 2, 3, 4]])
-    assert model(input_ids=tokens).logits.equal(source(input_ids=tokens).logits)
-
-
 def test_bfloat16_generates() -> None:
     config = ModelConfig(config=_config("qwen3-grouped"), tokenizer="none", dtype="bfloat16")
-    engine = TransformersEngine(build_model(config), [], max_batch=4, max_context=64)
+    engine = TransformersEngine(empty_model(config), [], max_batch=4, max_context=64)
     source = _model().state_dict()
     for name, tensor in engine.weights().items():
         assert tensor.dtype == torch.bfloat16

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from flexmarl.actors.inference.engines import llama_forward
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.forward import ModuleForward
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine, build_model
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.llama_forward import (
     TOLERANCE,
     FusedLlamaForward,
@@ -20,6 +20,7 @@ from flexmarl.actors.inference.engines.llama_forward import (
     unsupported_reason,
 )
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.pretrained import empty_model
 
 VOCABULARY = 48
 SIZES: dict[str, Any] = {
@@ -250,7 +251,7 @@ def test_the_tolerance_is_far_from_the_rounding(name: str) -> None:
 
 def test_the_proof_waits_for_weights_that_tell() -> None:
     engine = TransformersEngine(
-        build_model(ModelConfig(config=SUPPORTED["qwen3"], tokenizer="none")), [], max_batch=2
+        empty_model(ModelConfig(config=SUPPORTED["qwen3"], tokenizer="none")), [], max_batch=2
     )
     assert engine._fused_is_verified is None
     source = _model(SUPPORTED["qwen3"]).state_dict()

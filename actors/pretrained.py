@@ -1,0 +1,88 @@
+"""Hugging Face models and tokenizers as a ``ModelConfig`` names them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from .messages import ModelConfig
+
+_AUTO_MODEL: Any = AutoModelForCausalLM  # half of its methods have no types
+
+
+def load_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model with its weights in ``dtype``, on the CPU, in evaluation mode.
+
+    Weights of a ``path`` are read from there; those of a model made from ``config`` are drawn from torch's global
+    generator. Raises OSError if ``path`` can't be loaded.
+    """
+    if model.path is not None:
+        loaded = _AUTO_MODEL.from_pretrained(model.path, dtype=dtype, attn_implementation="sdpa")
+    else:
+        loaded = _from_config(_architecture(model), dtype)
+    evaluating: PreTrainedModel = loaded.train(False)
+    return evaluating
+
+
+def empty_model(model: ModelConfig) -> PreTrainedModel:
+    """The architecture alone, in ``model.dtype`` on ``model.device``, in evaluation mode and without gradients.
+
+    Its weights are loaded later: only the config of a ``path`` is read. Parameters with random initial values are zero,
+    and torch's global generator is not used. Raises OSError if ``path`` can't be loaded.
+    """
+    with _ZeroInitialised():
+        made = _from_config(_architecture(model), getattr(torch, model.dtype))
+    placed: PreTrainedModel = made.train(False).requires_grad_(False).to(model.device)
+    return placed
+
+
+def _architecture(model: ModelConfig) -> PreTrainedConfig:
+    if model.path is not None:
+        architecture: PreTrainedConfig = AutoConfig.from_pretrained(model.path)
+    else:
+        architecture = AutoConfig.for_model(**(model.config or {}))
+    return architecture
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``model.tokenizer_source``. Raises OSError if it can't be loaded."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model.tokenizer_source)
+    return tokenizer
+
+
+def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    return _AUTO_MODEL.from_config(architecture, dtype=dtype, attn_implementation="sdpa")
+
+
+class _ZeroInitialised(TorchFunctionMode):
+    """Fills with zeros instead of random numbers: fast, and the global random state stays as it is.
+
+    It holds for this thread only: a trainer that initialises its model in another thread is not affected.
+    """
+
+    _RANDOM = frozenset(
+        {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
+    )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func.__name__ in self._RANDOM:
+            tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
+            with torch.no_grad():
+                return tensor.zero_()
+        return func(*args, **(kwargs or {}))
