@@ -363,12 +363,12 @@ class Peer:
     def refused(self, reason: str) -> None:
         """The peer does not talk to this side: everything that was asked of it fails."""
         self._carry_out(
-            self.session.close(reason), RemoteProtocolError(f"{self.address} refuses to talk: {reason}")
+            self.session.fail(reason), RemoteProtocolError(f"{self.address} refuses to talk: {reason}")
         )
 
     def unreachable(self, reason: str) -> None:
         """The wire says that no connection will come about."""
-        self._carry_out(self.session.close(reason))
+        self._carry_out(self.session.fail(reason))
 
     def fail(self, error: FlexmarlError, *, for_good: bool) -> None:
         """Why the peer's process ended is known. Not ``for_good``: it is being restarted."""

@@ -48,8 +48,43 @@ DEFAULT_SETTINGS = Settings()
 
 class LinkState(Enum):
     CONNECTING = "connecting"
+    """It has not been up yet."""
     UP = "up"
     DOWN = "down"
+    """It was up, and may come up again."""
+    CLOSED = "closed"
+    """For good."""
+
+
+class LinkEvent(Enum):
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    """The link went down, or the peer said BYE, which it may do before its connection is reported."""
+    CLOSED = "closed"
+    """This side leaves, or the peer's process has ended for good."""
+
+
+TRANSITIONS: dict[LinkState, dict[LinkEvent, LinkState]] = {
+    LinkState.CONNECTING: {
+        LinkEvent.CONNECTED: LinkState.UP,
+        LinkEvent.DISCONNECTED: LinkState.DOWN,
+        LinkEvent.CLOSED: LinkState.CLOSED,
+    },
+    LinkState.UP: {
+        LinkEvent.DISCONNECTED: LinkState.DOWN,
+        LinkEvent.CLOSED: LinkState.CLOSED,
+    },
+    LinkState.DOWN: {
+        LinkEvent.CONNECTED: LinkState.UP,
+        LinkEvent.DISCONNECTED: LinkState.DOWN,
+        LinkEvent.CLOSED: LinkState.CLOSED,
+    },
+    LinkState.CLOSED: {
+        LinkEvent.CLOSED: LinkState.CLOSED,
+    },
+}  # fmt: skip
+"""All allowed transitions; any other event in a state is a bug of the caller. Requests can be made in any state but
+CLOSED. ``fail`` (the peer refuses this side, or there is no route to it) changes no state: requests may follow."""
 
 
 class Admission(Enum):
@@ -133,7 +168,7 @@ class Session(Generic[Token]):
     def __init__(self, settings: Settings = DEFAULT_SETTINGS, *, up: bool = False) -> None:
         """``up``: the peer reached us, there is nothing to connect."""
         self.settings = settings
-        self.state = LinkState.UP if up else LinkState.CONNECTING
+        self._state = LinkState.UP if up else LinkState.CONNECTING
         self.epoch: int | None = None
         self._newest_epoch: int | None = None
         self.statistics = SessionStatistics()
@@ -187,7 +222,7 @@ class Session(Generic[Token]):
             heapq.heappush(self._deadlines, (now + timeout_s, request_id))
             if kind is Kind.ONCE:
                 self._once[request_id] = None
-        if self._next_tick is None or self.state is not LinkState.UP:
+        if self._next_tick is None or self._state is not LinkState.UP:
             self.need(now)
         return request
 
@@ -196,7 +231,7 @@ class Session(Generic[Token]):
         if self._next_tick is None:
             self._next_tick = now + self.settings.heartbeat_s
             self._heard, self._missed = True, 0  # no sign of life has been asked for yet
-        if self.state is not LinkState.UP and self._connect_by is None:
+        if self._state is not LinkState.UP and self._connect_by is None:
             self._connect_by = now + self.settings.connect_timeout_s
 
     def floor(self, next_id: int) -> int:
@@ -291,8 +326,17 @@ class Session(Generic[Token]):
 
     # ------------------------------------------------------------------ the link and the time
 
+    @property
+    def state(self) -> LinkState:
+        return self._state
+
+    def _move(self, event: LinkEvent) -> None:
+        allowed = TRANSITIONS[self._state]
+        assert event in allowed, f"a link that is {self._state.value} can't be {event.value}"
+        self._state = allowed[event]
+
     def connected(self) -> Decisions[Token]:
-        self.state = LinkState.UP
+        self._move(LinkEvent.CONNECTED)
         self._connect_by = None
         self._heard, self._missed = True, 0
         orphans, self._orphans = self._orphans, []
@@ -300,7 +344,7 @@ class Session(Generic[Token]):
 
     def disconnected(self, now: float, reason: str) -> Decisions[Token]:
         """The link went down. It may come up again, for what can be repeated and for what is asked from now on."""
-        self.state = LinkState.DOWN
+        self._move(LinkEvent.DISCONNECTED)
         self.epoch = None  # whoever answers next, was asked after this
         self._connect_by = None
         self._forget_theirs()
@@ -331,8 +375,14 @@ class Session(Generic[Token]):
         decisions.repeat = self._repeated(self._open.values())
         return decisions
 
+    def fail(self, reason: str) -> Decisions[Token]:
+        """Every request fails, repeatable or not: the peer refuses this side, or there is no route to it."""
+        return self._fail(reason, keep_once=False)
+
     def close(self, reason: str) -> Decisions[Token]:
-        """The peer is gone for good."""
+        """As ``fail``, for good: nothing may be asked after this. Can be repeated."""
+        self._move(LinkEvent.CLOSED)
+        self._connect_by = None
         return self._fail(reason, keep_once=False)
 
     def pong(self, last: int, serving: Iterable[int]) -> Decisions[Token]:
@@ -380,7 +430,7 @@ class Session(Generic[Token]):
             self._next_tick = None
             return decisions
         self._next_tick = now + self.settings.heartbeat_s
-        if self.state is not LinkState.UP:
+        if self._state is not LinkState.UP:
             return decisions
         self._missed = 0 if self._heard else self._missed + 1
         self._heard = False

@@ -3,6 +3,7 @@
 import random
 import sys
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.reply_cache import Replies
-from flexmarl.core.protocol.session import Admission, Decisions, LinkState, Request, Session, Settings
+from flexmarl.core.protocol.session import (
+    TRANSITIONS,
+    Admission,
+    Decisions,
+    LinkEvent,
+    LinkState,
+    Request,
+    Session,
+    Settings,
+)
 
 SMALL = Settings(
     heartbeat_s=1.0, missed_heartbeats=3, connect_timeout_s=2.0, window_requests=4, window_bytes=300
@@ -711,4 +721,59 @@ def test_what_was_lost_is_cancelled_where_the_connection_comes_again() -> None:
     session.disconnected(4.0, decisions.reason)
     decisions = session.connected()
     assert decisions.cancel == [call.id, stream.id] and decisions.repeat == [once]
+    session.disconnected(5.0, "cut")
     assert session.connected().cancel == []
+
+
+MAKE: dict[LinkState, Callable[[], Session[Any]]] = {
+    LinkState.CONNECTING: Session,
+    LinkState.UP: lambda: after(LinkEvent.CONNECTED),
+    LinkState.DOWN: lambda: after(LinkEvent.CONNECTED, LinkEvent.DISCONNECTED),
+    LinkState.CLOSED: lambda: after(LinkEvent.CLOSED),
+}
+
+
+def after(*events: LinkEvent) -> Session[Any]:
+    session: Session[Any] = Session(SMALL)
+    for event in events:
+        apply(session, event)
+    return session
+
+
+def apply(session: Session[Any], event: LinkEvent) -> Decisions[Any]:
+    match event:
+        case LinkEvent.CONNECTED:
+            return session.connected()
+        case LinkEvent.DISCONNECTED:
+            return session.disconnected(1.0, "cut")
+        case LinkEvent.CLOSED:
+            return session.close("over")
+
+
+@pytest.mark.parametrize("event", LinkEvent)
+@pytest.mark.parametrize("state", LinkState)
+def test_a_link_moves_as_the_table_says_and_in_no_other_way(state: LinkState, event: LinkEvent) -> None:
+    session = MAKE[state]()
+    assert session.state is state
+    if event in TRANSITIONS[state]:
+        apply(session, event)
+        assert session.state is TRANSITIONS[state][event]
+    else:
+        with pytest.raises(AssertionError, match=f"a link that is {state.value} can't be {event.value}"):
+            apply(session, event)
+        assert session.state is state
+
+
+def test_every_state_is_in_the_table_and_can_be_reached() -> None:
+    assert TRANSITIONS.keys() == MAKE.keys() == set(LinkState)
+    reached = {to for moves in TRANSITIONS.values() for to in moves.values()} | {LinkState.CONNECTING}
+    assert reached == set(LinkState)
+    assert all(LinkEvent.CLOSED in moves for moves in TRANSITIONS.values()), "this side can always leave"
+
+
+@pytest.mark.parametrize("state", [state for state in LinkState if state is not LinkState.CLOSED])
+def test_what_is_asked_in_any_state_fails_at_a_refusal_and_leaves_the_state(state: LinkState) -> None:
+    session = MAKE[state]()
+    call = ask(session, CALL)
+    assert session.fail("it does not let this side in").dead == [call]
+    assert session.state is state
