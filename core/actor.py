@@ -1,15 +1,14 @@
 """What an actor is: a class whose ``@endpoint`` methods other actors may call."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
-from .ref import ActorRef
+from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .signature import EndpointOptions, mark_endpoint
 
-if TYPE_CHECKING:
-    from .system import ActorSystem
-
+Api = TypeVar("Api")
+AnyActor = TypeVar("AnyActor", bound="Actor")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -42,12 +41,55 @@ class DeadActor:
     stopped: bool = False
 
 
+class System(Protocol):
+    """The system of an actor, as actors use it; see ``ActorSystem`` for the meaning of each member."""
+
+    name: str
+
+    @property
+    def address(self) -> str: ...
+
+    async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]: ...
+
+    async def remove(self, name: str) -> None: ...
+
+    async def spawn(
+        self,
+        actor_class: type[AnyActor] | str,
+        name: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        process: bool = False,
+    ) -> ActorRef[AnyActor]: ...
+
+    async def connect(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> ActorRef[Any]: ...
+
+    async def lookup(
+        self, name: str, api: type[Api], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> ActorRef[Api]: ...
+
+    def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]: ...
+
+    async def allow(self, public_key: str) -> None: ...
+
+
+class Runtime(Protocol):
+    """Runs the background work of actors, and notifies them of the deaths of others."""
+
+    def run_background(self, actor: "Actor", work: Coroutine[Any, Any, None], name: str) -> None: ...
+
+    def watch(self, actor: "Actor", ref: ActorRef[Any]) -> None: ...
+
+    def link(self, actor: "Actor", ref: ActorRef[Any]) -> None: ...
+
+
 class Actor:
     """Base of all actors. Calls begin in the order in which they arrive and run side by side, as tasks of the system's
     loop: state that an endpoint changes across an ``await`` needs a lock or a queue of its own."""
 
-    system: "ActorSystem"
+    system: System
     ref: ActorRef[Any]
+    _runtime: Runtime
 
     async def on_start(self) -> None:
         """Runs once before the first call is accepted."""
@@ -63,15 +105,15 @@ class Actor:
 
     def watch(self, ref: ActorRef[Any]) -> None:
         """Has ``on_dead`` called once, when the actor behind ``ref`` ends. At once where it has ended already."""
-        self.system.fates.watch(self, ref)
+        self._runtime.watch(self, ref)
 
     def link(self, ref: ActorRef[Any]) -> None:
         """Binds two fates: when either actor dies, the other fails with ActorDead. At once where ``ref`` is dead.
 
         As in OTP an actor that is stopped in good order takes nobody with it. One whose process was killed does.
         """
-        self.system.fates.link(self, ref)
+        self._runtime.link(self, ref)
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Runs ``work`` beside the calls until the actor stops. If it raises, the actor has failed."""
-        self.system.run_background(self, work, name)
+        self._runtime.run_background(self, work, name)

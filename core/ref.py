@@ -1,17 +1,13 @@
 """A reference to an actor: a value that can be kept, compared and sent in a message."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-from .errors import LocalProtocolError
+from .errors import FlexmarlError, LocalProtocolError
 from .signature import Signature, signature_of
-
-if TYPE_CHECKING:
-    from .delivery.connection import Peer
-    from .system import ActorSystem
 
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
 Api = TypeVar("Api", covariant=True)
@@ -19,22 +15,63 @@ Api = TypeVar("Api", covariant=True)
 DEFAULT_TIMEOUT_S = 30.0
 
 
-class ActorRef(Generic[Api]):
-    """Where an actor is and, through the system that holds the reference, a way to call it.
+class Peer(Protocol):
+    """The connection to a system, through which its actors are called (``delivery.connection.Peer``)."""
 
-    ``Api`` is the class whose endpoints may be called: the actor's own or a protocol it fulfils. A parameter
-    annotated ``ActorRef[StoreApi]`` receives a reference that is ready to use. It goes on working when the actor is
+    dead: FlexmarlError | None
+
+    async def call(
+        self,
+        actor: str,
+        endpoint: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout_s: float,
+        signature: Signature | None,
+    ) -> Any: ...
+
+    async def tell(
+        self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float
+    ) -> None: ...
+
+    def tell_nowait(
+        self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None: ...
+
+    def stream(
+        self,
+        actor: str,
+        endpoint: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout_s: float,
+        signature: Signature | None,
+    ) -> AsyncIterator[Any]: ...
+
+
+class Peers(Protocol):
+    """The connections of one system (``delivery.peers.Network``)."""
+
+    def peer(self, address: str) -> Peer:
+        """The connection to the system at ``address``. Raises LocalProtocolError, SystemClosed, or the reason of its
+        death."""
+        ...
+
+
+class ActorRef(Generic[Api]):
+    """The name and address of an actor and, through the system that holds the reference, a way to call it.
+
+    ``Api`` is the class whose endpoints may be called: the actor's own or a protocol that it fulfils. A parameter
+    annotated ``ActorRef[StoreApi]`` receives a reference that is ready to use. It stays valid when the actor is
     restarted.
     """
 
-    __slots__ = ("_api", "_known_peer", "_proxy", "_system", "address", "name")
+    __slots__ = ("_api", "_known_peer", "_peers", "_proxy", "address", "name")
 
-    def __init__(
-        self, name: str, address: str, system: "ActorSystem | None" = None, api: type | None = None
-    ) -> None:
+    def __init__(self, name: str, address: str, peers: Peers | None = None, api: type | None = None) -> None:
         self.name = name
         self.address = address
-        self._system = system
+        self._peers = peers
         self._api = api
         self._known_peer: Peer | None = None
         self._proxy: _Proxy | None = None
@@ -90,13 +127,13 @@ class ActorRef(Generic[Api]):
     def _signature(self, endpoint: str) -> Signature | None:
         return None if self._api is None else signature_of(self._api, endpoint)
 
-    def _peer(self) -> "Peer":
+    def _peer(self) -> Peer:
         """For asking something of the actor. Raises LocalProtocolError, SystemClosed, or why its process is dead."""
         peer = self._known_peer
         if peer is None or peer.dead is not None:  # by now another actor may have that address
-            if self._system is None:
+            if self._peers is None:
                 raise LocalProtocolError(f"the reference to {self.name} belongs to no actor system")
-            peer = self._known_peer = self._system.peer(self.address)
+            peer = self._known_peer = self._peers.peer(self.address)
         return peer
 
     def __wire__(self) -> dict[str, str]:

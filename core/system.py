@@ -10,17 +10,16 @@ event-loop policy, no os.environ.
 """
 
 import asyncio
-import re
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from .actor import Actor
+from .actor import Actor, DeadActor
 from .delivery.connection import Peer, PeerStatistics
-from .delivery.mailbox import Mailbox, MailboxStatistics, current_delivery
+from .delivery.mailbox import Mailbox, MailboxStatistics
 from .delivery.peers import Network
 from .errors import (
     ActorDead,
@@ -34,19 +33,18 @@ from .errors import (
     text_of,
     traceback_of,
 )
+from .names import checked_name
 from .protocol.reply_cache import RepliesStatistics
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .supervision.monitors import Fates
 from .supervision.restart_policy import Intensity, Strategy
+from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .telemetry import get_logger
 from .wire.curve import GateStatistics, Keys
 from .wire.wire import Wire
 from .wire.zeromq import Tcp, ZmqWire, ipc_address
-
-if TYPE_CHECKING:
-    from .supervision.supervisor import Supervisor
 
 log = get_logger(__name__)
 
@@ -71,18 +69,6 @@ class SystemStatistics:
     refused_messages: int
     answers: RepliesStatistics | None
     clients: GateStatistics | None
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def checked_name(name: str) -> str:
-    """A system's or an actor's name. Raises ValueError: it is part of file names and of log lines."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is no name: 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"
-        )
-    return name
 
 
 class ActorSystem:
@@ -138,7 +124,7 @@ class ActorSystem:
         self.directory = self._given_directory or Path(tempfile.mkdtemp(prefix="flexmarl-"))
         try:
             self._start_network()
-            self.process = SystemActor()
+            self.process = SystemActor(self)
             await self.add(self.process, "system")
         except BaseException:
             self._remove_directory()
@@ -278,14 +264,14 @@ class ActorSystem:
             raise ValueError(f"{self.name} already has an actor named {name!r}")
         await self._start_actor(actor, name)
         self._expected.discard(name)
-        mailbox = self._mailboxes.setdefault(name, Mailbox(name, self))
+        mailbox = self._mailboxes.setdefault(name, Mailbox(name, self.name, self._network))
         mailbox.open(actor)
         return self.ref(name, self.address, type(actor))
 
     def expect(self, name: str) -> None:
         """What is asked of an actor of that name waits, from now on, for ``add`` to have started it."""
         self._expected.add(checked_name(name))
-        self._mailboxes[name] = Mailbox(name, self)
+        self._mailboxes[name] = Mailbox(name, self.name, self._network)
 
     def _check_running(self) -> None:
         if not self._entered:
@@ -298,7 +284,7 @@ class ActorSystem:
         return name in self._mailboxes
 
     async def _start_actor(self, actor: Actor, name: str) -> None:
-        actor.system = self
+        actor.system = actor._runtime = self
         actor.ref = self.ref(name, self.address, type(actor))
         self._starting[name] = None
         try:
@@ -332,8 +318,9 @@ class ActorSystem:
 
     def _runs_within(self, name: str) -> bool:
         """Whether the running task is one of the actor's own."""
-        delivery, task = current_delivery.get(), asyncio.current_task()
-        if delivery is not None and delivery.task is task and delivery.mailbox is self._mailboxes.get(name):
+        task = asyncio.current_task()
+        mailbox = self._mailboxes.get(name)
+        if mailbox is not None and mailbox.runs_in(task):
             return True
         actor = None if task is None else self._background.get(task)
         return actor is not None and actor is self._actors.get(name)
@@ -433,7 +420,7 @@ class ActorSystem:
         )
 
     def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]:
-        return ActorRef(name, address, self, api)
+        return ActorRef(name, address, self._network, api)
 
     async def spawn(
         self,
@@ -451,10 +438,6 @@ class ActorSystem:
         ``failure`` is set to TooManyRestarts. Raises what ``Supervisor.start`` raises.
         """
         self._check_running()
-        from .supervision.supervisor import (
-            Supervisor,  # it knows systems; a system knows it from here on only
-        )
-
         if self._own_supervisor is None:
             self._own_supervisor = own = Supervisor(
                 self, self.directory, self._log_directory or self.directory, None,
@@ -517,6 +500,18 @@ class ActorSystem:
         return None
 
     # ------------------------------------------------------------------ who dies
+
+    def watch(self, actor: Actor, ref: ActorRef[Any]) -> None:
+        """See ``Actor.watch``."""
+        self.fates.watch(actor, ref)
+
+    def link(self, actor: Actor, ref: ActorRef[Any]) -> None:
+        """See ``Actor.link``."""
+        self.fates.link(actor, ref)
+
+    def deaths(self, name: str) -> AsyncGenerator[DeadActor]:
+        """See ``Fates.deaths``."""
+        return self.fates.deaths(name)
 
     def serves(self, name: str) -> bool:
         """Whether an actor runs here under that name now."""

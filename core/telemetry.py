@@ -18,6 +18,8 @@ import psutil
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from .call_context import current_delivery
+
 # An idle process wakes once a second for this alone.
 _LAG_INTERVAL_S = 1.0
 # From the record back to the line that logged: logging's caller, structlog's bound logger (3 frames).
@@ -84,14 +86,10 @@ def delivery_context(logger: Any, method: str, line: Line) -> Line:
     A message id is ``SENDER:NUMBER``. The trace id is that of the first request of a chain, in every process it
     leads to.
     """
-    from .delivery.mailbox import current_delivery  # which logs by this module
-
     delivery = current_delivery.get()
     if delivery is not None:
         line.setdefault("actor", delivery.actor)
-        actor = delivery.mailbox.actor
-        if actor is not None:
-            line.setdefault("node", actor.system.name)
+        line.setdefault("node", delivery.node)
         line.setdefault("message_id", delivery.message_id)
         line.setdefault("trace_id", f"{delivery.trace_id:016x}")
     return line

@@ -7,9 +7,10 @@ checker itself.
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePath
 from typing import TypeGuard
 
 import pytest
@@ -17,6 +18,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
+# The files and packages of core, each of which imports only what stands before it.
+CORE = (
+    "task_groups", "errors", "names", "call_context", "telemetry", "protocol", "signature", "wire", "durable",
+    "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
+)  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
@@ -175,7 +181,7 @@ RULES = (
     Rule(
         "modules are imported by name only where the spawner names an actor's class, and where a recipe is read",
         where="",
-        except_in=r"core/supervision/worker_main\.py|actors/workflow\.py",
+        except_in=r"core/supervision/worker_init\.py|actors/workflow\.py",
         banned=(
             ".exec_module",
             ".load_module",
@@ -278,6 +284,68 @@ def _dotted(node: ast.expr) -> str | None:
             return None
 
 
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """The files that each file imports, for types and inside functions too; ``sources``: their texts, by path.
+
+    The front door of a package is its ``__init__.py``: ``from ..core import Actor`` imports that file, which imports
+    the files of its package. So no file of a package may import from its own front door.
+    """
+    modules = {_module(path): path for path in sources}
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        imported = {
+            modules[found]
+            for _, _, name in _imports(path, ast.parse(source))
+            if (found := _longest_prefix(name, modules)) is not None
+        }
+        graph[path] = imported - {path}
+    return graph
+
+
+def import_cycle(sources: Mapping[str, str]) -> list[str]:
+    """The files of one cycle, each imported by the next; empty if there is none."""
+    try:
+        TopologicalSorter(import_graph(sources)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def against_the_order_of_core(sources: Mapping[str, str]) -> list[str]:
+    """Imports of a part of core that stands after the importing one in ``CORE``, as ``path imports path``."""
+    return [
+        f"{path} imports {imported}"
+        for path, imports in import_graph(sources).items()
+        if path.startswith("core/") and path != "core/__init__.py"
+        for imported in sorted(imports)
+        if imported.startswith("core/") and _place_in_core(imported) > _place_in_core(path)
+    ]
+
+
+def _place_in_core(path: str) -> int:
+    """Its index in ``CORE``; the front door comes after everything else."""
+    part = PurePath(path).parts[1].removesuffix(".py")
+    return len(CORE) if part == "__init__" else CORE.index(part)
+
+
+def named_like_a_library(path: str, source: str) -> bool:
+    """Whether the file imports a library of its own name, so that the two look alike in an import or a traceback."""
+    libraries = {name.partition(".")[0] for _, _, name in _imports(path, ast.parse(source))}
+    return PurePath(path).stem in libraries - {PACKAGE}
+
+
+def _module(path: str) -> str:
+    parts = PurePath(path).with_suffix("").parts
+    return ".".join((PACKAGE, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def _longest_prefix(name: str, modules: Mapping[str, str]) -> str | None:
+    """The module that ``name`` is, or is in; None if it is not one of ``modules``."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
 SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 
 
@@ -285,6 +353,75 @@ def test_the_package_keeps_the_rules() -> None:
     assert len(SOURCES) > 30
     violations = [line for path in SOURCES for line in check(str(path.relative_to(ROOT)), path.read_text())]
     assert not violations, "\n".join(["", *violations])
+
+
+def _sources() -> dict[str, str]:
+    return {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
+
+
+def test_no_import_cycle() -> None:
+    assert import_cycle(_sources()) == []
+
+
+def test_core_is_built_in_order() -> None:
+    assert against_the_order_of_core(_sources()) == []
+    parts = {path.relative_to(ROOT).parts[1].removesuffix(".py") for path in (ROOT / "core").rglob("*.py")}
+    assert parts - {"__init__"} == set(CORE)
+
+
+def test_no_file_is_named_like_a_library_that_it_imports() -> None:
+    assert [path for path, source in _sources().items() if named_like_a_library(path, source)] == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from ..b import y",
+        "import flexmarl.core.b",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..b import y",
+        "def f():\n    from .. import b",
+        "from .. import B",
+        "import flexmarl.core",
+    ],
+)
+def test_a_cycle_is_found(back: str) -> None:
+    sources = {
+        "core/__init__.py": "def __getattr__(name):\n    from . import b",
+        "core/b.py": "from .wire.c import z",
+        "core/wire/c.py": "",
+        "core/wire/d.py": "from . import c\nfrom ..b import y",
+    }
+    assert import_cycle(sources) == []
+    cycle = import_cycle(sources | {"core/wire/c.py": back})
+    assert {"core/b.py", "core/wire/c.py"} <= set(cycle)
+
+
+def test_an_import_against_the_order_of_core_is_found() -> None:
+    sources = {
+        "core/__init__.py": "from .ref import ActorRef",
+        "core/ref.py": "from .protocol.codec import Buffer",
+        "core/protocol/codec.py": "",
+        "core/protocol/session.py": "from . import codec",
+    }
+    assert against_the_order_of_core(sources) == []
+    wrong = {"core/protocol/codec.py": "if TYPE_CHECKING:\n    from ..ref import ActorRef"}
+    assert against_the_order_of_core(sources | wrong) == ["core/protocol/codec.py imports core/ref.py"]
+    front_door = {"core/ref.py": "from . import Actor"}
+    assert against_the_order_of_core(sources | front_door) == ["core/ref.py imports core/__init__.py"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "found"),
+    [
+        ("actors/engines/transformers.py", "import transformers", True),
+        ("actors/engines/transformers.py", "def f():\n    from transformers import AutoModel", True),
+        ("core/wire/zeromq.py", "import zmq", False),
+        ("core/delivery/streams.py", "from .streams import x\nfrom flexmarl.core import streams", False),
+        ("core/telemetry/logging.py", "import logging.handlers", True),
+    ],
+)
+def test_a_file_named_like_its_library_is_found(path: str, source: str, found: bool) -> None:
+    assert named_like_a_library(path, source) == found
 
 
 def test_the_package_tree_links_to_the_folders() -> None:
@@ -395,7 +532,7 @@ GOOD = [
     ("launch/x.py", "import yaml\nyaml.safe_load(text)\nyaml.safe_dump(x)\nyaml.YAMLError"),
     ("actors/x.py", "np.load(file, allow_pickle=False)\njson.loads(text, object_hook=None)"),
     ("core/protocol/codec.py", "msgpack.unpackb(x, ext_hook=extension, list_hook=count, object_hook=count)"),
-    ("core/supervision/worker_main.py", "import importlib\nimportlib.import_module(name)"),
+    ("core/supervision/worker_init.py", "import importlib\nimportlib.import_module(name)"),
     ("actors/workflow.py", "import importlib.util\nimportlib.util.module_from_spec(spec)"),
     (
         "launch/x.py",

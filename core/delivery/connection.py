@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..call_context import current_delivery
 from ..errors import (
     ActorDead,
     CallTimeout,
@@ -26,7 +27,6 @@ from ..protocol.session import Decisions, LinkState, Request, Session, SessionSt
 from ..signature import Signature
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link
-from .mailbox import current_delivery
 from .requests import Home, Serving
 from .streams import StreamReader
 
@@ -330,7 +330,7 @@ class Peer:
         self._left = True
         self._go_down("its system was closed")
         if self._incoming:
-            self._home.peer_left(self)
+            self._home.peer_left(self._link)
 
     def _on_ping(self, envelope: Envelope) -> None:
         self.serving.send_worked_off()

@@ -8,26 +8,36 @@ and another takes over the queue. A handler cannot tell: it has a task to itself
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from contextvars import Context, ContextVar, copy_context
+from contextlib import AbstractContextManager, aclosing
+from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..call_context import current_delivery
 from ..errors import RemoteProtocolError, text_of, traceback_of
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..signature import Signature, signature_of
 from ..telemetry import get_logger
 from .streams import StreamWriter
 
-if TYPE_CHECKING:
-    from ..actor import Actor
-    from .requests import Serving
-
 log = get_logger(__name__)
 
 # After this many handlers other callbacks of the loop get their turn.
 _BUDGET = 256
 _STREAM = int(Kind.STREAM)  # comparing with an enum's member costs three times as much
+
+
+class Requester(Protocol):
+    """The peer that a request came from, as its mailbox sees it (``requests.Serving``)."""
+
+    node: str
+    window_bytes: int
+
+    def answer(self, delivery: "Delivery", value: Any) -> None: ...
+    def answer_error(self, delivery: "Delivery", kind: str, message: str, remote_traceback: str) -> None: ...
+    def answer_fault(self, delivery: "Delivery", fault: Fault, message: str) -> None: ...
+    def send_item(self, delivery: "Delivery", number: int, item: Any) -> int: ...
+    def serving_stream(self) -> AbstractContextManager[None]: ...
 
 
 class Delivery:
@@ -37,7 +47,7 @@ class Delivery:
         "asker", "cancelled", "envelope", "id", "kind", "mailbox", "suspended", "task", "timer", "writer"
     )  # fmt: skip
 
-    def __init__(self, asker: "Serving", mailbox: "Mailbox", envelope: Envelope) -> None:
+    def __init__(self, asker: Requester, mailbox: "Mailbox", envelope: Envelope) -> None:
         self.asker = asker
         self.mailbox = mailbox
         self.envelope = envelope
@@ -52,6 +62,10 @@ class Delivery:
     @property
     def actor(self) -> str:
         return self.mailbox.name
+
+    @property
+    def node(self) -> str:
+        return self.mailbox.node
 
     @property
     def endpoint(self) -> str:
@@ -78,10 +92,6 @@ class Delivery:
     @property
     def message_id(self) -> str:
         return f"{self.asker.node}:{self.id}"
-
-
-current_delivery: ContextVar[Delivery | None] = ContextVar("flexmarl_delivery", default=None)
-"""The request that the running code serves; for log lines, and for the trace id of the requests it makes in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +129,16 @@ class _Endpoint:
 
 
 class Mailbox:
-    def __init__(self, name: str, context: Any) -> None:
-        """``context``: handed to the validation of arguments; references become ready to use by it."""
+    def __init__(self, name: str, node: str, context: Any) -> None:
+        """``node``: the name of the actor's system. ``context``: handed to the validation of arguments; references
+        become ready to use by it."""
         self.name = name
+        self.node = node
         self._context = context
         self._loop = asyncio.get_running_loop()
         # Not that of whichever callback delivers: its context variables are another's.
         self._clean = copy_context()
-        self._actor: Actor | None = None
+        self._actor: object | None = None
         self._endpoints: dict[str, _Endpoint] = {}
         self._queue: deque[Delivery] = deque()
         self._running: dict[Delivery, None] = {}
@@ -136,11 +148,7 @@ class Mailbox:
         self._suspending = False  # an endpoint has suspended some time
         self._served = self._failed = self._cancelled = 0
 
-    @property
-    def actor(self) -> "Actor | None":
-        return self._actor
-
-    def open(self, actor: "Actor") -> None:
+    def open(self, actor: object) -> None:
         """Begins to serve; what has arrived before was kept."""
         self._actor = actor
         self._endpoints.clear()
@@ -172,6 +180,11 @@ class Mailbox:
             task.cancel()
         self._ready = 0  # a task that is cancelled before its first step never takes it
         return tasks
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether ``task`` runs a handler of this actor."""
+        running = (*self._running, self._current)
+        return task is not None and any(d is not None and d.task is task for d in running)
 
     def statistics(self) -> MailboxStatistics:
         return MailboxStatistics(

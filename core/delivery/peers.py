@@ -160,7 +160,7 @@ class Network:
         link.send(codec.Encoder().pack([Kind.REFUSE, 0, text_of(error)[:1000]]))
         if not peer.node:  # a stranger: nothing is kept of it
             link.flush()
-            self.peer_left(peer)
+            self.peer_left(link)
 
     def connected(self, link: Link) -> None:
         if link.peer is not None:
@@ -215,10 +215,10 @@ class Network:
     def obituary_follows(self, address: str) -> bool:
         return address in self._watched_processes
 
-    def peer_left(self, peer: Peer) -> None:
-        self._incoming.pop(peer, None)
-        peer.link.peer = None
-        self._wire.disconnect(peer.link)
+    def peer_left(self, link: Link) -> None:
+        self._incoming.pop(link.peer, None)
+        link.peer = None
+        self._wire.disconnect(link)
 
     def _forget_silent(self) -> None:
         """Of those that reached us, the ones which left without a goodbye. One that comes again is a new one."""
@@ -227,4 +227,4 @@ class Network:
             self._forget_at = now + _SILENT_S
             for peer in list(self._incoming):
                 if not peer.was_heard():
-                    self.peer_left(peer)
+                    self.peer_left(peer.link)

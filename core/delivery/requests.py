@@ -5,7 +5,7 @@ answer back to ``answer``, ``answer_error`` or ``answer_fault``.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..errors import LocalProtocolError
 from ..protocol import codec
@@ -15,9 +15,6 @@ from ..protocol.session import Admission, Session, Settings
 from ..telemetry import get_logger
 from ..wire.wire import Link
 from .mailbox import Delivery, Mailbox
-
-if TYPE_CHECKING:
-    from .connection import Peer
 
 log = get_logger(__name__)
 
@@ -46,7 +43,7 @@ class Home(Protocol):
         """Whether this system will be told why the process at ``address`` ended."""
         ...
 
-    def peer_left(self, peer: "Peer") -> None: ...
+    def peer_left(self, link: Link) -> None: ...
 
 
 class Serving:

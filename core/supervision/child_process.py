@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ActorDead, FlexmarlError
-from ..system import ActorSystem
+from ..ref import ActorRef
 from ..telemetry import get_logger
 from .system_actor import SystemActor
 
@@ -47,7 +47,7 @@ class ChildProcess:
         """``init``: what ``worker_main.py`` reads first; ``env``: None inherits this process's. Raises OSError."""
         with log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "flexmarl.core.supervision.worker_main", *arguments,
+                sys.executable, "-m", "flexmarl.core.worker_main", *arguments,
                 stdin=asyncio.subprocess.PIPE, stdout=log_file, stderr=log_file,
                 env=env, start_new_session=True,
             )  # fmt: skip
@@ -96,15 +96,14 @@ class ChildProcess:
             await self.until_gone()
             raise self.death
 
-    async def stop(self, system: ActorSystem) -> None:
-        """Asks the process to end, then makes it."""
+    async def stop(self, system_actor: ActorRef[SystemActor]) -> None:
+        """Asks the process to end, by its ``system_actor``, then makes it."""
         self.unwanted = True
         if self.started.is_set() and not self.ended.is_set():
-            ref = system.ref("system", self.address, SystemActor)
             try:
                 if self.death is None:  # else it is ending already
                     with contextlib.suppress(ActorDead):  # it ended before it could say that it would
-                        await ref.within(_STOP_GRACE_S).stop()
+                        await system_actor.within(_STOP_GRACE_S).stop()
                 await asyncio.wait_for(self.ended.wait(), _STOP_GRACE_S)
             except (FlexmarlError, TimeoutError) as error:
                 log.warning("actor did not stop when asked", name=self.name, error=str(error))

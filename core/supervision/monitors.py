@@ -2,20 +2,35 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from ..actor import Actor, DeadActor
 from ..errors import ActorDead, ActorFailed, RemoteError, RemoteProtocolError, text_of
 from ..ref import ActorRef
 from .system_actor import FOR_EVER, SystemActor
 
-if TYPE_CHECKING:
-    from ..system import ActorSystem
-
+Api = TypeVar("Api")
 
 _REMEMBERED = 1024
+
+
+class MonitoredSystem(Protocol):
+    """The part of a system that its monitors use."""
+
+    name: str
+
+    @property
+    def address(self) -> str: ...
+
+    def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]: ...
+
+    def serves(self, name: str) -> bool: ...
+
+    def has_actor(self, name: str) -> bool: ...
+
+    def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None: ...
 
 
 class _Watcher:
@@ -32,7 +47,7 @@ class _Watcher:
 class Fates:
     """The deaths of one system's actors, for whoever waits for them, and the deaths that its actors wait for."""
 
-    def __init__(self, system: "ActorSystem") -> None:
+    def __init__(self, system: MonitoredSystem) -> None:
         self._system = system
         self._watchers: dict[str, dict[_Watcher, None]] = {}
         self._stopped: OrderedDict[str, str] = OrderedDict()

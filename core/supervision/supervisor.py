@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from ..actor import Actor, endpoint
 from ..errors import (
@@ -31,14 +31,16 @@ from ..errors import (
     text_of,
     traceback_of,
 )
+from ..names import checked_name
+from ..protocol.session import Settings
 from ..ref import ActorRef
-from ..system import ActorSystem, checked_name
 from ..telemetry import ProcessStatistics, get_logger
-from ..wire.zeromq import ipc_address
+from ..wire.curve import Keys
+from ..wire.zeromq import Tcp, ipc_address
 from .child_process import ChildProcess
 from .restart_policy import Escalate, Intensity, Restart, Restarts, Strategy
 from .system_actor import SystemActor
-from .worker_main import HostInit, import_class, import_path, search_path, write_init
+from .worker_init import WorkerInit, import_class, import_path, search_path, write_init
 
 log = get_logger(__name__)
 
@@ -73,12 +75,35 @@ class _Child:
     """Has been started, and has not died since."""
 
 
+class SupervisedSystem(Protocol):
+    """The part of a system that its supervisors use."""
+
+    name: str
+    tcp: Tcp | None
+    keys: Keys | None
+    settings: Settings
+    supervisors: "list[Supervisor]"
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def keys_file(self) -> Path: ...
+    async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]: ...
+    def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]: ...
+    def has_actor(self, name: str) -> bool: ...
+    async def halt(self, name: str) -> BaseException | None: ...
+    async def restart(self, name: str, actor: Actor) -> None: ...
+    def bury(self, name: str, error: FlexmarlError) -> None: ...
+    def watch_process(self, address: str) -> None: ...
+    def process_ended(self, address: str, error: FlexmarlError, *, for_good: bool) -> None: ...
+
+
 class Supervisor(Actor):
     """An actor of its system, named ``supervisor`` where ``name`` does not say otherwise."""
 
     def __init__(
         self,
-        system: ActorSystem,
+        system: SupervisedSystem,
         directory: Path,
         log_directory: Path,
         env: Mapping[str, str] | None,
@@ -153,7 +178,7 @@ class Supervisor(Actor):
         """See ``ActorSystem.allow``."""
         for name in self.running:
             address = self._children[name].address
-            await self._host_system.ref("system", address, SystemActor).api.allow(public_key)
+            await self._system_actor(address).api.allow(public_key)
 
     async def kill_all(self) -> None:
         """Ends every process at once, whatever it is doing."""
@@ -237,6 +262,9 @@ class Supervisor(Actor):
             raise LocalProtocolError(f"the address of {name} is not known before it has been started")
         return self._host_system.ref(name, address, api)
 
+    def _system_actor(self, address: str) -> ActorRef[SystemActor]:
+        return self._host_system.ref("system", address, SystemActor)
+
     def owns(self, name: str) -> bool:
         return name in self._children
 
@@ -281,7 +309,7 @@ class Supervisor(Actor):
             process.kill()
         await process.until_ready()
 
-    def _init_of(self, child: _Child) -> HostInit:
+    def _init_of(self, child: _Child) -> WorkerInit:
         system = self._host_system
         tcp, keys_file = None, None
         if system.tcp is not None:  # the port that it had is the one its references know
@@ -291,7 +319,7 @@ class Supervisor(Actor):
             keys_file = system.keys_file
             if not keys_file.exists():
                 system.keys.save(keys_file)
-        return HostInit(
+        return WorkerInit(
             import_path(child.actor_class),
             child.kwargs,
             {"name": self._name, "address": system.address},
@@ -305,7 +333,7 @@ class Supervisor(Actor):
         """Stops what runs of a child; whoever asked something of it is told."""
         child.runs = False
         if child.process is not None:
-            await child.process.stop(self._host_system)
+            await child.process.stop(self._system_actor(child.process.address))
         elif not child.own_process:
             await self._host_system.halt(child.name)
 
@@ -430,7 +458,7 @@ class Supervisor(Actor):
         """Waits for the end of a process that said that it has failed: its successor takes its address."""
         process = child.process
         if process is not None and not process.ended.is_set():
-            await process.stop(self._host_system)
+            await process.stop(self._system_actor(process.address))
             if not process.ended.is_set():
                 raise ActorDead(child.name, f"process {process.pid} does not end")
 
@@ -466,7 +494,7 @@ class Supervisor(Actor):
         """The own figures of this process, and of every running one that answers within 10 s, by actor name."""
         addresses = {name: self._children[name].address for name in self.running}
         addresses[self._host_system.name] = self._host_system.address
-        refs = {name: self._host_system.ref("system", at, SystemActor) for name, at in addresses.items()}
+        refs = {name: self._system_actor(at) for name, at in addresses.items()}
         figures = await asyncio.gather(*(_statistics_of(ref) for ref in refs.values()))
         return {name: figure for name, figure in zip(refs, figures, strict=True) if figure is not None}
 

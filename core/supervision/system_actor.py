@@ -2,9 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from ..actor import Actor, DeadActor, endpoint
 from ..ref import ActorRef
@@ -13,8 +13,21 @@ from ..telemetry import LoopLag, ProcessStatistics, process_statistics
 FOR_EVER = math.inf
 
 
+class ControlledSystem(Protocol):
+    """The part of a system that its ``SystemActor`` offers to other processes."""
+
+    async def allow(self, public_key: str) -> None: ...
+
+    async def find(self, name: str, asked: Iterable[str] = ()) -> ActorRef[Any] | None: ...
+
+    def deaths(self, name: str) -> AsyncGenerator[DeadActor]: ...
+
+    def fail_with(self, name: str, ref: ActorRef[Any]) -> None: ...
+
+
 class SystemActor(Actor):
-    def __init__(self) -> None:
+    def __init__(self, controlled: ControlledSystem) -> None:
+        self._controlled = controlled
         self.stop_asked = asyncio.Event()
         self._lag = LoopLag()
 
@@ -30,24 +43,24 @@ class SystemActor(Actor):
     @endpoint
     async def allow(self, public_key: str) -> None:
         """See ``ActorSystem.allow``."""
-        await self.system.allow(public_key)
+        await self._controlled.allow(public_key)
 
     @endpoint
     async def lookup(self, name: str, asked: tuple[str, ...] = ()) -> ActorRef[Any] | None:
         """The actor of that name, here or where this system knows to ask; see ``ActorSystem.find``."""
-        return await self.system.find(name, asked)
+        return await self._controlled.find(name, asked)
 
     @endpoint
     async def deaths(self, name: str) -> AsyncGenerator[DeadActor]:
         """The death of the actor ``name``, as soon as it has died; nothing else comes."""
-        async with aclosing(self.system.fates.deaths(name)) as deaths:
+        async with aclosing(self._controlled.deaths(name)) as deaths:
             async for dead in deaths:
                 yield dead
 
     @endpoint
     async def bind_fate(self, name: str, to: ActorRef[Any]) -> None:
         """When the actor behind ``to`` dies, ``name`` fails."""
-        self.system.fail_with(name, to)
+        self._controlled.fail_with(name, to)
 
     async def on_stop(self) -> None:
         self._lag.close()

@@ -345,7 +345,7 @@ class _Watch(Progress):
 
 
 def _actor_of(process: psutil.Process) -> str:
-    """``python -P -m flexmarl.core.supervision.worker_main DIRECTORY NAME private``"""
+    """``python -P -m flexmarl.core.worker_main DIRECTORY NAME private``"""
     return process.cmdline()[-2]
 
 

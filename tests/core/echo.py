@@ -5,10 +5,12 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flexmarl.core.actor import Actor, DeadActor, endpoint
 from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.system_actor import SystemActor
+from flexmarl.core.system import ActorSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Echo(Actor):
     @endpoint
     async def leave(self, words: str) -> str:
         """Has its process end in good order."""
-        await self.system.process.stop()
+        await self.system.ref("system", self.system.address, SystemActor).api.stop()
         return words
 
     @endpoint
@@ -172,7 +174,7 @@ class Worker(Actor):
 
     @endpoint
     async def watchers(self) -> int:
-        return len(self.system.fates.pending())
+        return len(cast(ActorSystem, self.system).fates.pending())
 
     @endpoint
     async def seen(self) -> list[DeadActor]:

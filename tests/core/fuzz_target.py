@@ -68,7 +68,7 @@ class Fuzzed:
         self.mailboxes: dict[str, Mailbox] = {}
         self.network = Network("fuzzed", self.wire, Settings(), self.mailboxes)
         self.network.start(None)
-        self.mailboxes["target"] = mailbox = Mailbox("target", None)
+        self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
         self.asked = self.network.peer(ADDRESS)

@@ -77,13 +77,14 @@ class Worker(Actor):
 class World:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.network = MemoryNetwork(seed=1)
+        self.systems: dict[str, ActorSystem] = {}
         self.workers: dict[str, Worker] = {}
         self._stack = stack
 
     async def start(self, name: str, settings: Settings = HEARTBEAT) -> ActorSystem:
         system = ActorSystem(name, wire=self.network.wire(name), settings=settings)
         await self._stack.enter_async_context(system)
-        self.workers[name] = Worker()
+        self.systems[name], self.workers[name] = system, Worker()
         await system.add(self.workers[name], "worker")
         return system
 
@@ -148,7 +149,7 @@ async def test_a_lost_message_is_found_out_by_the_next_heartbeat(world: World) -
     with pytest.raises(ActorDead, match="the message, or its answer, was lost on the way"):
         await call
     assert now_s() <= 10.0 and world.workers["b"].heard == []
-    (peer,) = (p for p in world.workers["a"].system.statistics().peers if p.session.requests)
+    (peer,) = (p for p in world.systems["a"].statistics().peers if p.session.requests)
     assert (peer.session.in_flight, peer.session.lost) == (0, 2)
 
 
@@ -199,11 +200,11 @@ async def test_a_crash_ends_all_that_runs_and_is_told_after_the_delay(world: Wor
     await asyncio.sleep(1.0)
     world.network.faults = Faults(delay_s=(0.5, 0.5))
     began_s = now_s()
-    crashed = world.workers["b"]
+    crashed, its_system = world.workers["b"], world.systems["b"]
     world.network.crash("b")
     with pytest.raises(SystemClosed):
         await out
-    assert now_s() == began_s and isinstance(await crashed.system.failure, SystemClosed)
+    assert now_s() == began_s and isinstance(await its_system.failure, SystemClosed)
     with pytest.raises(ActorDead, match="its process ended"):
         await call
     assert now_s() == began_s + 0.5
@@ -213,7 +214,7 @@ async def test_a_crash_ends_all_that_runs_and_is_told_after_the_delay(world: Wor
         await crashed.system.ref("worker", "memory://a", Worker).api.all_heard()
     await world.start("b")
     assert await ref.api.all_heard() == []
-    assert world.workers["b"].system._network._wire.epoch > crashed.system._network._wire.epoch
+    assert world.systems["b"]._network._wire.epoch > its_system._network._wire.epoch
 
 
 @in_virtual_time

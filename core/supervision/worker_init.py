@@ -1,0 +1,96 @@
+"""The first message to a spawned process: its actor's class and arguments, the addresses and keys that it needs."""
+
+import importlib
+import struct
+import sys
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+from pydantic import TypeAdapter
+
+from ..actor import Actor
+from ..errors import LocalProtocolError
+from ..protocol import codec
+from ..protocol.session import Settings
+from ..wire.zeromq import Tcp
+
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """``actor_class`` is ``module:Class``; ``kwargs`` are its constructor's, checked against its annotations.
+
+    ``tcp``: where to listen, None: on an ipc socket in the directory. It comes without keys: they are in ``keys_file``.
+    ``search_path``: where else to import from (``sys.path``).
+    """
+
+    actor_class: str
+    kwargs: dict[str, Any]
+    supervisor: dict[str, str]
+    tcp: Tcp | None
+    keys_file: str | None
+    settings: Settings
+    search_path: list[str]
+
+
+def write_init(init: WorkerInit) -> bytes:
+    body = codec.Encoder().pack(init)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_init(stream: BinaryIO) -> WorkerInit:
+    """Raises EOFError where the parent was gone before it had written all of it."""
+    header = stream.read(_LENGTH.size)
+    size_bytes = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else 0
+    body = stream.read(size_bytes)
+    if not size_bytes or len(body) < size_bytes:
+        raise EOFError
+    return TypeAdapter(WorkerInit).validate_python(msgpack.unpackb(body, strict_map_key=False))
+
+
+def import_path(actor_class: type[Actor] | str) -> str:
+    """``module:Class``. Raises LocalProtocolError where another process could not import it."""
+    if isinstance(actor_class, str):
+        return actor_class
+    module, name = actor_class.__module__, actor_class.__qualname__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        if main.__spec__ is not None:  # python -m
+            module = main.__spec__.name
+        elif (program := _main_file()) is not None:
+            module = program.stem
+    if module == "__main__" or "<locals>" in name:
+        where = "at a prompt" if module == "__main__" else "inside a function"
+        raise LocalProtocolError(
+            f"{name} is defined {where}, where no other process can import it: move it to a module"
+        )
+    return f"{module}:{name}"
+
+
+def search_path() -> list[str]:
+    """Where another process finds what this one has imported, the main program included."""
+    paths = [path for path in sys.path if path]
+    program = _main_file()
+    if program is not None and str(program.parent) not in paths:
+        paths.append(str(program.parent))
+    return paths
+
+
+def _main_file() -> Path | None:
+    """None at a prompt, and where the program was imported as a module (``python -m``)."""
+    main = sys.modules["__main__"]
+    file: str | None = getattr(main, "__file__", None)
+    return None if file is None or main.__spec__ is not None else Path(file).resolve()
+
+
+def import_class(path: str) -> type[Actor]:
+    """What ``module:Class`` names. Raises ImportError, AttributeError, and TypeError where it is no actor's class."""
+    module, _, name = path.partition(":")
+    found: Any = attrgetter(name)(importlib.import_module(module))
+    if not (isinstance(found, type) and issubclass(found, Actor)):
+        raise TypeError(f"{path} is no Actor")
+    return found
