@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any, Protocol, TypeVar, overload
 
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
-from .signature import EndpointOptions, mark_endpoint
+from .signature import EndpointOptions, endpoint_options, mark_endpoint
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound="Actor")
@@ -41,6 +42,21 @@ class DeadActor:
     stopped: bool = False
 
 
+def _check_implements(cls: type, protocol: type) -> None:
+    for name, declared in vars(protocol).items():
+        if name.startswith("_") or not isfunction(declared):
+            continue
+        found = getattr(cls, name)
+        if found is declared:
+            raise TypeError(f"{cls.__qualname__} does not implement {protocol.__qualname__}.{name}")
+        options = endpoint_options(declared)
+        if options is not None and endpoint_options(found) != options:
+            raise TypeError(
+                f"{cls.__qualname__}.{name} must be marked as in {protocol.__qualname__}: "
+                f"@endpoint(idempotent={options.idempotent})"
+            )
+
+
 class System(Protocol):
     """The system of an actor, as actors use it; see ``ActorSystem`` for the meaning of each member."""
 
@@ -55,9 +71,9 @@ class System(Protocol):
 
     async def spawn(
         self,
-        actor_class: type[AnyActor] | str,
+        actor_class: type[AnyActor],
         name: str,
-        kwargs: Mapping[str, Any] | None = None,
+        setup: Mapping[str, Any] | None = None,
         *,
         process: bool = False,
     ) -> ActorRef[AnyActor]: ...
@@ -90,6 +106,14 @@ class Actor:
     system: System
     ref: ActorRef[Any]
     _runtime: Runtime
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raises TypeError if the class lacks a method of a ``Protocol`` among its bases, or does not mark it as the
+        protocol does: calls would reach the empty body of the protocol."""
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__:
+            if getattr(base, "_is_protocol", False):
+                _check_implements(cls, base)
 
     async def on_start(self) -> None:
         """Runs once before the first call is accepted."""

@@ -41,6 +41,12 @@ def mark_endpoint(method: Any, options: EndpointOptions) -> None:
     setattr(method, _MARK, options)
 
 
+def endpoint_options(method: Any) -> EndpointOptions | None:
+    """The mark that ``mark_endpoint`` has set; None if there is none."""
+    options: EndpointOptions | None = getattr(method, _MARK, None)
+    return options
+
+
 _validators: dict[type, Any] = {}
 
 
@@ -94,7 +100,7 @@ class Signature:
     def __init__(self, function: Callable[..., Any], *, bound: bool = True) -> None:
         """``bound``: the first parameter is ``self`` and is left out."""
         self.name = function.__qualname__
-        options: EndpointOptions | None = getattr(function, _MARK, None)
+        options = endpoint_options(function)
         self.is_endpoint = options is not None
         self.idempotent = options is not None and options.idempotent
         hints = get_type_hints(function, include_extras=True)
@@ -148,7 +154,7 @@ class Signature:
 def _takes_nothing() -> None: ...
 
 
-NO_ARGUMENTS = Signature(_takes_nothing, bound=False)
+_NO_ARGUMENTS = Signature(_takes_nothing, bound=False)
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -162,3 +168,12 @@ def signature_of(owner: type[Any], name: str) -> Signature | None:
     """The signature of the function ``owner.name``, or None where ``owner`` has no such function."""
     function = getattr(owner, name, None)
     return Signature(function) if inspect.isfunction(function) else None
+
+
+def constructor_signature(owner: type[Any]) -> Signature:
+    """The signature of the ``__init__`` of a class. A ``Protocol`` among its bases has one of no meaning."""
+    for base in owner.__mro__:
+        function = vars(base).get("__init__")
+        if inspect.isfunction(function) and not getattr(base, "_is_protocol", False):
+            return Signature(function)
+    return _NO_ARGUMENTS

@@ -12,10 +12,10 @@ event-loop policy, no os.environ.
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from .actor import Actor, DeadActor
 from .delivery.connection import Peer, PeerStatistics
@@ -50,6 +50,7 @@ log = get_logger(__name__)
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
+Setup = TypeVar("Setup")
 
 # Enough for what goes away by itself, not for what comes back each time: that is told within seconds.
 THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
@@ -422,20 +423,33 @@ class ActorSystem:
     def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]:
         return ActorRef(name, address, self._network, api)
 
+    @overload
+    async def spawn(
+        self, actor_class: str, name: str, setup: object = None, *, process: bool = False
+    ) -> ActorRef[Any]: ...
+    @overload
     async def spawn(
         self,
-        actor_class: type[AnyActor] | str,
+        actor_class: type[AnyActor],
         name: str,
-        kwargs: Mapping[str, Any] | None = None,
+        setup: Mapping[str, Any] | None = None,
         *,
         process: bool = False,
-    ) -> ActorRef[AnyActor]:
+    ) -> ActorRef[AnyActor]: ...
+    @overload
+    async def spawn(
+        self, actor_class: Callable[[Setup], AnyActor], name: str, setup: Setup, *, process: bool = False
+    ) -> ActorRef[AnyActor]: ...
+    async def spawn(
+        self, actor_class: Any, name: str, setup: object = None, *, process: bool = False
+    ) -> ActorRef[Any]:
         """Starts an actor that is restarted when it fails, under this system's own supervisor (one for one).
 
-        ``actor_class``: a class, or where to import it from (``package.module:Class``); ``kwargs``: its constructor's.
+        ``actor_class``: a class, or its import path (``package.module:Class``). ``setup``: the keyword arguments of its
+        constructor as a mapping, or its single argument as any other plain data (a frozen dataclass, say).
         The reference of a class given by its path knows no types: ask ``lookup(name, Class)`` for one that does.
         ``process``: in a new process, which inherits this one's environment. When it may not be restarted any more,
-        ``failure`` is set to TooManyRestarts. Raises what ``Supervisor.start`` raises.
+        ``failure`` is set to TooManyRestarts. Raises what ``Supervisor.spawn`` raises.
         """
         self._check_running()
         if self._own_supervisor is None:
@@ -446,7 +460,7 @@ class ActorSystem:
             )  # fmt: skip
             await own.__aenter__()
             own.death.add_done_callback(self._supervisor_gave_up)
-        return await self._own_supervisor.start(actor_class, name, kwargs or {}, process=process)
+        return await self._own_supervisor.spawn(actor_class, name, setup, process=process)
 
     def _supervisor_gave_up(self, death: asyncio.Future[FlexmarlError]) -> None:
         if not death.cancelled():

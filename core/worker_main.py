@@ -22,7 +22,7 @@ import uvloop
 from .actor import Actor
 from .errors import text_of
 from .ref import ActorRef
-from .signature import NO_ARGUMENTS, signature_of
+from .signature import constructor_signature
 from .supervision.worker_init import WorkerInit, import_class, read_init
 from .system import ActorSystem
 from .telemetry import configure_logging, get_logger
@@ -80,8 +80,8 @@ async def _host(name: str, init: WorkerInit, directory: Path) -> int:
 
 def _build(init: WorkerInit, system: ActorSystem) -> Actor:
     actor_class: Any = import_class(init.actor_class)
-    constructor = signature_of(actor_class, "__init__") or NO_ARGUMENTS
-    actor: Actor = actor_class(**constructor.arguments([], init.kwargs, system))
+    constructor = constructor_signature(actor_class)
+    actor: Actor = actor_class(**constructor.arguments(init.args, init.kwargs, system))
     return actor
 
 

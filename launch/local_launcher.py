@@ -265,7 +265,7 @@ def _arguments(
     }
 
 
-async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, None]], console: Console) -> None:
+async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: Console) -> None:
     """Waits for all of them, and shows how far that is; loading a large model lasts. Raises what the first raises."""
     slow_from = time.monotonic() + _SLOW_START_S
     with first_error():

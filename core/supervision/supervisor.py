@@ -14,11 +14,11 @@ import asyncio
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, overload
 
 from ..actor import Actor, endpoint
 from ..errors import (
@@ -40,12 +40,20 @@ from ..wire.zeromq import Tcp, ipc_address
 from .child_process import ChildProcess
 from .restart_policy import Escalate, Intensity, Restart, Restarts, Strategy
 from .system_actor import SystemActor
-from .worker_init import WorkerInit, import_class, import_path, search_path, write_init
+from .worker_init import (
+    WorkerInit,
+    constructor_arguments,
+    import_class,
+    import_path,
+    search_path,
+    write_init,
+)
 
 log = get_logger(__name__)
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
+Setup = TypeVar("Setup")
 
 NO_RESTARTS = Intensity(max_restarts=0)
 STATISTICS_TIMEOUT_S = 10.0
@@ -67,7 +75,7 @@ class _Child:
 
     name: str
     actor_class: type[Actor] | str
-    kwargs: dict[str, Any]
+    setup: object
     own_process: bool
     address: str
     process: ChildProcess | None = None
@@ -190,19 +198,30 @@ class Supervisor(Actor):
 
     # ------------------------------------------------------------------ starting and stopping one
 
-    async def spawn(self, actor_class: str, name: str, kwargs: Mapping[str, Any]) -> None:
-        """Starts ``module:Class`` in a new process and returns once its ``on_start`` is through; see ``start``."""
-        await self.start(actor_class, name, kwargs, process=True)
-
-    async def start(
+    @overload
+    async def spawn(
+        self, actor_class: str, name: str, setup: object = None, *, process: bool = True
+    ) -> ActorRef[Any]: ...
+    @overload
+    async def spawn(
         self,
-        actor_class: type[AnyActor] | str,
+        actor_class: type[AnyActor],
         name: str,
-        kwargs: Mapping[str, Any],
+        setup: Mapping[str, Any] | None = None,
         *,
-        process: bool,
-    ) -> ActorRef[AnyActor]:
-        """Starts an actor, in a new process or in this one, and returns once its ``on_start`` is through.
+        process: bool = True,
+    ) -> ActorRef[AnyActor]: ...
+    @overload
+    async def spawn(
+        self, actor_class: Callable[[Setup], AnyActor], name: str, setup: Setup, *, process: bool = True
+    ) -> ActorRef[AnyActor]: ...
+    async def spawn(
+        self, actor_class: Any, name: str, setup: object = None, *, process: bool = True
+    ) -> ActorRef[Any]:
+        """Starts an actor, in a new process or in this one, and returns after its ``on_start``.
+
+        ``actor_class``: a class, or its import path (``package.module:Class``). ``setup``: the keyword arguments of its
+        constructor as a mapping, or its single argument as any other plain data (a frozen dataclass, say).
 
         A first start that fails is not tried again: it raises what ``on_start`` or the constructor raised, in a process
         ActorFailed, or ActorDead where the process ended otherwise or is not ready within an hour. For one-for-all it
@@ -218,7 +237,7 @@ class Supervisor(Actor):
             if not system.address.startswith(("ipc://", "tcp://")):
                 raise LocalProtocolError(f"{system.name} is reached by no socket: no process could answer it")
         predicted = ipc_address(self._directory, name) if system.tcp is None else ""
-        child = _Child(name, actor_class, dict(kwargs), process, predicted if process else system.address)
+        child = _Child(name, actor_class, setup, process, predicted if process else system.address)
         self._children[name] = child
         try:
             await self._launch(child)
@@ -281,8 +300,9 @@ class Supervisor(Actor):
             await self._launch_process(child)
         else:
             known = child.actor_class
-            actor_class = import_class(known) if isinstance(known, str) else known
-            actor = actor_class(**child.kwargs)
+            actor_class: Any = import_class(known) if isinstance(known, str) else known
+            args, kwargs = constructor_arguments(child.setup)
+            actor = actor_class(*args, **kwargs)
             if self._host_system.has_actor(child.name):
                 await self._host_system.restart(child.name, actor)
             else:
@@ -321,7 +341,7 @@ class Supervisor(Actor):
                 system.keys.save(keys_file)
         return WorkerInit(
             import_path(child.actor_class),
-            child.kwargs,
+            *constructor_arguments(child.setup),
             {"name": self._name, "address": system.address},
             tcp,
             None if keys_file is None else str(keys_file),

@@ -3,6 +3,7 @@
 import importlib
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -22,13 +23,14 @@ _LENGTH = struct.Struct("!I")
 
 @dataclass(frozen=True, slots=True)
 class WorkerInit:
-    """``actor_class`` is ``module:Class``; ``kwargs`` are its constructor's, checked against its annotations.
+    """``actor_class``: ``module:Class``. ``args``, ``kwargs``: for its constructor, checked against its annotations.
 
     ``tcp``: where to listen, None: on an ipc socket in the directory. It comes without keys: they are in ``keys_file``.
     ``search_path``: where else to import from (``sys.path``).
     """
 
     actor_class: str
+    args: list[Any]
     kwargs: dict[str, Any]
     supervisor: dict[str, str]
     tcp: Tcp | None
@@ -50,6 +52,13 @@ def read_init(stream: BinaryIO) -> WorkerInit:
     if not size_bytes or len(body) < size_bytes:
         raise EOFError
     return TypeAdapter(WorkerInit).validate_python(msgpack.unpackb(body, strict_map_key=False))
+
+
+def constructor_arguments(setup: object) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an actor's constructor: a mapping holds them by name, any other value is the only one."""
+    if setup is None:
+        return [], {}
+    return ([], dict(setup)) if isinstance(setup, Mapping) else ([setup], {})
 
 
 def import_path(actor_class: type[Actor] | str) -> str:

@@ -13,9 +13,9 @@ from flexmarl.core.errors import RemoteProtocolError
 from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.codec import Buffer, Encoder
 from flexmarl.core.signature import (
-    NO_ARGUMENTS,
     EndpointOptions,
     Signature,
+    constructor_signature,
     mark_endpoint,
     register_type,
     signature_of,
@@ -162,9 +162,10 @@ def test_what_is_no_function_has_no_signature() -> None:
 
 
 def test_what_takes_nothing() -> None:
-    assert NO_ARGUMENTS.arguments([], {}, None) == {}
+    nothing = constructor_signature(object)
+    assert nothing.arguments([], {}, None) == {}
     with pytest.raises(RemoteProtocolError, match="takes 0 arguments"):
-        NO_ARGUMENTS.arguments([1], {}, None)
+        nothing.arguments([1], {}, None)
 
 
 def test_options_are_read_from_the_mark() -> None:

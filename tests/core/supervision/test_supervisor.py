@@ -195,7 +195,7 @@ class Bench:
         self, name: str, *, process: bool = True, actor_class: type[Worker] | str = WORKER, **kwargs: Any
     ) -> ActorRef[Worker]:
         arguments = {"diary": str(self.diary), **kwargs}
-        ref = await self.supervisor.start(actor_class, name, arguments, process=process)
+        ref = await self.supervisor.spawn(actor_class, name, arguments, process=process)
         return self.system.ref(name, ref.address, Worker)
 
     def written(self) -> list[str]:
