@@ -1,7 +1,7 @@
-"""Set and Get of named tensor collections, wherever they are.
+"""Set and Get of named tensor collections, in any process of the run.
 
-``StateTransport`` is the object to use; ``StateHandle`` is the plain data it hands out. Importing this
-package or ``flexmarl.transport.handle`` does not import torch: ``StateTransport`` is loaded when asked for.
+``StateTransport`` is the object to use; ``StateHandle`` is the plain data that it returns. Importing this package or
+``flexmarl.transport.handle`` does not import torch: ``StateTransport`` is loaded at its first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,20 @@ from .handle import StateHandle, TensorSpec
 from .select import Place
 
 if TYPE_CHECKING:
-    from .state import StateTransport, TransportStatistics
+    from .state import PathStatistics, StateTransport, TransportStatistics
 
-__all__ = ["Place", "StateHandle", "StateTransport", "TensorSpec", "TransportStatistics"]
+__all__ = [
+    "PathStatistics",
+    "Place",
+    "StateHandle",
+    "StateTransport",
+    "TensorSpec",
+    "TransportStatistics",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("StateTransport", "TransportStatistics"):
+    if name in ("PathStatistics", "StateTransport", "TransportStatistics"):
         from . import state
 
         return getattr(state, name)

@@ -5,19 +5,20 @@
     @endpoint
     async def add(self, rewards: np.ndarray, weights: Array | None = None) -> np.ndarray: ...
 
-``Array`` is for fields of dataclasses and models, where a bare ``np.ndarray`` says nothing. Both sides import this
-module. ``tensors`` does the same for torch, and what one sends the other can receive.
+``Array`` is for fields of dataclasses and models, which don't know a bare ``np.ndarray``. Sender and receiver both
+import this module. ``message_tensors`` does the same for torch; an array can be received as a tensor, and a tensor as
+an array.
 
-An argument of a call is sent as it lies in memory, without a copy where it is contiguous in C order: leave it alone
-until the call has been answered. What is told one-way, returned or yielded is copied before it is sent, so that it may
-change at once; an array that is marked read-only (``array.flags.writeable = False``) is not. What is received is the
-receiver's own, and can be written to: the memory of the frame it came in, or a copy where that memory is the sender's
-(an actor of the same process), is not aligned, or is small.
+An array contiguous in C order is sent from its own memory if it is an argument of ``ask``: don't modify it until the
+call returns. An array that is an argument of ``tell``, a result or an item of a stream is copied first and may change
+at once; one marked read-only (``array.flags.writeable = False``) is not copied. A received array belongs to the
+receiver and is writable: it is the memory of its frame, or a copy if that memory is the sender's (an actor of the same
+process), unaligned or small.
 
-On the wire it is ``{"dtype": "float32", "shape": [2, 3], "data": Buffer}``, in C order and little-endian, or big-endian
-with a ``>`` before the name.
+Wire form: ``{"dtype": "float32", "shape": [2, 3], "data": Buffer}``, in C order and little-endian; a ``>`` before the
+name of the dtype means big-endian.
 
-NumPy's numbers (``np.float32(1)``) are sent as Python's.
+NumPy scalars (``np.float32(1)``) are sent as Python numbers.
 """
 
 import math
@@ -33,12 +34,12 @@ from .handle import DTYPE_BYTES
 MAX_DIMENSIONS: Final = 32
 
 _FIELDS = {"dtype", "shape", "data"}
-# Of the largest number in any array, and what libzmq gives every frame that it does not take out of a batch (< 8 KiB).
+# Alignment of the largest number in any array; libzmq gives it to every frame but those of a batch (< 8 KiB).
 _ALIGNMENT = 8
 
 
 def _dtypes() -> dict[str, np.dtype[Any]]:
-    """What may travel, by name: plain numbers, not structures, strings or, above all, objects."""
+    """NumPy's dtypes that may travel, by name: plain numbers, not structures, strings or, above all, objects."""
     names = [name for name in DTYPE_BYTES if name in np.sctypeDict]
     little = {name: np.dtype(name).newbyteorder("<") for name in names}
     big = {f">{name}": np.dtype(name).newbyteorder(">") for name in names if DTYPE_BYTES[name] > 1}
@@ -50,29 +51,30 @@ _NAMES: Final = {dtype.str: name for name, dtype in _DTYPES.items()}
 
 
 def to_fields(dtype: str, shape: Sequence[int], flat: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The wire form. ``flat``: a view, as bytes, of the elements."""
+    """The wire form. ``flat``: the elements as bytes, uint8 of one dimension."""
     return {"dtype": dtype, "shape": list(shape), "data": Buffer(flat)}
 
 
 def read_fields(value: Any, item_bytes: dict[str, int]) -> tuple[str, tuple[int, ...], Any]:
-    """dtype, shape and flat bytes of what arrived; ``item_bytes``: the dtypes that are known, and their sizes.
+    """Returns dtype, shape and bytes of a received array; ``item_bytes``: the size of an element, by known dtype.
 
-    Raises ValueError where it is none, or the bytes are not as many as the shape says. Nothing is allocated before.
+    Raises ValueError for an invalid wire form, and if the number of bytes does not fit dtype and shape. Nothing is
+    allocated before these checks.
     """
     if not isinstance(value, dict) or value.keys() != _FIELDS:
-        raise ValueError("an array is wanted: a map of dtype, shape and data")
+        raise ValueError("invalid array: needs a map of dtype, shape and data")
     dtype, shape, data = value["dtype"], value["shape"], value["data"]
     if not isinstance(dtype, str) or dtype not in item_bytes:
         raise ValueError(f"dtype {dtype!r} can't travel (known: {', '.join(item_bytes)})")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-        raise ValueError(f"the shape is no list of at most {MAX_DIMENSIONS} sizes")
+        raise ValueError(f"invalid shape: needs a list of at most {MAX_DIMENSIONS} sizes")
     if any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"{shape} is no shape")
+        raise ValueError(f"invalid shape {shape}: needs integers >= 0")
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise ValueError("the data is no buffer")
-    # Strides of an empty array are computed as if its zeros were ones, in 64 bits.
+        raise ValueError("invalid data: needs a buffer")
+    # NumPy and torch compute the strides of an empty array with 1 for each 0, in 64 bits.
     if math.prod(max(size, 1) for size in shape) * item_bytes[dtype] >= 2**63:
-        raise ValueError(f"{shape} is too large a shape")
+        raise ValueError(f"shape {shape} is too large")
     size_bytes = math.prod(shape) * item_bytes[dtype]
     if size_bytes != memoryview(data).nbytes:
         raise ValueError(f"{dtype} of shape {shape} is {size_bytes} bytes, not {memoryview(data).nbytes}")
@@ -80,7 +82,7 @@ def read_fields(value: Any, item_bytes: dict[str, int]) -> tuple[str, tuple[int,
 
 
 def own_bytes(data: Any) -> Any:
-    """``data`` where its elements can be read and written in place, else a copy. Writable is what nobody else has."""
+    """``data`` if its elements can be read and written in place, else a copy. Writable data is the receiver's own."""
     view = memoryview(data)
     if view.readonly or np.frombuffer(view, np.uint8).ctypes.data % _ALIGNMENT:
         return bytearray(view)
@@ -88,8 +90,11 @@ def own_bytes(data: Any) -> Any:
 
 
 def _to_plain(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Raises TypeError for what is more, or something else, than numbers in a grid."""
-    if type(array) not in (np.ndarray, np.memmap):  # a MaskedArray, say, would arrive without its mask
+    """Raises TypeError for anything but a plain array of numbers."""
+    if type(array) not in (
+        np.ndarray,
+        np.memmap,
+    ):  # a MaskedArray, for example, would arrive without its mask
         raise TypeError(f"a {type(array).__name__} can't be sent, only a plain array: np.asarray makes one")
     name = _NAMES.get(array.dtype.str)
     if name is None:

@@ -1,10 +1,12 @@
-"""Set and Get: the public face of the transport."""
+"""Set and Get: the public interface of the transport."""
 
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -25,42 +27,67 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
+@dataclass(slots=True)
+class PathStatistics:
+    """Totals of one path since the transport was opened; transfers that failed are not counted."""
+
+    sets: int = 0
+    set_bytes: int = 0
+    set_s: float = 0.0
+    gets: int = 0
+    get_bytes: int = 0
+    get_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class TransportStatistics:
-    """Since the transport was opened. ``running``: copies in threads now; ``arena_bytes``: own arenas."""
+    """``by_path``: of the paths that were used. ``running``: copies in threads now. ``arena_bytes``: size of the arenas
+    that this process has made."""
 
-    sets: int
-    gets: int
-    set_bytes: int
-    got_bytes: int
+    by_path: dict[PathName, PathStatistics]
     running: int
     arena_bytes: int
 
+    def numbers(self) -> dict[str, float]:
+        """The fields by name: ``transport_running``, ``transport_arena_bytes``, ``transport_<path>_<field>``."""
+        by_path = {
+            f"transport_{path}_{name}": value
+            for path, statistics in self.by_path.items()
+            for name, value in asdict(statistics).items()
+        }
+        return {"transport_running": self.running, "transport_arena_bytes": self.arena_bytes, **by_path}
+
 
 class StateTransport:
-    """Named, versioned collections of tensors, to set here and to get in any process that has the handle.
+    """Named, versioned collections of tensors: set here, read in any process of the host that has the handle.
 
-    One per process, an async context manager, used from one event loop. ``directory`` is the run's own on
-    tmpfs (say /dev/shm/<run>), mode 0700, the same for all processes of a host; its maker removes it.
-    Leaving the context makes this process's states unreadable for others and ends transfers under way
-    with TransportClosed. Entering raises UnsafeDirectory where others could write to the directory.
+        async with StateTransport(runtime_dir) as transport:
+            copied = await transport.set("solver", weights, version=3)  # for any process of the host
+            alias = await transport.set("solver", weights, version=3, to=transport.place)  # for this process
+            await transport.get(copied, into=own_weights)
+
+    One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
+    (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
+    Leaving the context removes this process's states, and transfers under way raise TransportClosed. Entering raises
+    UnsafeDirectory if other users can write to the directory.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, runtime_dir: Path) -> None:
         self.place = Place(this_host(), f"{os.getpid()}_{secrets.token_hex(4)}")
-        self._directory = directory
+        """This process, as a destination for ``set``."""
+        self._runtime_dir = runtime_dir
         self._workers = CopyWorkers()
-        self._shm = ShmPath(self.place, directory, self._workers)
+        self._shm = ShmPath(self.place, runtime_dir, self._workers)
         self._paths: dict[PathName, TransferPath] = {
             "local": LocalPath(self.place, self._workers),
             "shm": self._shm,
         }
         self._open = False
         self._logged: dict[tuple[str, str], tuple[PathName, Place | None]] = {}
-        self._sets = self._gets = self._set_bytes = self._got_bytes = 0
+        self._statistics: dict[PathName, PathStatistics] = {}
 
     async def __aenter__(self) -> "StateTransport":
-        check_directory(self._directory)
+        check_directory(self._runtime_dir)
         self._open = True
         return self
 
@@ -70,7 +97,7 @@ class StateTransport:
         await self.close()
 
     async def close(self) -> None:
-        """Stops transfers under way, removes this process's arenas, unmaps all. May be called again."""
+        """Stops transfers under way, removes this process's arenas and all mappings. May be called again."""
         self._open = False
         try:
             await self._workers.close()
@@ -87,18 +114,18 @@ class StateTransport:
         to: Place | None = None,
         timeout_s: float = 60.0,
     ) -> StateHandle:
-        """Publishes ``tensors`` as ``version`` of ``key`` and returns what names them in messages.
+        """Publishes ``tensors`` as ``version`` of ``key`` and returns the handle to send in messages.
 
-        The state is copied, so the tensors may change as soon as this returns, unless ``to`` is this
-        process's own ``place``: then the handle aliases them and is good in this process alone. By default
-        any process of this host may read. The two newest versions of a key stay readable.
+        By default any process of this host may read the state. It is a copy: the tensors may change as soon as this
+        returns. If ``to`` is this process's own ``place``, nothing is copied: the handle is an alias of the tensors and
+        is valid in this process only. The two newest versions of a key stay readable.
 
-        Tensors of any shape, stride and device; dtypes of ``handle.DTYPE_BYTES``. When cancelled or out of
-        time nothing half written is published, the version set last stays readable, and no thread reads the
-        tensors any more. Concurrent sets of one key take turns.
+        Tensors of any shape, stride and device; dtypes of ``handle.DTYPE_BYTES``. After a cancellation or a timeout
+        nothing half written is published, the version set before stays readable, and no thread reads the tensors any
+        more. Concurrent sets of one key run one after the other.
 
-        Raises NoPath, ArenaSpace, TransferTimeout, TransportClosed, TypeError for a tensor that can't
-        travel and ValueError for a negative version.
+        Raises NoPath, ArenaSpace, TransferTimeout, TransportClosed, TypeError for a tensor that can't travel, and
+        ValueError for a version outside 0 .. 2**63-1.
         """
         self._check_open()
         if not 0 <= version < 2**63:
@@ -107,50 +134,47 @@ class StateTransport:
         devices = {tensor.device.type for tensor in tensors.values()}
         path = select_path(self.place, to, devices=devices, size_bytes=size_bytes)
         self._log("set", key, path, to, devices, size_bytes)
-        try:
+        started = time.perf_counter()
+        with _timeout_of("set", key, version, path, size_bytes, timeout_s):
             async with asyncio.timeout(timeout_s):
                 handle = await self._paths[path].put(key, tensors, version=version)
-        except TimeoutError as expired:
-            raise TransferTimeout("set", key, version, path, size_bytes, timeout_s) from expired
-        self._sets += 1
-        self._set_bytes += size_bytes
+        totals = self._statistics.setdefault(path, PathStatistics())
+        totals.sets += 1
+        totals.set_bytes += size_bytes
+        totals.set_s += time.perf_counter() - started
         return handle
 
     async def get(
         self, handle: StateHandle, *, into: "Mapping[str, Tensor] | None" = None, timeout_s: float = 60.0
     ) -> "dict[str, Tensor]":
-        """The tensors of ``handle``: whole, checked against their digest, never a mix of versions.
+        """Returns the tensors of ``handle``: one whole version, checked against its digest.
 
-        With ``into`` they are written there, on whatever device; names, shapes and dtypes must equal the
-        state's, which is checked before the first byte is written. Without, they are new tensors on the
-        CPU, or the very tensors that were set where the path is ``local``.
+        With ``into`` they are written there, on any device; names, shapes and dtypes must equal the state's, which is
+        checked before the first byte is written. Without it they are new tensors on the CPU, or the tensors that were
+        set if the path is ``local``.
 
-        Raises StateMismatch, ``into`` untouched; and StaleHandle (two newer versions were set, or their
-        owner left), CorruptState, ForeignHandle, NoPath, TransferTimeout, TransportClosed: after these, and
-        after a cancellation, the contents of ``into`` are undefined and must be overwritten before use.
+        Raises StateMismatch, with ``into`` untouched. Raises StaleHandle (two newer versions were set, or the owner has
+        left), CorruptState, ForeignHandle, NoPath, TransferTimeout, TransportClosed: after these, and after a
+        cancellation, the contents of ``into`` are undefined and must be overwritten before use.
         """
         self._check_open()
         devices = {tensor.device.type for tensor in into.values()} if into else {"cpu"}
-        source = Place(handle.host, handle.process)
-        check_reach(handle.path, source, self.place, devices=devices, size_bytes=handle.size_bytes)
-        self._log("get", handle.key, handle.path, source, devices, handle.size_bytes)
-        try:
+        source, path = Place(handle.host, handle.process), handle.path
+        check_reach(path, source, self.place, devices=devices, size_bytes=handle.size_bytes)
+        self._log("get", handle.key, path, source, devices, handle.size_bytes)
+        started = time.perf_counter()
+        with _timeout_of("get", handle.key, handle.version, path, handle.size_bytes, timeout_s):
             async with asyncio.timeout(timeout_s):
-                tensors = await self._paths[handle.path].fetch(handle, into)
-        except TimeoutError as expired:
-            raise TransferTimeout(
-                "get", handle.key, handle.version, handle.path, handle.size_bytes, timeout_s
-            ) from expired
-        self._gets += 1
-        self._got_bytes += handle.size_bytes
+                tensors = await self._paths[path].fetch(handle, into)
+        totals = self._statistics.setdefault(path, PathStatistics())
+        totals.gets += 1
+        totals.get_bytes += handle.size_bytes
+        totals.get_s += time.perf_counter() - started
         return tensors
 
     def statistics(self) -> TransportStatistics:
         return TransportStatistics(
-            sets=self._sets,
-            gets=self._gets,
-            set_bytes=self._set_bytes,
-            got_bytes=self._got_bytes,
+            by_path={path: replace(totals) for path, totals in self._statistics.items()},
             running=self._workers.running,
             arena_bytes=self._shm.arena_bytes,
         )
@@ -160,17 +184,27 @@ class StateTransport:
             raise TransportClosed
 
     def _log(
-        self, what: str, key: str, path: PathName, peer: Place | None, devices: Set[str], size_bytes: int
+        self, operation: str, key: str, path: PathName, peer: Place | None, devices: Set[str], size_bytes: int
     ) -> None:
-        # A path is news when it changes, not at every optimizer step.
-        if self._logged.get((what, key)) != (path, peer):
-            self._logged[what, key] = path, peer
+        # Only if the path has changed, not at every optimizer step.
+        if self._logged.get((operation, key)) != (path, peer):
+            self._logged[operation, key] = path, peer
             log.debug(
                 "transfer path chosen",
-                operation=what,
+                operation=operation,
                 key=key,
                 path=path,
                 peer=peer,
                 devices=sorted(devices),
                 size_bytes=size_bytes,
             )
+
+
+@contextmanager
+def _timeout_of(
+    operation: str, key: str, version: int, path: PathName, size_bytes: int, timeout_s: float
+) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as expired:
+        raise TransferTimeout(operation, key, version, path, size_bytes, timeout_s) from expired

@@ -186,18 +186,18 @@ class TestRubbish:
             ({"dtype": ["float32"]}, "can't travel"),
             ({"shape": [2, 4]}, "32 bytes, not 24"),
             ({"shape": []}, "4 bytes, not 24"),
-            ({"shape": [-2, -3]}, "is no shape"),
-            ({"shape": [2.0, 3]}, "is no shape"),
-            ({"shape": [True, 6]}, "is no shape"),
-            ({"shape": "23"}, "no list"),
-            ({"shape": [1] * 31 + [2, 3]}, "no list of at most 32"),
+            ({"shape": [-2, -3]}, "invalid shape"),
+            ({"shape": [2.0, 3]}, "invalid shape"),
+            ({"shape": [True, 6]}, "invalid shape"),
+            ({"shape": "23"}, "needs a list"),
+            ({"shape": [1] * 31 + [2, 3]}, "needs a list of at most 32"),
             ({"shape": [2**32, 2**32]}, "too large"),
             ({"shape": [0, 2**63], "data": b""}, "too large"),
             ({"shape": [0, 2**40, 2**40], "data": b""}, "too large"),
             ({"data": b""}, "24 bytes, not 0"),
-            ({"data": [0] * 24}, "no buffer"),
-            ({"data": "x" * 24}, "no buffer"),
-            ({"more": 1}, "an array is wanted"),
+            ({"data": [0] * 24}, "needs a buffer"),
+            ({"data": "x" * 24}, "needs a buffer"),
+            ({"more": 1}, "invalid array"),
         ],
         ids=str,
     )
@@ -208,7 +208,7 @@ class TestRubbish:
     @pytest.mark.parametrize("signature", [ARRAY, TENSOR], ids=["numpy", "torch"])
     @pytest.mark.parametrize("value", [None, 1, "x", [], [1.0], b"1234", {}])
     def test_is_no_array(self, signature: Signature, value: Any) -> None:
-        with pytest.raises(RemoteProtocolError, match="an array is wanted"):
+        with pytest.raises(RemoteProtocolError, match="invalid array"):
             signature.result(value, None)
 
     @pytest.mark.parametrize("signature", [ARRAY, TENSOR], ids=["numpy", "torch"])

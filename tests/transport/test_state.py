@@ -258,7 +258,7 @@ async def test_a_cancelled_set_publishes_nothing_and_harms_nothing(
     assert third.slot == 1
     assert (await reader.get(third, into=into))["w"].eq(2).all()
     await reader.get(first, into=into)
-    assert transport.statistics().sets == 2
+    assert transport.statistics().by_path["shm"].sets == 2
 
 
 async def test_a_set_that_outgrows_its_arena_and_is_cancelled_leaves_one_file_later(
@@ -384,5 +384,20 @@ async def test_statistics_count(transport: StateTransport) -> None:
     handle = await transport.set("key", {"w": torch.ones(10)}, version=0)
     await transport.get(handle)
     counts = transport.statistics()
-    assert (counts.sets, counts.gets, counts.set_bytes, counts.got_bytes) == (1, 1, 40, 40)
+    assert list(counts.by_path) == ["shm"]
+    shm = counts.by_path["shm"]
+    assert (shm.sets, shm.gets, shm.set_bytes, shm.get_bytes) == (1, 1, 40, 40)
+    assert shm.set_s > 0 and shm.get_s > 0
     assert (counts.running, counts.arena_bytes) == (0, 3 * 4096)
+    await transport.set("key", {"w": torch.ones(5)}, version=1, to=transport.place)
+    assert (shm.sets, transport.statistics().by_path["local"].set_bytes) == (1, 20), "a snapshot"
+    numbers = transport.statistics().numbers()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    assert numbers["transport_arena_bytes"] == 3 * 4096
+    assert (numbers["transport_shm_get_bytes"], numbers["transport_local_sets"]) == (40, 1)
+
+
+async def test_statistics_leave_out_transfers_that_failed(transport: StateTransport) -> None:
+    with pytest.raises(TransferTimeout):
+        await transport.set("key", {"w": torch.ones(LARGE)}, version=0, timeout_s=1e-4)
+    assert transport.statistics().by_path == {}
