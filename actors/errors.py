@@ -96,21 +96,34 @@ class CheckpointMismatch(FlexmarlError):
 
 
 class WrongVersion(FlexmarlError):
-    """A turn asked for another policy version than its agent's instances serve."""
+    """A turn asked for another version of the policy than the one that is served."""
 
-    def __init__(self, agent: str, asked: int, served: int | None) -> None:
-        super().__init__(f"a turn asks for version {asked} of {agent}, version {served} is served")
-        self.agent = agent
+    def __init__(self, policy: str, asked: int, served: int | None) -> None:
+        super().__init__(f"a turn asks for version {asked} of {policy}, version {served} is served")
+        self.policy = policy
         self.asked = asked
         self.served = served
 
 
+class WrongPolicy(FlexmarlError):
+    """An instance was given the weights of another policy than its own."""
+
+    def __init__(self, policy: str, given: str) -> None:
+        super().__init__(f"an instance of policy {policy} was given the weights of policy {given}")
+        self.policy = policy
+        self.given = given
+
+
 class TurnAborted(FlexmarlError):
-    """The engine dropped the turn because new weights came in."""
+    """A running turn was dropped because new weights arrived and the turn is not resumable."""
+
+    def __init__(self, sample_id: str) -> None:
+        super().__init__(f"turn {sample_id} was dropped for new weights")
+        self.sample_id = sample_id
 
 
 class PromptTooLong(FlexmarlError):
-    """A request's prompt and the tokens it may generate exceed the engine's context."""
+    """The prompt and the new tokens of a request exceed the engine's context."""
 
     def __init__(self, request_id: str, prompt_tokens: int, max_new_tokens: int, max_context: int) -> None:
         super().__init__(
@@ -124,7 +137,7 @@ class PromptTooLong(FlexmarlError):
 
 
 class InvalidRequest(FlexmarlError):
-    """A request no engine can serve: no prompt, a token outside the vocabulary, an id already in use."""
+    """A request that no engine can serve: an empty prompt, a token outside the vocabulary, an id in use."""
 
     def __init__(self, request_id: str, problem: str) -> None:
         super().__init__(f"request {request_id}: {problem}")
@@ -133,7 +146,7 @@ class InvalidRequest(FlexmarlError):
 
 
 class RequestsInFlight(FlexmarlError):
-    """The engine's weights were replaced while it still had requests: they would mix two versions."""
+    """The engine's weights were replaced while requests were pending: they would mix two versions."""
 
     def __init__(self, pending: int) -> None:
         super().__init__(f"weights were replaced with {pending} requests in flight: drain or abort first")
@@ -155,6 +168,6 @@ class NonFiniteLogits(FlexmarlError):
     def __init__(self, request_ids: tuple[str, ...]) -> None:
         super().__init__(
             f"the logits of {len(request_ids)} requests ({', '.join(request_ids[:4])} ...) are not finite: "
-            "look at the weights that were loaded last"
+            "check the weights that were loaded last"
         )
         self.request_ids = request_ids

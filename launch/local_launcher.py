@@ -17,7 +17,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from ..actors.inference.instance_setup import InstanceSetup
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
+from ..actors.names import PolicyName
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.store_client import segment_places
 from ..core.errors import ActorDead
@@ -187,13 +189,8 @@ async def _start_actors(
     spawned = {name: supervisor.spawn(classes[name], name, kwargs) for name, kwargs in arguments.items()}
     for agent, refs in instances.items():
         settings = config.agents[agent]
-        kwargs = {
-            "agent": agent,
-            "model": settings.model,
-            "engine": config.engine(agent),
-            "directory": str(private),
-        }
-        spawned |= {ref.name: supervisor.spawn(classes["instance"], ref.name, kwargs) for ref in refs}
+        setup = InstanceSetup(PolicyName(agent), settings.model, config.engine(agent), private)
+        spawned |= {ref.name: supervisor.spawn(classes["instance"], ref.name, setup) for ref in refs}
     await _all_started(spawned, console)
     return supervisor.reference("orchestrator", OrchestratorApi)
 

@@ -1,4 +1,4 @@
-"""A turn's request as its engine sees it, and the engine's result as the answer to it. Pure."""
+"""Translates a turn's request into an engine's, and the engine's result into the turn's answer. Pure."""
 
 from ..errors import TurnAborted
 from ..messages import GenerateRequest, Generation
@@ -6,7 +6,10 @@ from .engines.engine import EngineRequest, EngineResult
 
 
 def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineRequest:
-    """What an instance asks of its engine, ``prompt`` being the tokens of ``request.prompt``. Raises InvalidRequest."""
+    """The engine's request for a turn whose ``request.prompt`` has the tokens ``prompt``.
+
+    Raises InvalidRequest if no engine can serve it.
+    """
     resumed_tokens = len(request.completion)
     return EngineRequest(
         request.sample_id,
@@ -21,9 +24,9 @@ def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineR
 def generation_of(
     request: GenerateRequest, prompt: tuple[int, ...], result: EngineResult, text: str
 ) -> Generation:
-    """An instance's answer. Raises TurnAborted where the turn was interrupted and may not be carried on."""
+    """The answer to a turn's request. Raises TurnAborted if the turn was interrupted and is not resumable."""
     if result.finish_reason == "interrupted" and not request.resumable:
-        raise TurnAborted(f"turn {request.sample_id} was dropped for new weights")
+        raise TurnAborted(request.sample_id)
     return Generation(
         text, prompt, result.tokens, result.logprobs, request.policy_version, result.finish_reason
     )

@@ -1,4 +1,4 @@
-"""Drives an engine from one worker thread, so that the event loop stays free while it computes."""
+"""Runs an engine in a worker thread, so that the event loop stays free while the engine computes."""
 
 import asyncio
 import queue
@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 
 from ...core.errors import FlexmarlError
 from ..errors import InvalidRequest
-from .engines.engine import Engine, EngineRequest, EngineResult
+from .engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
 
 T = TypeVar("T")
 Message = Callable[[], None]
 
 
 class EngineThread:
-    """The engine is touched by the worker thread alone; everything else reaches it through the inbox.
+    """Only the worker thread calls the engine (but for ``statistics``); all else arrives through its inbox.
 
-    What is asked within one tick of the event loop gets there together: requests that arrive at once join the
-    engine's batch at once, rather than the first alone and the others some steps behind.
+    Messages of one tick of the event loop arrive together: requests made at once join the engine's batch at once,
+    instead of the first alone and the others some steps later.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -28,50 +28,56 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
         self._turns: dict[str, asyncio.Future[EngineResult]] = {}
         self.failure: asyncio.Future[None] = self._loop.create_future()
+        """Raises the engine's error if a step fails; has a result after ``close``."""
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request: EngineRequest) -> EngineResult:
-        """Raises what ``Engine.add`` raises. Cancelling it aborts the turn."""
+        """The finished or interrupted request. Raises as ``Engine.add`` does; cancelling it aborts the request."""
         if request.request_id in self._turns:
-            raise InvalidRequest(request.request_id, "a turn of that id is under way")
+            raise InvalidRequest(request.request_id, "the id is in use by a pending request")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
         self._turns[request.request_id] = future
-        self._tell(lambda: self._add(request))
+        self._send(lambda: self._add(request))
         try:
             return await future
         except asyncio.CancelledError:
-            self._tell(lambda: self._abort(request.request_id))
+            self._send(lambda: self._abort(request.request_id))
             raise
         finally:
             self._turns.pop(request.request_id, None)
 
     async def run(self, function: Callable[[Engine], T]) -> T:
-        """``function(engine)``, on the worker thread, between two of the engine's steps."""
+        """The result of ``function(engine)``, called in the worker thread between two steps of the engine."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def task() -> None:
             try:
                 self._post(_resolve, future, function(self._engine))
-            except Exception as error:  # noqa: BLE001  # whoever called run() gets it
+            except Exception as error:  # noqa: BLE001  # raised by run()
                 self._post(_fail, future, error)
 
-        self._tell(task)
+        self._send(task)
         return await future
 
     def interrupt_all(self) -> None:
-        """Every turn under way ends with what it has, before the engine's next step and what is run after this."""
+        """Ends every request with the tokens generated so far, before the engine's next step and any later ``run``."""
         for request_id in self._turns:
-            self._tell(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
+            self._send(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
+
+    def statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
 
     async def close(self) -> None:
+        """Handles the messages sent so far, then ends the thread."""
         self._flush()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
         if not self.failure.done():
             self.failure.set_result(None)
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
+        """Has the worker thread call ``message``."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(message)
@@ -87,11 +93,11 @@ class EngineThread:
             while self._take_messages():
                 if results := self._engine.step():
                     self._post(self._deliver, results)
-        except Exception as error:  # noqa: BLE001  # the engine broke: the instance that owns it must end
+        except Exception as error:  # noqa: BLE001  # a broken engine ends its instance, through `failure`
             self._post(_fail, self.failure, error)
 
     def _take_messages(self) -> bool:
-        """Handles the inbox, waiting for a message where the engine has nothing to do. False: time to end."""
+        """Handles the inbox; waits for a message if the engine has no request. False: the thread is to end."""
         while True:
             try:
                 messages = self._inbox.get(block=not self._engine.pending)
@@ -112,10 +118,13 @@ class EngineThread:
         self._engine.abort(request_id)
 
     def _interrupt(self, request_id: str) -> None:
-        if (result := self._engine.abort(request_id)) is not None:  # else its result is on the way
+        if (
+            result := self._engine.abort(request_id)
+        ) is not None:  # None: it has finished, its result is posted
             self._post(self._deliver, [result])
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
+        """Has the event loop call ``function``."""
         self._loop.call_soon_threadsafe(function, *args)
 
     # ------------------------------------------------------------------ on the event loop

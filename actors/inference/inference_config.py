@@ -1,4 +1,4 @@
-"""Settings of an instance and its engine."""
+"""Settings of an instance's engine."""
 
 from ..config_base import Config, Count
 
@@ -6,9 +6,9 @@ from ..config_base import Config, Count
 class EngineConfig(Config):
     """The embedded engine of one instance.
 
-    ``max_batch`` is the number of sequences decoded together; ``max_context`` the number of tokens
-    (prompt + generated) that one sequence may hold, by default what the model's config allows. Keys and values
-    take memory for as many rows as are active times the longest of them.
+    ``max_batch``: sequences that are decoded together. ``max_context``: tokens of one sequence, prompt and completion;
+    by default the limit in the model's config. The cache of keys and values has as many rows as sequences run, each as
+    long as the longest.
     """
 
     max_batch: Count = 64

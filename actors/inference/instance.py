@@ -1,37 +1,27 @@
-"""An instance: one engine serving one version of one policy at a time."""
+"""An instance with the embedded engine, whose steps run in a thread of their own."""
 
 import asyncio
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from ...core.actor import Actor, endpoint
-from ...transport.state import StateTransport
-from ..errors import WrongVersion
-from ..messages import GenerateRequest, Generation, ModelConfig, Published
+from ..messages import Published
 from ..pretrained import empty_model, load_tokenizer
-from .engine_requests import engine_request, generation_of
+from .base_instance import TRANSFER_TIMEOUT_S, BaseInstance
 from .engine_thread import EngineThread
-from .engines.engine import Engine
+from .engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
 from .engines.huggingface import TransformersEngine
-from .inference_config import EngineConfig
-
-# Long enough for the largest models over the slowest path: it catches what hangs.
-_TRANSFER_TIMEOUT_S = 3600.0
+from .instance_setup import InstanceSetup
 
 
-class Instance(Actor):
-    """Fulfils ``InstanceApi``."""
+class Instance(BaseInstance):
+    """Serves a Hugging Face causal language model with ``TransformersEngine``."""
 
-    def __init__(self, agent: str, model: ModelConfig, engine: EngineConfig, directory: str) -> None:
-        """``directory``: where this run's transport keeps its shared memory."""
-        self._agent = agent
-        self._model = model
-        self._config = engine
-        self._transport = StateTransport(Path(directory))
-        self._version: int | None = None
+    def __init__(self, setup: InstanceSetup) -> None:
+        super().__init__(setup)
+        self._model = setup.model
+        self._config = setup.engine
 
-    async def on_start(self) -> None:
+    async def _start_engine(self) -> None:
         self._tokenizer = load_tokenizer(self._model)
         backend = self._tokenizer.backend_tokenizer
 
@@ -39,14 +29,13 @@ class Instance(Actor):
         def encode(text: str, first: bool) -> tuple[int, ...]:
             return tuple(backend.encode(text, add_special_tokens=first).ids)
 
-        self._encode = encode
-        await self._transport.__aenter__()
+        self._cached_encode = encode
         self._engine = EngineThread(await asyncio.to_thread(self._build))
         self.background(self._watch_engine(), "engine")
 
     def _build(self) -> Engine:
         model = empty_model(self._model)
-        eos = _end_tokens(self._tokenizer.eos_token_id, model.generation_config, model.config)
+        eos = end_tokens(self._tokenizer.eos_token_id, model.generation_config, model.config)
         return TransformersEngine(
             model, eos, max_batch=self._config.max_batch, max_context=self._config.max_context
         )
@@ -54,42 +43,32 @@ class Instance(Actor):
     async def _watch_engine(self) -> None:
         await self._engine.failure
 
-    async def on_stop(self) -> None:
+    async def _stop_engine(self) -> None:
         await self._engine.close()
-        await self._transport.__aexit__(None, None, None)
 
-    @endpoint
-    async def apply_weights(self, published: Published) -> int:
-        """Turns still under way end with what they have where they are resumable. The others are dropped: the
-        trajectories they belong to were given up."""
-        self._version = None
+    async def _install(self, published: Published) -> int:
         self._engine.interrupt_all()
         weights = await self._engine.run(lambda engine: engine.weights())
-        await self._transport.get(published.handle, into=weights, timeout_s=_TRANSFER_TIMEOUT_S)
+        await self._transport.get(published.handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
         await self._engine.run(lambda engine: engine.weights_loaded())
-        self._version = published.version
-        return published.version
+        return published.handle.version
 
-    @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Raises WrongVersion, PromptTooLong, or TurnAborted where new weights came in meanwhile."""
-        if request.policy_version != self._version:
-            raise WrongVersion(self._agent, request.policy_version, self._version)
-        prompt = self._prompt_tokens(request)
-        result = await self._engine.generate(engine_request(request, prompt))
-        tokens = request.completion + result.tokens
-        text = self._tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=True)
-        return generation_of(request, prompt, result, text)
+    async def _generate(self, request: EngineRequest) -> EngineResult:
+        return await self._engine.generate(request)
 
-    def _prompt_tokens(self, request: GenerateRequest) -> tuple[int, ...]:
-        tokens: tuple[int, ...] = ()
-        for number, part in enumerate(request.prompt):
-            tokens += self._encode(part, number == 0) if isinstance(part, str) else part
-        return tokens
+    def _encode(self, text: str, first: bool) -> tuple[int, ...]:
+        return self._cached_encode(text, first)
+
+    def _decode(self, tokens: tuple[int, ...]) -> str:
+        text: str = self._tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def _engine_statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
 
 
-def _end_tokens(tokenizer_eos: int | None, *configs: Any) -> set[int]:
-    """Every token id that ends a turn: the tokenizer's, and those the model's own configs name (one or a list)."""
+def end_tokens(tokenizer_eos: int | None, *configs: Any) -> set[int]:
+    """Every token id that ends a turn: the tokenizer's, and those in the model's own configs (one or a list each)."""
     found = {tokenizer_eos} if tokenizer_eos is not None else set()
     for config in configs:
         named = getattr(config, "eos_token_id", None)

@@ -1,88 +1,73 @@
-"""An instance with a simulated engine: the same messages and the same time, without a model, thread or GPU.
+"""An instance with a simulated engine: the same messages and the same times, without a model, a thread or a GPU.
 
-It sleeps on the event loop's clock, so under ``core.virtual_time`` hours of rollouts take no real time.
+It waits on the event loop's clock: in virtual time (``core.testing``), hours of rollouts take no real time.
 """
 
 import asyncio
 import math
-from pathlib import Path
 
-from ...core.actor import Actor, endpoint
-from ...transport.state import StateTransport
-from ..errors import WrongVersion
-from ..messages import GenerateRequest, Generation, ModelConfig, Published
-from .engine_requests import engine_request, generation_of
-from .engines.engine import EngineResult
+from ..messages import Published
+from .base_instance import TRANSFER_TIMEOUT_S, BaseInstance
+from .engines.engine import EngineRequest, EngineResult, EngineStatistics
 from .engines.simulated_engine import END_OF_SEQUENCE, SimulatedEngine, SimulatedEngineConfig
-from .inference_config import EngineConfig
-
-_TRANSFER_TIMEOUT_S = 60.0
+from .instance_setup import InstanceSetup
 
 
-class SimulatedInstance(Actor):
-    """Fulfils ``InstanceApi``, for a model ``{"model_type": "simulated", "engine": {...}}``.
+class SimulatedInstance(BaseInstance):
+    """Serves a model ``{"model_type": "simulated", "engine": {...}}``; ``engine`` is a ``SimulatedEngineConfig``.
 
-    Text is its bytes of UTF-8. Turns are served and interrupted as ``Instance`` does.
+    The tokens of a text are its bytes in UTF-8. Turns are served and interrupted as by ``Instance``.
     """
 
-    def __init__(self, agent: str, model: ModelConfig, engine: EngineConfig, directory: str) -> None:
-        """``model.config["engine"]`` is a ``SimulatedEngineConfig``; ``directory`` as for ``Instance``."""
-        self._agent = agent
-        self._simulated = SimulatedEngineConfig.model_validate((model.config or {}).get("engine", {}))
-        self._config = engine
-        self._transport = StateTransport(Path(directory))
-        self._version: int | None = None
+    def __init__(self, setup: InstanceSetup) -> None:
+        super().__init__(setup)
+        self._simulated = SimulatedEngineConfig.model_validate((setup.model.config or {}).get("engine", {}))
+        self._config = setup.engine
         self._turns: dict[str, asyncio.Future[EngineResult]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def on_start(self) -> None:
+    async def _start_engine(self) -> None:
         self._loop = asyncio.get_running_loop()
         config = self._config
         self._engine = SimulatedEngine(
             self._simulated, self._loop.time, max_batch=config.max_batch, max_context=config.max_context
         )
-        await self._transport.__aenter__()
 
-    async def on_stop(self) -> None:
+    async def _stop_engine(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        await self._transport.__aexit__(None, None, None)
 
-    @endpoint
-    async def apply_weights(self, published: Published) -> int:
-        """Turns still under way are interrupted. Raises WrongVersion where the weights are of another version."""
-        self._version = None
+    async def _install(self, published: Published) -> int:
         self._interrupt_turns()
         weights = self._engine.weights()
-        await self._transport.get(published.handle, into=weights, timeout_s=_TRANSFER_TIMEOUT_S)
+        await self._transport.get(published.handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
         self._engine.weights_loaded()
         await asyncio.sleep(self._simulated.install_s)
-        if (version := int(weights["state"][0])) != published.version:
-            raise WrongVersion(self._agent, published.version, version)
-        self._version = version
-        return version
+        return int(weights["state"][0])
 
-    @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Raises WrongVersion, PromptTooLong, InvalidRequest, or TurnAborted where new weights came in meanwhile."""
-        if request.policy_version != self._version:
-            raise WrongVersion(self._agent, request.policy_version, self._version)
-        name = request.sample_id
-        prompt = tuple(t for p in request.prompt for t in (p.encode() if isinstance(p, str) else p))
-        self._engine.add(engine_request(request, prompt))
-        turn = self._turns[name] = self._loop.create_future()
+    async def _generate(self, request: EngineRequest) -> EngineResult:
+        name = request.request_id
+        self._engine.add(request)
+        turn: asyncio.Future[EngineResult] = self._loop.create_future()
+        self._turns[name] = turn
         self._advance()
         try:
-            result = await turn
+            return await turn
         finally:
-            if self._turns.pop(name, None) is not None:  # cancelled, not ended or dropped
+            if self._turns.pop(name, None) is not None:  # cancelled: neither finished nor interrupted
                 self._engine.abort(name)
-        tokens = request.completion + result.tokens
-        text = bytes(token for token in tokens if token != END_OF_SEQUENCE).decode()
-        return generation_of(request, prompt, result, text)
+
+    def _encode(self, text: str, first: bool) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    def _decode(self, tokens: tuple[int, ...]) -> str:
+        return bytes(token for token in tokens if token != END_OF_SEQUENCE).decode()
+
+    def _engine_statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
 
     def _advance(self) -> None:
-        """Hands out what is finished by now, and comes back when there will be more."""
+        """Delivers the results that are due, and sets a timer for the next one."""
         for result in self._engine.step():
             turn = self._turns.pop(result.request_id)
             if not turn.done():

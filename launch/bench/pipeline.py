@@ -32,8 +32,10 @@ import uvloop
 from rich.console import Console
 
 from ...actors.inference.engines.simulated_engine import SimulatedEngineConfig
+from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.simulated_instance import SimulatedInstance
 from ...actors.messages import GroupClosed, InstanceApi, Leased, Published, Sample
+from ...actors.names import PolicyName
 from ...actors.orchestrator.pipeline import Mode
 from ...actors.rollout.rollout import Rollout
 from ...actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
@@ -214,11 +216,9 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
         instances: dict[str, list[ActorRef[InstanceApi]]] = {}
         for name, agent in config.agents.items():
+            setup = InstanceSetup(PolicyName(name), agent.model, agent.engine, directory)
             instances[name] = [
-                await system.add(
-                    SimulatedInstance(name, agent.model, agent.engine, str(directory)), f"{name}-{n}"
-                )
-                for n in range(agent.instances)
+                await system.add(SimulatedInstance(setup), f"{name}-{n}") for n in range(agent.instances)
             ]
         rollout = await system.add(_rollout(config, instances, recorded, directory), "rollout")
         for name, refs in instances.items():

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
@@ -159,11 +160,27 @@ def test_statistics_count(engine: Engine) -> None:
     for name in "abc":
         engine.add(_request(name, prompt=3, new=30))
     waiting = engine.statistics()
-    assert (waiting.waiting, waiting.active, waiting.steps, waiting.generated_tokens) == (3, 0, 0, 0)
+    assert (waiting.waiting, waiting.running, waiting.steps, waiting.generated_tokens) == (3, 0, 0, 0)
     engine.step()
-    assert (engine.statistics().waiting, engine.statistics().active) == (1, 2)
+    assert (engine.statistics().waiting, engine.statistics().running) == (1, 2)
     while engine.pending:
         engine.step()
     done = engine.statistics()
-    assert (done.active, done.waiting, done.prompt_tokens, done.generated_tokens) == (0, 0, 9, 90)
+    assert (done.running, done.waiting, done.prompt_tokens, done.generated_tokens) == (0, 0, 9, 90)
     assert done.steps > 1 and done.prefill_s > 0 and done.decode_s > 0
+    assert done.interrupted == 0
+    # two of three requests run side by side, the third alone
+    assert 0.5 < done.batch_occupancy < 1
+    numbers = done.numbers()
+    assert numbers["engine_generated_tokens"] == 90 and len(numbers) == len(fields(done))
+    assert all(type(value) in (int, float) for value in numbers.values())
+
+
+def test_statistics_count_interrupted_requests(engine: Engine) -> None:
+    for name in "abc":
+        engine.add(_request(name, new=30))
+    engine.step()
+    assert engine.abort("a") and engine.abort("c") and engine.abort("never") is None
+    assert engine.statistics().interrupted == 2
+    assert len(_results(engine)) == 1
+    assert engine.statistics().interrupted == 2

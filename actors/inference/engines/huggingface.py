@@ -81,7 +81,8 @@ class TransformersEngine(Engine):
         self._finished: list[EngineResult] = []  # kept when a step raises: the next one returns them
         self._held_steps = 0
         self._plan: DecodePlan | None = None  # None: the rows have all their tokens, and may change
-        self._steps = self._prompt_tokens = self._generated_tokens = 0
+        self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
+        self._decode_steps = self._decoded_tokens = 0
         self._prefill_s = self._decode_s = 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -120,6 +121,7 @@ class TransformersEngine(Engine):
     def abort(self, request_id: str) -> EngineResult | None:
         if request_id not in self._ids:
             return None
+        self._interrupted += 1
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
@@ -151,10 +153,13 @@ class TransformersEngine(Engine):
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            interrupted=self._interrupted,
             prefill_s=self._prefill_s,
             decode_s=self._decode_s,
-            active=len(self._rows),
+            batch_occupancy=self._decoded_tokens / (max(1, self._decode_steps) * self._max_batch),
+            running=len(self._rows),
             waiting=len(self._waiting),
+            cache_tokens=self._cache.capacity_tokens,
         )
 
     @torch.inference_mode()
@@ -247,6 +252,8 @@ class TransformersEngine(Engine):
         tokens, logprobs = _to_lists(inputs, device_logprobs, self._rows)
         plan.record(inputs, tokens, logprobs)
         self._generated_tokens += len(tokens)
+        self._decoded_tokens += len(tokens)
+        self._decode_steps += 1
         if plan.is_over or not self._stops.isdisjoint(tokens):
             self._end_plan()
             self._collect(tokens, 0)

@@ -95,8 +95,8 @@ class SimulatedEngine(Engine):
         import torch  # here: whoever checks a config needs none of it
 
         self._weights = {"state": torch.zeros(2, dtype=torch.int64)}
-        self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = 0
-        self._busy_s = 0.0
+        self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
+        self._busy_s = self._sequence_s = 0.0
 
     # ------------------------------------------------------------------ what every engine does
 
@@ -133,6 +133,7 @@ class SimulatedEngine(Engine):
         if (finished := self._finished.pop(request_id, None)) is not None:
             return finished
         if self._waiting.pop(request_id, None) is not None:
+            self._interrupted += 1
             return EngineResult(request_id, (), (), "interrupted")
         if (active := self._active.pop(request_id, None)) is None:
             return None
@@ -141,6 +142,7 @@ class SimulatedEngine(Engine):
         heapq.heapify(self._ends)
         tokens = active.tokens[: active.tokens_before(end - self._progress)]
         self._generated_tokens += len(tokens)
+        self._interrupted += 1
         self._admit()
         return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
 
@@ -163,10 +165,13 @@ class SimulatedEngine(Engine):
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            interrupted=self._interrupted,
             prefill_s=prefill_s,
             decode_s=self._busy_s - prefill_s,
-            active=len(self._active),
+            batch_occupancy=self._sequence_s / (self._busy_s * self._max_batch) if self._busy_s else 0.0,
+            running=len(self._active),
             waiting=len(self._waiting),
+            cache_tokens=0,
         )
 
     # ------------------------------------------------------------------ time
@@ -188,14 +193,18 @@ class SimulatedEngine(Engine):
         """Goes from end to end until the clock's time: each makes room at its own moment, however late the call."""
         now_s = self._clock()
         while self._ends and (end_s := self._next_end_s()) <= now_s:
-            self._busy_s += end_s - self._now_s
-            self._now_s = end_s
+            self._spend_until(end_s)
             self._progress, _, sequence = heapq.heappop(self._ends)
             self._finish(sequence)
             self._admit()
         if self._active:
             self._progress += (now_s - self._now_s) / self._decode_step_s()
+        self._spend_until(now_s)
+
+    def _spend_until(self, now_s: float) -> None:
+        if self._active:
             self._busy_s += now_s - self._now_s
+            self._sequence_s += len(self._active) * (now_s - self._now_s)
         self._now_s = now_s
 
     def _admit(self) -> None:

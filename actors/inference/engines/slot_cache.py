@@ -43,9 +43,9 @@ class SlotCache(Cache):
         self._views: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     @property
-    def capacity(self) -> tuple[int, int]:
-        """(rows, columns) allocated now."""
-        return self._rows, self._columns
+    def capacity_tokens(self) -> int:
+        """Tokens that the allocated rows have room for."""
+        return self._rows * self._columns
 
     def prefill(self, first: int, rows: int, columns: int) -> None:
         """The next forward computes ``rows`` new rows from ``first`` on, of up to ``columns`` tokens each."""

@@ -53,7 +53,7 @@ class Recorder(Engine):
         self.log.append("weights")
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics(0, 0, 0, 0.0, 0.0, 0, 0)
+        return EngineStatistics(0, 0, 0, 0, 0.0, 0.0, 0.0, len(self._ids), 0, 0)
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance import Instance
+from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.core.errors import CallTimeout, RemoteError
 from flexmarl.core.ref import ActorRef
@@ -75,7 +77,7 @@ async def source(model: ModelConfig, private: Path) -> AsyncIterator[Source]:
 
 @pytest.fixture
 async def instance(model: ModelConfig, private: Path, system: ActorSystem) -> ActorRef[Instance]:
-    actor = Instance("solver", model, EngineConfig(max_batch=4), str(private))
+    actor = Instance(InstanceSetup(PolicyName("solver"), model, EngineConfig(max_batch=4), private))
     return await system.add(actor, "solver-0")
 
 

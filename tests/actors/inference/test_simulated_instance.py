@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from flexmarl.actors.inference.inference_config import EngineConfig
+from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
+from flexmarl.actors.names import PolicyName
 from flexmarl.core.errors import RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -48,7 +50,9 @@ async def house(folder: Path) -> AsyncIterator[House]:
     model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
     wire = MemoryNetwork().wire("node")
     async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
-        actor = SimulatedInstance("solver", model, EngineConfig(max_batch=2), str(folder))
+        actor = SimulatedInstance(
+            InstanceSetup(PolicyName("solver"), model, EngineConfig(max_batch=2), folder)
+        )
         yield House(await system.add(actor, "solver-0"), transport)
 
 

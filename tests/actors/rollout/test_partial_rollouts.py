@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.inference.inference_config import EngineConfig
+from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
 from flexmarl.actors.messages import GroupClosed, Leased, ModelConfig, Published, Query, Sample
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
@@ -85,7 +87,7 @@ class House:
         (self.folder / "workflow.py").write_text(WORKFLOW)
         model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
         for number in range(instances):
-            actor = SimulatedInstance("solver", model, EngineConfig(), str(self.folder))
+            actor = SimulatedInstance(InstanceSetup(PolicyName("solver"), model, EngineConfig(), self.folder))
             self.actors.append(actor)
             self.instances.append(await self.system.add(actor, f"solver-{number}"))
         sink = await self.system.add(self.sink, "sink")

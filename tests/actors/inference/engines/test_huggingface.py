@@ -394,4 +394,4 @@ def test_every_request_comes_back_exactly_once(schedule: list[list[tuple[int, in
                 owed.remove(name)
     returned += _drain(engine)
     assert sorted(returned) == sorted(owed)
-    assert (engine.statistics().active, engine.statistics().waiting) == (0, 0)
+    assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)

@@ -83,7 +83,7 @@ def test_who_waits_begins_at_the_moment_of_an_end() -> None:
     for name, tokens in (("a", 2), ("b", 4), ("c", 6)):
         subject.add(request(name, tokens))
     subject.step()
-    assert (subject.statistics().active, subject.statistics().waiting) == (1, 2)
+    assert (subject.statistics().running, subject.statistics().waiting) == (1, 2)
     clock.now_s = 103.5  # b began at 101, not now
     assert [result.request_id for result in subject.step()] == ["a", "b"]
     assert subject.due_s == 106.0

@@ -1,0 +1,87 @@
+"""Every instance: whose weights it takes, and the numbers it reports."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgpack
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from flexmarl.actors.errors import WrongPolicy, WrongVersion
+from flexmarl.actors.inference.inference_config import EngineConfig
+from flexmarl.actors.inference.instance_setup import InstanceSetup
+from flexmarl.actors.inference.simulated_instance import SimulatedInstance
+from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
+from flexmarl.actors.names import PolicyName
+from flexmarl.core.protocol import codec
+from flexmarl.core.system import ActorSystem
+from flexmarl.transport.state import StateTransport
+
+ENGINE = {"median_tokens": 1e9, "sigma": 0.0, "token_s": 1e-4}
+MODEL = ModelConfig(config={"model_type": "simulated", "engine": ENGINE}, tokenizer="bytes")
+
+
+@pytest.fixture
+def setup(private: Path) -> InstanceSetup:
+    return InstanceSetup(PolicyName("solver"), MODEL, EngineConfig(max_batch=2), private)
+
+
+@pytest.fixture
+async def transport(private: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(private) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def instance(setup: InstanceSetup, system: ActorSystem) -> SimulatedInstance:
+    actor = SimulatedInstance(setup)
+    await system.add(actor, "solver-0")
+    return actor
+
+
+async def published(transport: StateTransport, policy: str = "solver", version: int = 0) -> Published:
+    weights = {"state": torch.tensor([version, 77])}
+    return Published(policy, version, await transport.set(policy, weights, version=version))
+
+
+def turn(version: int) -> GenerateRequest:
+    return GenerateRequest("q_0_0", ("ask",), version, 5, 1.0, 20)
+
+
+def test_a_setup_survives_a_message(setup: InstanceSetup) -> None:
+    received = TypeAdapter(InstanceSetup).validate_python(msgpack.unpackb(codec.Encoder().pack(setup)))
+    assert received == setup and isinstance(received.runtime_dir, Path)
+
+
+async def test_weights_of_another_policy_are_refused_and_change_nothing(
+    instance: SimulatedInstance, transport: StateTransport
+) -> None:
+    await instance.apply_weights(await published(transport, version=3))
+    with pytest.raises(WrongPolicy, match="policy solver was given the weights of policy verifier") as raised:
+        await instance.apply_weights(await published(transport, "verifier", version=4))
+    assert (raised.value.policy, raised.value.given) == ("solver", "verifier")
+    assert (await instance.generate(turn(3))).policy_version == 3
+
+
+async def test_weights_of_another_version_are_not_served(
+    instance: SimulatedInstance, transport: StateTransport
+) -> None:
+    mislabelled = Published("solver", 1, (await published(transport, version=0)).handle)
+    with pytest.raises(WrongVersion, match="version 1 of solver, version 0 is served"):
+        await instance.apply_weights(mislabelled)
+    with pytest.raises(WrongVersion, match="version None is served"):
+        await instance.generate(turn(1))
+
+
+async def test_numbers_of_engine_and_transport(
+    setup: InstanceSetup, instance: SimulatedInstance, transport: StateTransport
+) -> None:
+    assert SimulatedInstance(setup).statistics() == {}, "not started"
+    await instance.apply_weights(await published(transport))
+    await instance.generate(turn(0))
+    numbers = instance.statistics()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    assert (numbers["engine_prompt_tokens"], numbers["engine_generated_tokens"]) == (3, 20)
+    assert (numbers["engine_running"], numbers["engine_batch_occupancy"]) == (0, 0.5)
+    assert (numbers["transport_shm_gets"], numbers["transport_shm_get_bytes"]) == (1, 16)
