@@ -151,12 +151,6 @@ class Signature:
             raise RemoteProtocolError(f"result of {self.name}: {_first_problem(error)}") from None
 
 
-def _takes_nothing() -> None: ...
-
-
-_NO_ARGUMENTS = Signature(_takes_nothing, bound=False)
-
-
 def _first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "value"
@@ -176,4 +170,7 @@ def constructor_signature(owner: type[Any]) -> Signature:
         function = vars(base).get("__init__")
         if inspect.isfunction(function) and not getattr(base, "_is_protocol", False):
             return Signature(function)
-    return _NO_ARGUMENTS
+    return Signature(_takes_nothing, bound=False)
+
+
+def _takes_nothing() -> None: ...

@@ -1,38 +1,38 @@
-"""What a process says of itself: structured log lines, event-loop lag, memory, CPU time.
+"""Telemetry of one process: structured log lines, event-loop lag, memory, CPU time.
 
-Logging. In a process that is flexmarl's own, ``configure_logging`` decides. In a service that embeds flexmarl the
-service does, and nothing of it is changed: where it has configured structlog, our lines go there; where it has not,
-they are records of the standard library's loggers ``flexmarl.*``, under its handlers and levels. ``delivery_context``
-says in each line which request was being served; a service puts it among its own structlog processors.
+Logging. In a process of flexmarl's own, ``configure_logging`` decides. In a service that embeds flexmarl the service
+does, and nothing of it is changed: if it has configured structlog, our lines go there; if not, they are records of the
+standard library's loggers ``flexmarl.*``, under its handlers and levels. ``delivery_context`` adds the request that was
+being served to each line; a service puts it among its own structlog processors.
+
+structlog and psutil are imported when they are needed: they would double the import time of an actor system.
 """
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO, cast
-
-import psutil
-import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from .call_context import current_delivery
 
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
 # An idle process wakes once a second for this alone.
 _LAG_INTERVAL_S = 1.0
-# From the record back to the line that logged: logging's caller, structlog's bound logger (3 frames).
-_FRAMES_OF_STRUCTLOG = 4
 
 Line = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatistics:
-    """``loop_lag_ms``: the longest time, since this was last asked, that the event loop came late to a timer; 0
-    when it is asked for the first time.
-    ``rss_mib``: resident memory; ``cpu_s``: CPU seconds used since the process began."""
+    """``loop_lag_ms``: the longest delay of a timer of the event loop since the last reading; 0 in the first one.
+    ``rss_mib``: resident memory. ``cpu_s``: CPU seconds used since the process began."""
 
     pid: int
     loop_lag_ms: float
@@ -41,9 +41,9 @@ class ProcessStatistics:
 
 
 class LoopLag:
-    """Measures how late the running loop calls a timer that is due every second; no shorter block is sure to show.
+    """Measures the delay of a timer that is due every second; a block of the loop that is shorter may not show.
 
-    It begins when it is first read: a process that nobody asks has no timer, and a loop in virtual time can come to its
+    It begins with the first reading: without one the process has no timer, and a loop in virtual time can come to its
     end.
     """
 
@@ -71,6 +71,8 @@ class LoopLag:
 
 
 def process_statistics(lag: LoopLag) -> ProcessStatistics:
+    import psutil
+
     process = psutil.Process()
     with process.oneshot():
         cpu = process.cpu_times()
@@ -80,11 +82,11 @@ def process_statistics(lag: LoopLag) -> ProcessStatistics:
 
 
 def delivery_context(logger: Any, method: str, line: Line) -> Line:
-    """A structlog processor: binds ``actor``, ``node``, ``message_id`` and ``trace_id`` to what is logged while a
-    request is served, by its handler or by a task that this started. What a line says itself comes first.
+    """A structlog processor: adds ``actor``, ``node``, ``message_id`` and ``trace_id`` to lines that are logged while a
+    request is served, by its handler or by a task that this started. Fields of the line itself take precedence.
 
-    A message id is ``SENDER:NUMBER``. The trace id is that of the first request of a chain, in every process it
-    leads to.
+    A message id is ``SENDER:NUMBER``. The trace id is the id of the first request of a chain of calls, in every process
+    that takes part.
     """
     delivery = current_delivery.get()
     if delivery is not None:
@@ -95,42 +97,51 @@ def delivery_context(logger: Any, method: str, line: Line) -> Line:
     return line
 
 
-def _to_record(logger: Any, method: str, line: Line) -> tuple[tuple[str], dict[str, Any]]:
-    """The last processor for the standard library: a readable message, and the fields as ``record.flexmarl``."""
-    event = line.pop("event")
-    options: dict[str, Any] = {"exc_info": line.pop("exc_info", None), "stacklevel": _FRAMES_OF_STRUCTLOG}
-    text = " ".join([str(event), *(f"{name}={value!r}" for name, value in line.items())])
-    return (text,), options | {"extra": {"flexmarl": dict(line)}}
-
-
 class _Logger:
-    """Decides line by line: a service may configure structlog after it has imported us."""
+    """Chooses between structlog and the standard library at each line: a service may configure structlog after it has
+    imported flexmarl."""
 
     def __init__(self, name: str) -> None:
-        self._structlog = structlog.get_logger(name)
-        # Not by structlog's LoggerFactory, which sets the logger class of the whole process.
-        self._standard = structlog.wrap_logger(
-            logging.getLogger(name),
-            processors=[
-                structlog.stdlib.filter_by_level,
-                structlog.contextvars.merge_contextvars,
-                delivery_context,
-                _to_record,
-            ],
-            wrapper_class=structlog.stdlib.BoundLogger,
-        )
+        self._name = name
+        self._standard = logging.getLogger(name)
 
     def __getattr__(self, method: str) -> Any:
-        return getattr(self._structlog if structlog.is_configured() else self._standard, method)
+        structlog = sys.modules.get("structlog")  # not imported by anyone: not configured
+        if structlog is not None and structlog.is_configured():
+            return getattr(structlog.get_logger(self._name), method)
+        return partial(self._log, method)
+
+    def _log(self, method: str, event: str, *, exc_info: Any = None, **fields: Any) -> None:
+        """A record with a readable message, and the fields as ``record.flexmarl``."""
+        if method == "exception":
+            method, exc_info = "error", True if exc_info is None else exc_info
+        level = logging.getLevelNamesMapping()[method.upper()]
+        if not self._standard.isEnabledFor(level):
+            return
+        line = delivery_context(self, method, fields)
+        text = " ".join([event, *(f"{name}={value!r}" for name, value in line.items())])
+        # The caller's frame is the second: that of ``partial`` is none of Python's.
+        self._standard.log(level, "%s", text, exc_info=exc_info, stacklevel=2, extra={"flexmarl": dict(line)})
 
 
-def get_logger(name: str) -> FilteringBoundLogger:
-    """The logger of a module of flexmarl's: ``log = get_logger(__name__)``."""
-    return cast(FilteringBoundLogger, _Logger(name))
+class EventLogger(Protocol):
+    """Logs events with fields: ``log.warning("message refused", peer="a")``."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+    def exception(self, event: str, **fields: Any) -> Any: ...
+
+
+def get_logger(name: str) -> EventLogger:
+    """The logger of a module of flexmarl: ``log = get_logger(__name__)``."""
+    return cast(EventLogger, _Logger(name))
 
 
 class _Lines:
-    """A stream that takes no line rather than to fail whoever logs: the log is often on the disk that is full."""
+    """A stream that drops lines which can't be written: the log is often on the disk that is full, and logging must
+    not fail an actor for that."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -145,16 +156,18 @@ class _Lines:
 
 
 def configure_logging(node: str, stream: TextIO) -> None:
-    """Lines on ``stream``, each bound to the node's name: JSON, or readable where it is a terminal. Those that can't be
-    written are lost.
+    """Writes lines to ``stream``, each with the node's name: JSON, or readable text if it is a terminal. Lines that
+    can't be written are lost.
 
-    For processes that are flexmarl's own; it changes how the whole process logs by structlog.
+    For processes of flexmarl's own: it configures structlog for the whole process.
     """
+    import structlog
+
     started = round(time.time(), 3)
 
     def bind_process(logger: Any, method: str, line: Line) -> Line:
         line.setdefault("node", node)
-        line.setdefault("started", started)  # tells incarnations apart: they write to the same file
+        line.setdefault("started", started)  # incarnations of an actor write to the same file
         return line
 
     processors: list[Processor] = [structlog.contextvars.merge_contextvars, delivery_context]

@@ -20,8 +20,8 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "task_groups", "errors", "names", "call_context", "telemetry", "protocol", "signature", "wire", "durable",
-    "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
+    "front_door", "task_groups", "errors", "names", "call_context", "telemetry", "protocol", "signature",
+    "wire", "durable", "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
@@ -179,9 +179,14 @@ RULES = (
         banned=("list_hook=", "object_hook="),
     ),
     Rule(
-        "modules are imported by name only where the spawner names an actor's class, and where a recipe is read",
+        "flexmarl.testing is for tests: it stands above all layers",
         where="",
-        except_in=r"core/supervision/worker_init\.py|actors/workflow\.py",
+        banned=(f"{PACKAGE}.testing",),
+    ),
+    Rule(
+        "modules are imported by name only for an actor's class, for a front door's names, and for a recipe",
+        where="",
+        except_in=r"core/supervision/worker_init\.py|core/front_door\.py|actors/workflow\.py",
         banned=(
             ".exec_module",
             ".load_module",
@@ -510,6 +515,8 @@ BAD = [
         "launch/host.py",
         "from importlib import util as u\nm = u.module_from_spec(x)  #!\nx.loader.exec_module(m)  #!",
     ),
+    ("launch/x.py", "from flexmarl.testing import MemoryNetwork  #!"),
+    ("core/x.py", "from .. import testing  #!"),
     ("core/host_x.py", "import pkgutil\npkgutil.resolve_name(x)  #!"),
 ]
 

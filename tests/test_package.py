@@ -100,7 +100,7 @@ def files_of_the_checkout() -> set[str]:
         for path in (ROOT / layer).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return found | {"flexmarl/__init__.py", "flexmarl/py.typed"}
+    return found | {"flexmarl/__init__.py", "flexmarl/py.typed", "flexmarl/testing.py"}
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:

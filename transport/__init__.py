@@ -4,13 +4,18 @@
 ``flexmarl.transport.handle`` does not import torch: ``StateTransport`` is loaded at its first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..core.front_door import lazy_exports
 from .handle import StateHandle, TensorSpec
 from .select import Place
 
 if TYPE_CHECKING:
     from .state import PathStatistics, StateTransport, TransportStatistics
+else:
+    __getattr__ = lazy_exports(
+        __name__, {"state": ["PathStatistics", "StateTransport", "TransportStatistics"]}
+    )
 
 __all__ = [
     "PathStatistics",
@@ -20,11 +25,3 @@ __all__ = [
     "TensorSpec",
     "TransportStatistics",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("PathStatistics", "StateTransport", "TransportStatistics"):
-        from . import state
-
-        return getattr(state, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -147,10 +147,11 @@ SERVICE = """
 import asyncio, json, logging, sys
 import structlog
 
-records = []
+records, raised = [], []
 class Keep(logging.Handler):
     def emit(self, record):
         records.append([record.name, record.levelname, record.getMessage(), record.funcName, record.flexmarl])
+        raised.append(record.exc_info[0].__name__ if record.exc_info else "")
 if "standard" in sys.argv:
     logging.basicConfig(handlers=[Keep()], level=logging.WARNING)
 
@@ -170,9 +171,13 @@ async def main():
         await system.process.ref.api.statistics()
         log.info("not this")
         log.error("one field", name="a", args=[1], message="%s")
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            log.exception("failed", actor="a")
 
 asyncio.run(main())
-print(json.dumps({"before": before, "after": globals_now(), "records": records}))
+print(json.dumps({"before": before, "after": globals_now(), "records": records, "raised": raised}))
 """
 
 
@@ -188,13 +193,15 @@ class TestServicesThatEmbed:
         assert result["before"] == result["after"]
         assert not result["after"][-1], "structlog has been configured"
         assert not errors
-        (name, level, text, _, fields), mine = result["records"]
+        (name, level, text, _, fields), mine, failed = result["records"]
         assert (name, level) == ("flexmarl.core.delivery.requests", "WARNING")
         assert text.startswith("one-way message for nobody ") and "endpoint='hear'" in text
         assert fields["actor"] == "nobody"
         fields = {"name": "a", "args": [1], "message": "%s"}
         words = "one field name='a' args=[1] message='%s'"
         assert mine == ["flexmarl.core.x", "ERROR", words, "main", fields]
+        assert failed == ["flexmarl.core.x", "ERROR", "failed actor='a'", "main", {"actor": "a"}]
+        assert result["raised"] == ["", "", "ZeroDivisionError"]
 
     def test_see_warnings_where_they_have_no_logging(self) -> None:
         result, errors = self._run()

@@ -1,0 +1,60 @@
+"""The names that users import: from ``flexmarl.core``, ``flexmarl.transport`` and ``flexmarl.testing``."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexmarl.core.front_door import lazy_exports
+
+ROOT = Path(__file__).parents[1]
+DOORS = ("flexmarl.core", "flexmarl.transport", "flexmarl.actors", "flexmarl.testing")
+HEAVY = {"torch", "numpy", "transformers"}
+
+
+def loaded_by(program: str) -> set[str]:
+    """The modules that a new process has imported after ``program``."""
+    code = f"{program}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    environment = {"PYTHONPATH": str(ROOT / "scripts" / "src")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_name_can_be_imported(door: str) -> None:
+    module = importlib.import_module(door)
+    assert module.__all__ and len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        found = getattr(module, name)
+        assert found.__name__ == name and found.__module__.startswith("flexmarl.")
+    with pytest.raises(AttributeError, match=f"'{door}' has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_the_runtime_needs_no_arrays_and_logs_without_structlog() -> None:
+    loaded = loaded_by(
+        "import flexmarl.core\nfor name in flexmarl.core.__all__: getattr(flexmarl.core, name)"
+    )
+    assert "flexmarl.core.system" in loaded and "zmq" in loaded
+    assert not loaded & (HEAVY | {"structlog", "psutil", "uvloop", "rich"})
+
+
+def test_a_door_imports_nothing_before_it_is_used() -> None:
+    loaded = loaded_by("import flexmarl.core, flexmarl.transport, flexmarl.testing")
+    assert not {"flexmarl.core.system", "flexmarl.core.actor", "flexmarl.core.testing.virtual_time"} & loaded
+    assert "flexmarl.core.wire.memory" in loaded_by("from flexmarl.testing import MemoryNetwork")
+    assert not loaded_by("from flexmarl.testing import MemoryNetwork, run") & HEAVY
+
+
+def test_a_name_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = lazy_exports("flexmarl.core", {"actor": ["Actor"]})
+    core = importlib.import_module("flexmarl.core")
+    monkeypatch.delitem(vars(core), "Actor", raising=False)
+    actor = load("Actor")
+    assert vars(core)["Actor"] is actor is importlib.import_module("flexmarl.core.actor").Actor
