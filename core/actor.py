@@ -1,6 +1,6 @@
 """What an actor is: a class whose ``@endpoint`` methods other actors may call."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from typing import Any, Protocol, TypeVar, overload
@@ -16,17 +16,25 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 @overload
 def endpoint(method: Method) -> Method: ...
 @overload
-def endpoint(*, idempotent: bool = False) -> Callable[[Method], Method]: ...
-def endpoint(method: Method | None = None, *, idempotent: bool = False) -> Any:
+def endpoint(
+    *, idempotent: bool = False, raises: Sequence[type[Exception]] = ()
+) -> Callable[[Method], Method]: ...
+def endpoint(
+    method: Method | None = None, *, idempotent: bool = False, raises: Sequence[type[Exception]] = ()
+) -> Any:
     """Makes an async method callable by message. Its annotations are what messages are checked against.
 
     An async generator is a stream: its caller iterates over it, and slows it when slower. ``idempotent``: a call may be
     sent again after a loss or a restart of the actor; one that was answered before gets the same answer, the method
     does not run again. Give the callers' ``Protocol`` the same mark: the caller decides whether it may repeat.
+
+    ``raises``: error classes that callers get as such instead of RemoteError; an actor that derives from its callers'
+    ``Protocol`` need not repeat them. Their constructors keep each parameter as an attribute of the same name (see
+    ``declared_errors``). Raises TypeError if one does not fit.
     """
 
     def mark(method: Method) -> Method:
-        mark_endpoint(method, EndpointOptions(idempotent))
+        mark_endpoint(method, EndpointOptions(idempotent, tuple(raises)))
         return method
 
     return mark if method is None else mark(method)
@@ -49,8 +57,8 @@ def _check_implements(cls: type, protocol: type) -> None:
         found = getattr(cls, name)
         if found is declared:
             raise TypeError(f"{cls.__qualname__} does not implement {protocol.__qualname__}.{name}")
-        options = endpoint_options(declared)
-        if options is not None and endpoint_options(found) != options:
+        options, own = endpoint_options(declared), endpoint_options(found)
+        if options is not None and (own is None or own.idempotent != options.idempotent):
             raise TypeError(
                 f"{cls.__qualname__}.{name} must be marked as in {protocol.__qualname__}: "
                 f"@endpoint(idempotent={options.idempotent})"

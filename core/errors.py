@@ -5,6 +5,7 @@ A message says what happened, where, and what to do next; the numbers in it are 
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 
 class FlexmarlError(Exception):
@@ -98,15 +99,30 @@ class ActorFailed(FlexmarlError):
 
 
 class RemoteError(FlexmarlError):
-    """The endpoint raised. ``kind`` is the exception's class name, ``remote_traceback`` its text."""
+    """The endpoint raised. ``kind`` is the exception's class name, ``remote_traceback`` its text.
 
-    def __init__(self, actor: str, endpoint: str, kind: str, message: str, remote_traceback: str) -> None:
+    If the endpoint declares that class or one of its bases, ``declared`` is that name and ``fields`` are its plain
+    fields. A caller that declares it too gets that class instead, with the RemoteError as its ``__cause__``.
+    """
+
+    def __init__(
+        self,
+        actor: str,
+        endpoint: str,
+        kind: str,
+        message: str,
+        remote_traceback: str,
+        declared: str = "",
+        fields: dict[Any, Any] | None = None,
+    ) -> None:
         super().__init__(f"{actor}.{endpoint} raised {kind}: {message}")
         self.actor = actor
         self.endpoint = endpoint
         self.kind = kind
         self.message = message
         self.remote_traceback = remote_traceback
+        self.declared = declared
+        self.fields = {} if fields is None else fields
         self.add_note(f"Remote traceback of {actor}.{endpoint}:\n{remote_traceback}")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.signature import register_type, wire_type
+from ..core.wire_types import register_type, wire_type
 from .handle import DTYPE_BYTES
 from .message_arrays import MAX_DIMENSIONS, own_bytes, read_fields, to_fields
 from .paths.torch_dtypes import DTYPE_NAMES, TORCH_DTYPES

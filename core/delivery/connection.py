@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..call_context import current_delivery
 from ..errors import (
@@ -126,6 +126,8 @@ class Peer:
         except asyncio.CancelledError:
             self._abandon(request)
             raise
+        except RemoteError as error:
+            self._raise_declared(error, signature)
         return value if signature is None else signature.result(value, self._home)
 
     async def tell(
@@ -180,6 +182,8 @@ class Peer:
                     return
                 except TimeoutError:
                     raise CallTimeout(actor, endpoint, timeout_s, "waiting for the next item") from None
+                except RemoteError as error:
+                    self._raise_declared(error, signature)
                 taken += 1
                 if taken >= max(1, window // 2):
                     self._send([Kind.GRANT, request.id, taken])
@@ -187,6 +191,13 @@ class Peer:
                 yield item if signature is None else signature.result(item, self._home)
         finally:
             self._abandon(request)
+
+    def _raise_declared(self, error: RemoteError, signature: Signature | None) -> NoReturn:
+        """Raises ``error`` as the class that the caller's signature declares for it."""
+        declared = error if signature is None else signature.errors.from_wire(error, self._home)
+        if declared is error:
+            raise error
+        raise declared from error
 
     def _request(
         self,
@@ -303,12 +314,12 @@ class Peer:
             request.token.set_result(envelope[2])  # type: ignore[union-attr]
 
     def _on_error(self, envelope: Envelope) -> None:
-        _, request_id, kind, message, remote_traceback = envelope
+        request_id = envelope[1]
         request, granted = self.session.settle(request_id)
         self._give_credit(granted)
         if request is None or request.token is None or request.token.done():
             return
-        request.token.set_exception(_error_of(request, kind, message, remote_traceback))
+        request.token.set_exception(_error_of(request, *envelope[2:]))
 
     def _on_item(self, envelope: Envelope) -> None:
         request = self.session.streaming(envelope[1])
@@ -465,7 +476,14 @@ class Peer:
         )
 
 
-def _error_of(request: Request[Token], kind: str, message: str, remote_traceback: str) -> FlexmarlError:
+def _error_of(
+    request: Request[Token],
+    kind: str,
+    message: str,
+    remote_traceback: str,
+    declared: str,
+    fields: dict[Any, Any],
+) -> FlexmarlError:
     match kind:
         case Fault.DEAD:
             return ActorDead(request.actor, message)
@@ -473,7 +491,7 @@ def _error_of(request: Request[Token], kind: str, message: str, remote_traceback
             return RemoteProtocolError(message)
         case Fault.CANCELLED | Fault.OVERTAKEN:
             return RemoteError(request.actor, request.endpoint, kind.removeprefix("!"), message, "")
-    return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback)
+    return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback, declared, fields)
 
 
 def _reject(token: Token | None, error: FlexmarlError) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..call_context import current_delivery
+from ..declared_errors import NO_ERRORS, DeclaredErrors
 from ..errors import RemoteProtocolError, text_of, traceback_of
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..signature import Signature, signature_of
@@ -34,7 +35,7 @@ class Requester(Protocol):
     window_bytes: int
 
     def answer(self, delivery: "Delivery", value: Any) -> None: ...
-    def answer_error(self, delivery: "Delivery", kind: str, message: str, remote_traceback: str) -> None: ...
+    def answer_error(self, delivery: "Delivery", error: BaseException, errors: DeclaredErrors) -> None: ...
     def answer_fault(self, delivery: "Delivery", fault: Fault, message: str) -> None: ...
     def send_item(self, delivery: "Delivery", number: int, item: Any) -> int: ...
     def serving_stream(self) -> AbstractContextManager[None]: ...
@@ -305,10 +306,12 @@ class Mailbox:
 
     def _answer_error(self, delivery: Delivery, error: BaseException) -> None:
         self._failed += 1
-        text = traceback_of(error)
         if delivery.kind == Kind.TELL:
+            text = traceback_of(error)
             log.error("one-way message failed", actor=self.name, endpoint=delivery.endpoint, error=text)
-        delivery.asker.answer_error(delivery, type(error).__name__, text_of(error), text)
+        known = self._endpoints.get(delivery.endpoint)
+        errors = NO_ERRORS if known is None else known.signature.errors
+        delivery.asker.answer_error(delivery, error, errors)
 
     def _answer_cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
         if delivery.cancelled is not None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..errors import LocalProtocolError
+from ..declared_errors import DeclaredErrors
+from ..errors import LocalProtocolError, text_of, traceback_of
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.reply_cache import Key
@@ -143,13 +144,18 @@ class Serving:
         if self._end(delivery):
             self._send_answer(delivery, packed, codec.unchanging(buffers) if buffers else buffers)
 
-    def answer_error(self, delivery: Delivery, kind: str, message: str, remote_traceback: str) -> None:
+    def answer_error(self, delivery: Delivery, error: BaseException, errors: DeclaredErrors) -> None:
+        """The endpoint raised ``error``; ``errors``: those that it declares."""
         if self._end(delivery):
             if delivery.kind == Kind.TELL:
                 self._work_off(delivery.id)
                 return
-            words = (message[:_WORDS], remote_traceback[-_WORDS:])
-            packed = self._encoder.pack([Kind.ERROR, delivery.id, kind, *words])
+            words = (text_of(error)[:_WORDS], traceback_of(error)[-_WORDS:])
+            head = (Kind.ERROR, delivery.id, type(error).__name__, *words)
+            try:
+                packed = self._whole.pack([*head, *errors.to_wire(error)])
+            except Exception:  # noqa: BLE001  # fields that can't be sent; the error arrives as RemoteError
+                packed = self._whole.pack([*head, "", {}])
             self._send_answer(delivery, packed, ())
 
     def answer_fault(self, delivery: Delivery, fault: Fault, message: str) -> None:
@@ -159,7 +165,7 @@ class Serving:
             if delivery.kind == Kind.TELL:
                 self._work_off(delivery.id)
                 return
-            packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_WORDS], ""])
+            packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_WORDS], "", "", {}])
             if fault is Fault.CANCELLED:
                 self._send_answer(delivery, packed, ())
             else:
@@ -212,4 +218,4 @@ class Serving:
             self._link.send(self._encoder.pack([Kind.DONE, 0, ranges]))
 
     def _send_fault(self, request_id: int, fault: Fault, message: str) -> None:
-        self._link.send(self._encoder.pack([Kind.ERROR, request_id, fault, message, ""]))
+        self._link.send(self._encoder.pack([Kind.ERROR, request_id, fault, message, "", "", {}]))

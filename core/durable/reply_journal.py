@@ -29,7 +29,7 @@ __all__ = ["DEFAULT_LIMIT_BYTES", "Journal", "JournalStatistics", "Key", "Replie
 
 log = get_logger(__name__)
 
-_HEAD: Final = Head(b"flexmarl replies", version=1)
+_HEAD: Final = Head(b"flexmarl replies", version=2)
 # The most a record holds besides the reply and the sender's name: its head and MessagePack's prefixes and integers.
 _RECORD_BYTES: Final = 48
 # A file is compacted once it is larger than twice what is alive in it, and this.

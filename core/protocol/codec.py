@@ -336,14 +336,19 @@ def _what_can_be_told(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
     reason = f"can't be decoded: {broken}"
     try:
         length = head.read_array_header()
-        fields = [head.unpack() for _ in range(min(length, 5 if packed[1] in REQUESTS else 2))]
+        known = 5 if packed[1] in REQUESTS or packed[1] == Kind.ERROR else 2
+        fields = [head.unpack() for _ in range(min(length, known))]
         if fields[0] in REQUESTS:
             # With something in the place of what comes after its arguments: nothing is done with it.
             envelope = [*fields, [], {}, *[1] * (len(_SHAPES[fields[0]]) - 7)]
             _check_shapes([envelope])
             return [*envelope[:5], Undecodable(reason), *envelope[6:]]
         if fields[0] in (Kind.REPLY, Kind.ITEM):
-            envelope = [int(Kind.ERROR), fields[1], str(Fault.PROTOCOL), f"the result {reason}", ""]
+            envelope = [int(Kind.ERROR), fields[1], str(Fault.PROTOCOL), f"the result {reason}", "", "", {}]
+            _check_shapes([envelope])
+            return envelope
+        if fields[0] == Kind.ERROR:
+            envelope = [*fields, "", {}]
             _check_shapes([envelope])
             return envelope
     except (ValueError, IndexError, TypeError, msgpack.UnpackException):

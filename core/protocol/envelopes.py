@@ -11,7 +11,7 @@ one of
     [STREAM, id, actor, endpoint, timeout_s, args, kwargs, trace_id, window]        answered by up to ``window``
                                                                     items more than were granted, then a REPLY
     [REPLY,  id, value]
-    [ERROR,  id, kind, message, traceback]
+    [ERROR,  id, kind, message, traceback, declared, fields]
     [ITEM,   id, number, value]                 items of a stream are counted from 0; its REPLY's value is their number
     [CANCEL, id]                           nobody waits for this request any more; it is answered all the same
     [GRANT,  id, count]                    the stream ``id`` may send so many more items
@@ -23,14 +23,15 @@ one of
 
 Ids are counted per link and direction: every request (CALL, ONCE, TELL, STREAM) has one, ascending without a gap, so
 that a duplicate and a lost message can be told from each other. ``floor``: the sender will never again ask for ONCE
-requests below it. ``link``: its number at the sender, which may reach a peer by several.
+requests below it. ``link``: its number at the sender, which may reach a peer by several. ``declared``: the name of the
+class that the endpoint declares for this error, with its ``fields``; "" and an empty map for any other error.
 """
 
 from enum import IntEnum, StrEnum
 from typing import Any
 
 MAGIC = "flexmarl"
-VERSION = 1
+VERSION = 2
 
 
 class Kind(IntEnum):
@@ -68,7 +69,7 @@ FIELDS: dict[int, tuple[type, ...]] = {
     Kind.TELL: _REQUEST,
     Kind.STREAM: (*_REQUEST, int),
     Kind.REPLY: (int, int, object),
-    Kind.ERROR: (int, int, str, str, str),
+    Kind.ERROR: (int, int, str, str, str, str, dict),
     Kind.ITEM: (int, int, int, object),
     Kind.CANCEL: (int, int),
     Kind.GRANT: (int, int, int),

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.errors import FlexmarlError
 from flexmarl.core.protocol.codec import Buffer
 from flexmarl.core.ref import ActorRef
 
@@ -14,6 +15,32 @@ from flexmarl.core.ref import ActorRef
 class Point:
     x: int
     labels: tuple[str, ...] = ()
+
+
+class Refused(FlexmarlError):
+    """With fields, one of which need not fit."""
+
+    def __init__(self, number: int, points: tuple[Point, ...] = (), source: Any = None) -> None:
+        super().__init__(f"number {number} is refused, for {len(points)} points")
+        self.number = number
+        self.points = points
+        self.source = source
+
+
+class Late(FlexmarlError):
+    """Its text is all there is."""
+
+
+class LateAgain(Late):
+    """Declared nowhere."""
+
+
+class Misread:
+    """Classes of the same names as a caller might have them that knows others."""
+
+    class Refused(FlexmarlError):
+        def __init__(self, number: str) -> None:
+            self.number = number
 
 
 class Subject(Actor):
@@ -36,6 +63,40 @@ class Subject(Actor):
     @endpoint
     async def fail(self, message: str) -> None:
         raise KeyError(message)
+
+    @endpoint(raises=(Refused, Late))
+    async def refuse(self, number: int, how: str = "") -> None:
+        """Raises what ``how`` says."""
+        match how:
+            case "late":
+                raise Late(f"number {number}")
+            case "late again":
+                raise LateAgain(f"number {number}")
+            case "undeclared":
+                raise LookupError(f"number {number}")
+            case "unsendable":
+                raise Refused(number, (), object())
+            case "unholdable":
+                raise Refused(number, (), {(1, 2): 3})
+            case "too large":
+                raise Refused(number, (), bytes(2**26))
+        raise Refused(number, (Point(number), Point(2, ("a", "b"))))
+
+    @endpoint(idempotent=True, raises=(Refused,))
+    async def refuse_once(self, number: int) -> None:
+        self.added[number] = self.added.get(number, 0) + 1
+        await asyncio.sleep(0.05)
+        raise Refused(number, (Point(self.added[number]),))
+
+    @endpoint(raises=(Refused,))
+    async def count_and_refuse(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+        raise Refused(to)
+
+    @endpoint(raises=(Refused,))
+    async def refuse_through(self, other: ActorRef["Subject"], number: int) -> None:
+        await other.api.refuse(number)
 
     @endpoint
     async def hang(self) -> None:
@@ -119,3 +180,13 @@ class Subject(Actor):
         self.added[key] = self.added.get(key, 0) + 1
         await asyncio.sleep(0.05)
         return self.added[key]
+
+
+class MisreadSubject(Protocol):
+    """The API of ``Subject`` as a caller has it that declares other errors."""
+
+    @endpoint(raises=(Misread.Refused,))
+    async def refuse(self, number: int, how: str = "") -> None: ...
+
+    @endpoint
+    async def refuse_once(self, number: int) -> None: ...

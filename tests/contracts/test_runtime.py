@@ -24,7 +24,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.wire import Frames, Link
 
 from .clusters import QUICK, Cluster, over_every_transport, until
-from .runtime_actors import Point, Subject
+from .runtime_actors import Late, MisreadSubject, Point, Refused, Subject
 
 
 async def two(cluster: Cluster, settings: Settings = QUICK) -> tuple[ActorSystem, Subject, ActorRef[Subject]]:
@@ -159,6 +159,90 @@ class TestCalls:
         assert await asyncio.gather(*(subject.api.add_once(key) for key in range(50))) == [1] * 50
         assert actor.added == dict.fromkeys(range(50), 1)
         assert all_credit_is_back(asking, subject)
+
+
+class TestDeclaredErrors:
+    @over_every_transport
+    async def test_a_declared_error_is_raised_as_its_class_with_its_fields(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        with pytest.raises(Refused, match="number 3 is refused, for 2 points") as caught:
+            await subject.api.refuse(3)
+        error = caught.value
+        assert (error.number, error.points) == (3, (Point(3), Point(2, ("a", "b"))))
+        remote = error.__cause__
+        assert isinstance(remote, RemoteError) and (remote.kind, remote.endpoint) == ("Refused", "refuse")
+        assert "in refuse" in remote.remote_traceback
+        with pytest.raises(Late, match="^number 4$"):
+            await subject.api.refuse(4, "late")
+        with pytest.raises(Refused):
+            await subject.ask("refuse", 5)
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_an_actor_in_this_system_raises_the_same(self, cluster: Cluster) -> None:
+        asking, _, _ = await two(cluster)
+        near = await asking.add(Subject(), "near")
+        with pytest.raises(Refused, match="number 3 is refused, for 2 points") as caught:
+            await near.api.refuse(3)
+        assert isinstance(caught.value.__cause__, RemoteError)
+        with pytest.raises(RemoteError, match="near.refuse raised LookupError: 'number 3'|number 3"):
+            await near.api.refuse(3, "undeclared")
+
+    @over_every_transport
+    async def test_any_other_error_is_a_remote_error(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        with pytest.raises(RemoteError, match="subject.refuse raised LookupError: number 1"):
+            await subject.api.refuse(1, "undeclared")
+        for how in ("unsendable", "unholdable", "too large"):
+            with pytest.raises(RemoteError, match="raised Refused: number 2 is refused") as caught:
+                await subject.api.refuse(2, how)
+            assert "in refuse" in caught.value.remote_traceback
+        with pytest.raises(Late, match="^number 3$") as late:  # the nearest declared base
+            await subject.api.refuse(3, "late again")
+        assert isinstance(late.value.__cause__, RemoteError) and late.value.__cause__.kind == "LateAgain"
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_the_callers_declaration_decides_which_class_is_built(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        misread = asking.ref("subject", subject.address, MisreadSubject)
+        with pytest.raises(RemoteError, match="raised Refused: number 3 is refused") as caught:
+            await misread.api.refuse(3)
+        assert any("is not raised as Refused: number: " in note for note in caught.value.__notes__)
+        untyped: ActorRef[Subject] = asking.ref("subject", subject.address)
+        with pytest.raises(RemoteError, match="raised Refused: number 3") as bare:
+            await untyped.ask("refuse", 3)
+        assert bare.value.declared == "Refused" and bare.value.fields["number"] == 3
+        with pytest.raises(RemoteError, match="raised Refused: number 4"):
+            await misread.api.refuse_once(4)
+
+    @over_every_transport
+    async def test_a_stream_ends_with_it_after_its_items(self, cluster: Cluster) -> None:
+        asking, _, subject = await two(cluster)
+        items = []
+        with pytest.raises(Refused, match="number 5 is refused") as caught:
+            async for item in subject.api.count_and_refuse(5):
+                items.append(item)  # noqa: PERF401  # what came before the error is wanted
+        assert items == list(range(5)) and isinstance(caught.value.__cause__, RemoteError)
+        assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_it_passes_through_actors_that_declare_it(self, cluster: Cluster) -> None:
+        _, _, subject = await two(cluster)
+        far = await (await cluster.start("third")).add(Subject(), "far")
+        with pytest.raises(Refused, match="number 7 is refused, for 2 points") as caught:
+            await subject.api.refuse_through(far, 7)
+        remote = caught.value.__cause__
+        assert isinstance(remote, RemoteError)
+        assert "in refuse_through" in remote.remote_traceback and "in refuse\n" in remote.remote_traceback
+
+    @over_every_transport
+    async def test_idempotent_calls_get_it_once_each(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster)
+        calls = [subject.api.refuse_once(number) for number in range(20)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [error.number for error in errors if isinstance(error, Refused)] == list(range(20))
+        assert actor.added == dict.fromkeys(range(20), 1)
 
 
 class TestEnding:

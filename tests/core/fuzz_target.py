@@ -8,17 +8,28 @@ from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.delivery.connection import Peer
 from flexmarl.core.delivery.mailbox import Mailbox
 from flexmarl.core.delivery.peers import Network
+from flexmarl.core.errors import FlexmarlError
 from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.session import Settings
+from flexmarl.core.signature import signature_of
 from flexmarl.core.wire.wire import Frames, Link, Listener
 
 ADDRESS = "memory://fuzzed"
 
 
+class Refused(FlexmarlError):
+    def __init__(self, number: int, words: tuple[str, ...] = ()) -> None:
+        super().__init__(f"number {number} is refused: {words}")
+        self.number = number
+        self.words = words
+
+
 class Target(Actor):
-    @endpoint
+    @endpoint(raises=(Refused,))
     async def echo(self, value: int = 0) -> int:
+        if value < 0:
+            raise Refused(value)
         return value
 
     @endpoint
@@ -29,7 +40,7 @@ class Target(Actor):
     async def once(self, value: int = 0) -> int:
         return value
 
-    @endpoint
+    @endpoint(raises=(Refused,))
     async def count(self, items: int) -> AsyncIterator[int]:
         for number in range(items):
             yield number
@@ -74,13 +85,17 @@ class Fuzzed:
         self.asked = self.network.peer(ADDRESS)
         self.asked.connected()
         self.calls = [
-            asyncio.ensure_future(self.asked.call("far", "echo", (1,), {}, 30.0, None)),
+            asyncio.ensure_future(
+                self.asked.call("far", "echo", (1,), {}, 30.0, signature_of(Target, "echo"))
+            ),
             asyncio.ensure_future(self.asked.tell("far", "echo", (1,), {}, 30.0)),
             asyncio.ensure_future(self._stream(self.asked)),
         ]
 
     async def _stream(self, peer: Peer) -> list[Any]:
-        return [item async for item in peer.stream("far", "count", (3,), {}, 30.0, None)]
+        return [
+            item async for item in peer.stream("far", "count", (3,), {}, 30.0, signature_of(Target, "count"))
+        ]
 
     def feed(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames = ()) -> None:
         """As the wire hands a message over, from both: whoever came in, and whoever was asked."""
@@ -107,7 +122,9 @@ def valid_envelopes() -> list[list[Any]]:
         [Kind.STREAM, 5, "target", "count", 1.0, [5], {}, 1, 2],
         [Kind.CALL, 6, "nobody", "echo", 1.0, [], {}, 1],
         [Kind.REPLY, 1, {"a": [1, 2.5, None, b"raw"]}],
-        [Kind.ERROR, 2, "ValueError", "words", "traceback"],
+        [Kind.ERROR, 2, "ValueError", "words", "traceback", "", {}],
+        [Kind.ERROR, 1, "Refused", "words", "traceback", "Refused", {"number": 3, "words": ["a"]}],
+        [Kind.ERROR, 3, "Refused", "words", "traceback", "Refused", {"number": 3}],
         [Kind.ITEM, 3, 0, "item"],
         [Kind.CANCEL, 2],
         [Kind.GRANT, 5, 3],

@@ -17,10 +17,9 @@ from flexmarl.core.signature import (
     Signature,
     constructor_signature,
     mark_endpoint,
-    register_type,
     signature_of,
-    wire_type,
 )
+from flexmarl.core.wire_types import register_type, wire_type
 
 
 class Vector:

@@ -25,7 +25,7 @@ from flexmarl.core.errors import JournalError
 
 from ...full_disk import room_for
 
-HEAD = b"flexmarl replies\x01\x00\x00\x00"
+HEAD = b"flexmarl replies\x02\x00\x00\x00"
 SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 
 senders = st.sampled_from(["trainer", "rollout/0", "ü\ud83d"])
@@ -326,7 +326,7 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (HEAD[:-4] + b"\x02\0\0\0", "it is of version 2, and this program reads version 1"),
+        (HEAD[:-4] + b"\x01\0\0\0", "it is of version 1, and this program reads version 2"),
         (b"SQLite format 3\0" + bytes(100), "SQLite format 3"),
         (bytes(100), "does not begin as a journal"),
         (b"x", "does not begin as a journal"),

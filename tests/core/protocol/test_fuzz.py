@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flexmarl.core.errors import RemoteProtocolError
+from flexmarl.core.errors import ActorDead, RemoteError, RemoteProtocolError
 from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.envelopes import Kind
 
-from ..fuzz_target import Fuzzed, header, valid_envelopes
+from ..fuzz_target import Fuzzed, Refused, header, valid_envelopes
 
 ROOT = Path(__file__).parents[3]
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -26,7 +26,7 @@ junk = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats()
-    | st.sampled_from(["target", "system", "echo", "wait", "once", "count", "!dead", ""])
+    | st.sampled_from(["target", "system", "echo", "wait", "once", "count", "Refused", "number", "!dead", ""])
     | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
@@ -106,6 +106,35 @@ def test_a_peer_raises_nothing_but_protocol_errors(bodies: list[bytes]) -> None:
                     fuzzed.asked.received(header(), body, [b"buffer"])
                 except RemoteProtocolError:
                     continue
+        finally:
+            await fuzzed.close()
+
+    asyncio.run(main())
+
+
+@FEW
+@given(st.lists(st.text(max_size=5) | junk, min_size=4, max_size=4), st.dictionaries(st.text(), junk) | junk)
+def test_an_error_with_any_fields_is_the_declared_one_a_remote_one_or_a_refused_message(
+    words: list[Any], fields: Any
+) -> None:
+    async def main() -> None:
+        fuzzed = Fuzzed()
+        await asyncio.sleep(0)  # the call and the stream have been sent
+        try:
+            for request_id in (1, 3):
+                error = [
+                    Kind.ERROR,
+                    request_id,
+                    *words[:3],
+                    words[3] if words[3] == "" else "Refused",
+                    fields,
+                ]
+                fuzzed.feed(header(), codec.join([codec.Encoder().pack(error)]))
+            async with asyncio.timeout(10):
+                ends = await asyncio.gather(fuzzed.calls[0], fuzzed.calls[2], return_exceptions=True)
+            assert all(
+                isinstance(end, Refused | RemoteError | RemoteProtocolError | ActorDead) for end in ends
+            )
         finally:
             await fuzzed.close()
 
