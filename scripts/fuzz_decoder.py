@@ -36,7 +36,9 @@ class Harness:
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception) and not type(error).__module__.startswith("flexmarl."):
-            self._failures.append(error)  # flexmarl's own errors are results of calls, which are not awaited here
+            self._failures.append(
+                error
+            )  # flexmarl's own errors are results of calls, which are not awaited here
 
     def __call__(self, data: bytes) -> None:
         if not data:
