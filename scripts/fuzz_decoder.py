@@ -36,9 +36,7 @@ class Harness:
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception) and not type(error).__module__.startswith("flexmarl."):
-            self._failures.append(
-                error
-            )  # flexmarl's own errors are results of calls, which are not awaited here
+            self._failures.append(error)  # not flexmarl's own: those are results of calls
 
     def __call__(self, data: bytes) -> None:
         if not data:
