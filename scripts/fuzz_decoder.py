@@ -1,6 +1,6 @@
-"""Coverage-guided fuzzing of everything that bytes from a socket reach: see scripts/fuzz.
+"""Coverage-guided fuzzing of all code that bytes from a socket reach: see scripts/fuzz.
 
-An input begins with a byte that says what it is for; the rest is one header, body or whole message.
+The first byte of an input chooses its kind; the rest is one header, body or whole message.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ with atheris.instrument_imports(include=["flexmarl.core", "tests.core.fuzz_targe
     from flexmarl.core.errors import RemoteProtocolError
     from flexmarl.core.protocol import codec
 
-# So many messages a network is fed before a new one takes its place.
+# A network is replaced by a new one after this many messages.
 MESSAGES_PER_NETWORK = 50
 
 
@@ -36,7 +36,7 @@ class Harness:
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception) and not type(error).__module__.startswith("flexmarl."):
-            self._failures.append(error)  # what callers are told, and nobody here collects, is none
+            self._failures.append(error)  # not flexmarl's own: those are results of calls
 
     def __call__(self, data: bytes) -> None:
         if not data:
@@ -70,10 +70,11 @@ class Harness:
             head, body = fuzz_target.header(), data
         self._target.feed(head, body)
         for _ in range(3):
-            await asyncio.sleep(0)  # what the message has set going runs
+            await asyncio.sleep(0)  # runs the tasks that the message has started
 
 
 def seeds(corpus: Path) -> None:
+    """Writes valid messages into ``corpus``, from which the fuzzing starts."""
     packed = [codec.Encoder().pack(envelope) for envelope in fuzz_target.valid_envelopes()]
     inputs = [b"\x00" + fuzz_target.header()]
     for first in (1, 2, 3):

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared by scripts/quickstart, scripts/test and scripts/check: makes .venv and installs into it.
-# Nothing outside the checkout is written: downloads are kept in .cache/pip, the lock in .cache. The Hugging Face cache
-# stays where the user has it: only models that a recipe names by a hub's name go there, and the token is read there.
+# Nothing is written outside the checkout: downloads are in .cache/pip, the lock is in .cache. The Hugging Face cache stays
+# in its usual place: models that a recipe names by a hub's name are stored there, and the user's token is read there.
 
 set -euo pipefail
 
@@ -21,35 +21,35 @@ die() {
     exit 1
 }
 
-# install [EXTRA]: flexmarl and what it needs, with an extra of pyproject.toml or without. Quick where it is done
-# already; safe to run several times at once.
+# install [EXTRA]: installs flexmarl and its requirements, with or without an extra of pyproject.toml. Fast if they are
+# installed already. May run several times at once.
 install() {
     mkdir -p "$root/.cache"
     (
         flock -n 9 || { say "waiting for another installation into $root/.venv" && flock 9; }
         _install_locked "${1:-}"
     ) 9>"$root/.cache/install.lock"
-    if _has_gpu && [[ $(_torch_version) == *+cpu ]]; then # made on a login node, say
-        say "note: there is a GPU here, but $root/.venv holds the CPU build of torch: remove .venv to have it made anew"
+    if _has_gpu && [[ $(_torch_version) == *+cpu ]]; then # for example, made on a login node
+        say "note: there is a GPU here, but $root/.venv holds the CPU build of torch: remove .venv, then it is made again"
     fi
 }
 
 _install_locked() {
     local extra=$1 stamp=$root/.venv/installed${1:+-$1} wanted
-    # The path is part of it: an editable installation names its checkout, and checkouts get moved.
+    # The path is part of the stamp: an editable installation names its checkout, and checkouts get moved.
     wanted=$(cd "$root" && { pwd && cat pyproject.toml scripts/constraints.txt; } | sha256sum)
     _venv_works || _make_venv
     [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && return
     say "installing flexmarl${extra:+ with its $extra tools} into $root/.venv (the first time takes a few minutes)"
     _install_torch
-    # The build tool is installed like everything else, in the pinned version, rather than fetched for each build.
+    # The build tool is installed in its pinned version like everything else, not downloaded for each build.
     _pip install hatchling editables
     _pip install --no-build-isolation --editable "$root${extra:+[$extra]}"
-    printf '%s\n' "$wanted" >"$root/.venv/installed" # an extra comes with all the rest
+    printf '%s\n' "$wanted" >"$root/.venv/installed" # an extra includes all the rest
     printf '%s\n' "$wanted" >"$stamp"
 }
 
-# Without these, ctrl-C would end one pip alone, and the next source would be tried.
+# Without these, ctrl-C would end only the current pip, and the next source would be tried.
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -63,7 +63,7 @@ _make_venv() {
     "$python" -m venv --clear "$root/.venv"
 }
 
-# Prints a Python that can make .venv; says what is missing where there is none.
+# Prints a Python that can make .venv. If there is none, reports what is missing and exits.
 _find_python() {
     local name incomplete='' names=(python3 python3.11 python3.12 python3.13 python3.14 python)
     [[ -z ${PYTHON:-} ]] || names=("$PYTHON")
@@ -78,19 +78,19 @@ _find_python() {
     if [[ -n $incomplete ]]; then
         local version
         version=$("$incomplete" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-        die "$incomplete (Python $version) comes without venv or ensurepip, which make virtual environments." \
+        die "$incomplete (Python $version) has no venv or no ensurepip, which make virtual environments." \
             "On Debian and Ubuntu: sudo apt install python$version-venv"
     fi
-    die "flexmarl needs Python 3.11 or newer; this is none: ${names[*]}" \
-        "Install one (Debian, Ubuntu: sudo apt install python3 python3-venv), or name it: PYTHON=/path/to/python3 $0"
+    die "flexmarl needs Python 3.11 or newer; none of these is: ${names[*]}" \
+        "Install one (Debian, Ubuntu: sudo apt install python3 python3-venv), or set its path: PYTHON=/path/to/python3 $0"
 }
 
-# PyPI's torch for x86 brings several GB of CUDA libraries. Without a GPU the CPU build is taken from wherever it can
-# be had: from what pip is configured with (a mirror, a folder of wheels), then from PyTorch's own index, which
-# is asked for torch alone; where neither has it, PyPI's build works too. Only the last may print its errors.
+# PyPI's torch for x86 brings several GB of CUDA libraries. Without a GPU the CPU build is installed instead: from the
+# sources that pip is configured with (a mirror, a folder of wheels), or from PyTorch's own index, which is used for torch
+# alone. If neither has it, PyPI's build works too. Only the last attempt prints its errors.
 _install_torch() {
     local pin version
-    pin=$(grep '^torch==' "$constraints") || return 0 # constraints emptied to look for newer versions
+    pin=$(grep '^torch==' "$constraints") || return 0 # no pin: constraints.txt was emptied to look for newer versions
     version=${pin#torch==}
     [[ $(_torch_version) == "$version"?(+cpu) ]] && return
     if ! _has_gpu; then
@@ -98,7 +98,7 @@ _install_torch() {
         _pip install "$pin+cpu" 2>/dev/null && return
         _pip install --retries 1 --timeout 15 --no-deps --index-url https://download.pytorch.org/whl/cpu "$pin+cpu" \
             2>/dev/null && return
-        say "there is none to be had for this Python: taking torch as PyPI has it"
+        say "there is no CPU build for this Python: installing PyPI's build"
     fi
     _pip install "$pin"
 }

@@ -23,7 +23,7 @@ def silent_logs() -> Iterator[None]:
 
 @pytest.fixture
 async def private() -> AsyncIterator[Path]:
-    """A run's private directory; whatever a test leaves in it is an error."""
+    """A run's private directory. A test that leaves files in it fails."""
     async with private_directory(env.runtime_base()) as directory:
         yield directory
     assert not directory.exists()
@@ -38,7 +38,7 @@ async def system(private: Path) -> AsyncIterator[ActorSystem]:
 
 @pytest.fixture
 async def supervisor(system: ActorSystem, private: Path, tmp_path: Path) -> AsyncIterator[Supervisor]:
-    """Spawns actors of the test modules too."""
+    """A supervisor that can also spawn actors of the test modules."""
     path = os.pathsep.join([str(TESTS.parent / "scripts" / "src"), str(TESTS / "core")])
     environment = {**env.actor_environment(), "PYTHONPATH": path}
     async with Supervisor(system, private, tmp_path, environment) as supervisor:

@@ -1,4 +1,4 @@
-"""A disk that is full, for this process alone."""
+"""A full disk, for this process alone."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(size_bytes: int) -> Iterator[None]:
-    """Every file of this process ends at ``size_bytes``, amid a write if need be, with EFBIG (setrlimit(2))."""
+    """Within the block no file of this process grows beyond ``size_bytes``: the write that reaches it raises EFBIG
+    (setrlimit(2))."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:

@@ -1,4 +1,4 @@
-"""What is built from the checkout: the wheel holds the package and nothing else, and works where it is installed."""
+"""Builds of the checkout: the wheel holds the package and nothing else, and works after its installation."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ DIST_INFO = f"flexmarl-{flexmarl.__version__}.dist-info"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    """A command's standard output. Raises AssertionError with all that it printed where it fails."""
+    """A command's standard output. Raises AssertionError with its whole output if it fails."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
         command, cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, timeout=120
@@ -33,7 +33,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 
 
 def build(source: Path, into: Path, *what: str) -> Path:
-    """Builds without fetching anything: hatchling is one of the dev tools."""
+    """Builds without downloads: hatchling is one of the dev tools."""
     run(sys.executable, "-P", "-m", "build", "--no-isolation", *what, "--outdir", into, source)
     [built] = into.iterdir()
     return built
@@ -75,7 +75,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Wheel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed in it; what the wheel depends on comes from the environment of the tests."""
+    """A folder with the wheel installed in it. Its dependencies are those of the tests' environment."""
     target = tmp_path_factory.mktemp("installed")
     run(
         sys.executable,
@@ -107,7 +107,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     assert [name for name, count in Counter(wheel.names).items() if count > 1] == []
     package = {name for name in wheel.names if not name.startswith(f"{DIST_INFO}/")}
     assert package == files_of_the_checkout()
-    assert "flexmarl/launch/report/report.html" in package
+    assert {"flexmarl/launch/report/report.html", "flexmarl/launch/docs/settings.md"} <= package
 
 
 def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:

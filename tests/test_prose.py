@@ -22,7 +22,32 @@ SUFFIXES = {".py", ".md", ".yaml", ".toml", ".sh", ".html", ""}  # "": scripts/c
 EXCLUDED = ("tests/test_prose.py",)  # its samples break the rules on purpose
 
 # Folders whose prose is not done yet. Must end up empty.
-PENDING: tuple[str, ...] = ("core", "transport", "actors", "launch", "scripts", "tests", ".ci", *FILES)
+PENDING: tuple[str, ...] = (
+    "actors",
+    "core",
+    "launch/bench",
+    "launch/cli.py",
+    "launch/commands.py",
+    "launch/console",
+    "launch/env.py",
+    "launch/errors.py",
+    "launch/formatting.py",
+    "launch/local_launcher.py",
+    "launch/recipes",
+    "launch/report",
+    "launch/run_config.py",
+    "launch/run_directory.py",
+    "launch/store_view.py",
+    "scripts/bench",
+    "tests/actors",
+    "tests/contracts",
+    "tests/core",
+    "tests/launch",
+    "tests/scripts",
+    "tests/test_layers.py",
+    "tests/transport",
+    "transport",
+)
 
 FIRST_WORDS = (
     "how", "of", "until", "what", "whatever", "when", "where", "whether", "which", "who", "whoever", "whom", "whose",

@@ -1,0 +1,361 @@
+"""README.md and the pages under launch/docs: their code runs, their links lead somewhere, their tables are complete.
+
+A page's code blocks are taken in order, in a folder of the page's own. By the language behind the fence:
+
+- ``python``: a file; the first line names it (``# my-recipe/workflow.py``);
+- ``yaml``: a file likewise; without a name, settings, which are resolved as a part of some recipe's config;
+- ``console``: lines behind ``$ `` are run, and print the lines that follow them; ``...`` stands for any text or lines;
+- ``sh``: commands that take too long for a test. Files, options and settings in them must exist;
+- ``text``: anything else, unchecked.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import click
+import pytest
+import yaml
+from pydantic.fields import FieldInfo
+
+from flexmarl.actors.config_base import Config
+from flexmarl.actors.trainer.algorithms import ALGORITHMS
+from flexmarl.launch.commands import cli
+from flexmarl.launch.run_config import RunConfig, resolve
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "launch" / "docs"
+PAGES = {path.name: path for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]}
+README_LINES = 200
+COMMAND_TIMEOUT_S = 240.0
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
+_LINK = re.compile(r"\[[^\]]+\]\(([^)]+)\)")
+_PATH = re.compile(r"`((?:core|transport|actors|launch|scripts|tests)/[\w./-]*)`")
+# Settings without a file are a part of this config.
+_ANY_RECIPE: dict[str, Any] = {
+    "agents": {"solver": {}, "judge": {}},
+    "agent_defaults": {"model": {"path": "some/model"}},
+    "training": {"steps": 1},
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block. ``file``: its name, empty if it has none."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        named = _FILE.match(self.text) if self.language in ("python", "yaml") else None
+        return named[1] if named else ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str) -> Iterator[Block]:
+    text = PAGES[page].read_text()
+    for found in _BLOCK.finditer(text):
+        yield Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+
+
+def of_language(*languages: str) -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.language in languages]
+
+
+# --------------------------------------------------------------------------- code that runs
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(b.language == "console" for b in blocks(page))]
+)
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    environment = _environment(tmp_path)
+    folder.mkdir()
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text)
+        elif block.language == "console":
+            _run_console(block, folder, environment)
+    _check_metrics(page, folder)
+
+
+def _environment(tmp_path: Path) -> dict[str, str]:
+    """With the commands ``flexmarl`` and ``python`` on the path, as in an active virtual environment."""
+    programs = {
+        "python": "",
+        "flexmarl": "-c 'import sys; from flexmarl.launch.cli import main; sys.exit(main())'",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, arguments in programs.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
+        program.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "scripts" / "src"),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "120",
+    }
+
+
+def _run_console(block: Block, folder: Path, environment: dict[str, str]) -> None:
+    """Runs the commands of a block in one shell, which ends with the first that fails, and compares their output.
+
+    A command may fail if the page shows a refusal.
+    """
+    commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
+    refused = {command for command, output in commands if output.startswith("flexmarl: ")}
+    script = "".join(
+        f"echo; echo '>>> {number}'\n{command}{' || true' if command in refused else ''}\n"
+        for number, (command, _) in enumerate(commands)
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"set -e; exec 2>&1\n{script}wait"],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    printed = re.split(r"\n>>> \d+\n", done.stdout)[1:]
+    for (command, wanted), got in zip(commands, printed, strict=False):
+        assert _matches(wanted, got), f"{block}: $ {command}\nprinted\n{got}and not\n{wanted}"
+    assert (len(printed), done.returncode) == (len(commands), 0), f"{block}:\n{done.stdout}"
+
+
+def _matches(wanted: str, got: str) -> bool:
+    """``...`` stands for any text of a line; alone in a line, for any number of lines."""
+    lines = (
+        r"(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
+        for line in wanted.splitlines()
+    )
+    return re.fullmatch("".join(lines), got) is not None
+
+
+@pytest.mark.parametrize("block", of_language("yaml"), ids=str)
+def test_settings_are_valid(block: Block, tmp_path: Path) -> None:
+    given = yaml.safe_load(block.text)
+    if not block.file:
+        given = {**_ANY_RECIPE, **given, "training": {**_ANY_RECIPE["training"], **given.get("training", {})}}
+        defaults = given.get("agent_defaults", {})
+        given["agent_defaults"] = {**_ANY_RECIPE["agent_defaults"], **defaults}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(given))
+    (tmp_path / "workflow.py").touch()
+    resolve(str(tmp_path), [])
+
+
+@pytest.mark.parametrize("block", of_language("sh"), ids=str)
+def test_commands_exist(block: Block) -> None:
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            _check_command(words)
+
+
+def _check_command(words: list[str]) -> None:
+    match words:
+        case ["flexmarl", *arguments] | [".venv/bin/flexmarl", *arguments]:
+            _parse_options(cli, arguments)
+            if arguments[0] == "train":
+                settings = [word for word in arguments if "=" in word and not word.startswith("-")]
+                resolve("sort-digits", settings)
+        case ["python" | ".venv/bin/python", script, *arguments]:
+            source = (ROOT / script).read_text()
+            assert not [word for word in arguments if word.startswith("-") and f'"{word}"' not in source]
+        case ["pip", "install", package]:
+            [extra] = re.findall(r"^flexmarl\[(\w+)\]$", package)
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert extra in project["optional-dependencies"]
+        case ["source", ".venv/bin/activate"]:
+            pass
+        case [script, *_] if script.startswith("scripts/"):
+            assert os.access(ROOT / script, os.X_OK), script
+        case _:
+            pytest.fail(f"no rule to check {words}")
+
+
+def _parse_options(command: click.Command, arguments: list[str]) -> None:
+    while isinstance(command, click.Group):
+        name, *arguments = arguments
+        command = command.commands[name]
+    command.make_context(command.name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got", "same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "a\nb\n", False),
+        ("", "a\n", False),
+        ("a ... c\n", "a b c\n", True),
+        ("a ... c\n", "a b\nc\n", False),
+        ("a\n...\nc\n", "a\nc\n", True),
+        ("a\n...\nc\n", "a\nb\nb\nc\n", True),
+        ("a\n...\nc\n", "a\nb\n", False),
+    ],
+)
+def test_output_is_compared(wanted: str, got: str, same: bool) -> None:
+    assert _matches(wanted, got) is same
+
+
+def test_every_block_is_of_a_known_kind() -> None:
+    for block in (block for page in PAGES for block in blocks(page)):
+        assert block.language in ("python", "yaml", "console", "sh", "text"), block
+        assert block.language != "python" or block.file, f"{block}: the first line names no file"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_of_a_page_is_used(page: str) -> None:
+    """A file in a page is run, imported or passed to a command: its name or its folder's is in a console block."""
+    commands = "\n".join(block.text for block in blocks(page) if block.language == "console")
+    for block in blocks(page):
+        if block.file:
+            folder, _, name = block.file.rpartition("/")
+            assert re.search(rf"\b{re.escape(folder or name.removesuffix('.py'))}\b", commands), block
+
+
+# --------------------------------------------------------------------------- links and lengths
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in _LINK.findall(PAGES[page].read_text()):
+        if not link.startswith("https://"):
+            name, _, anchor = link.partition("#")
+            target = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+            assert target.exists(), link
+            assert not anchor or anchor in _anchors(target), link
+
+
+def _anchors(page: Path) -> set[str]:
+    """GitHub's: lower case, without punctuation, hyphens for blanks."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page: str) -> None:
+    assert [path for path in _PATH.findall(PAGES[page].read_text()) if not (ROOT / path).exists()] == []
+
+
+def test_every_page_can_be_reached() -> None:
+    for page, path in PAGES.items():
+        links = {link.partition("#")[0] for link in _LINK.findall(path.read_text())}
+        if page == "README.md":
+            assert {f"launch/docs/{other}" for other in PAGES if other != page} <= links
+        else:
+            assert "../../README.md" in links
+            assert any(other in links for other in PAGES if other != page), "links to no other page"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].read_text().splitlines()) <= README_LINES
+
+
+# --------------------------------------------------------------------------- tables that are complete
+
+
+def tables(page: str) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a page's tables, each with the heading that it is under."""
+    heading = ""
+    for line in PAGES[page].read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        elif line.startswith("|") and not re.match(r"\|[-|: ]+\|$", line):
+            yield heading, [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of a section and of the sections in it, with dots; names that a user chooses as ``<agent>``."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        kind = field.annotation
+        kinds = [kind, *get_args(kind)]
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
+        if not sections:
+            yield key, field
+        elif get_origin(kind) is dict:
+            yield from settings(sections[0], f"{key}.<{_singular(name)}>.")
+        else:
+            yield from settings(sections[0], f"{key}.")
+
+
+def _singular(name: str) -> str:
+    return {"policies": "policy"}.get(name, name.removesuffix("s"))
+
+
+def test_the_settings_page_has_every_setting_and_its_default() -> None:
+    written = {}
+    for heading, (key, default, *_) in tables("settings.md"):
+        section = re.match(r"`([\w.<>]+)`", heading)
+        if key != "key":
+            [name] = re.findall(r"^`(\w+)`$", key)
+            written[f"{section[1]}.{name}" if section else name] = default
+    existing = dict(settings(RunConfig))
+    assert sorted(written.keys() - existing.keys()) == []
+    assert sorted(existing.keys() - written.keys()) == []
+    assert {key: text for key, text in written.items() if not _is_default(text, existing[key])} == {}
+
+
+def _is_default(text: str, field: FieldInfo) -> bool:
+    """True if the first code in a table's cell is the field's default."""
+    if field.is_required():
+        return text == "required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    found = re.match(r"`([^`]*)`", text)
+    if found is None:
+        return False
+    value = yaml.safe_load(found[1])
+    if isinstance(default, float) and isinstance(value, str | int):
+        value = float(value)  # YAML wants a point in 1e-6
+    return bool(value == json.loads(json.dumps(default)))
+
+
+def test_the_algorithms_page_has_every_algorithm_and_its_numbers() -> None:
+    rows = [cells for heading, cells in tables("algorithms.md") if heading == "Numbers"]
+    header, *written = rows
+    fields = [name.strip("`") for name in header[1:]]
+    assert len(fields) >= 7
+    assert {name.strip("`") for name, *_ in written} == ALGORITHMS.keys()
+    for name, *values in written:
+        row = ALGORITHMS[name.strip("`")]  # type: ignore[index]
+        shown = {field: yaml.safe_load(value.strip("`")) for field, value in zip(fields, values, strict=True)}
+        assert shown == {field: getattr(row, field) for field in fields}, name
+
+
+def _check_metrics(page: str, folder: Path) -> None:
+    """The operating page explains every key that its run has written."""
+    if page != "operating.md":
+        return
+    explained = {key for _, cells in tables(page) for key in re.findall(r"`([\w/<>]+)`", cells[0])}
+    for name in ("metrics.jsonl", "events.jsonl"):
+        for file in folder.glob(f"runs/*/{name}"):
+            for line in map(json.loads, file.read_text().splitlines()):
+                keys = {line["event"]} if "event" in line else set(line)
+                assert not {key for key in keys if not _explained(key, explained)}
+    assert list(folder.glob("runs/*/metrics.jsonl"))
+
+
+def _explained(key: str, explained: set[str]) -> bool:
+    name, slash, _ = key.partition("/")
+    return key in explained or (bool(slash) and any(other.startswith(f"{name}/<") for other in explained))
