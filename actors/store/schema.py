@@ -12,9 +12,9 @@ from itertools import chain
 from typing import Any, Final
 
 from ...transport.handle import DTYPE_BYTES
+from ..column_refs import UTF8, Bulk, Packed, unpack
 from ..declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
 from ..errors import ConfigError, StoreError
-from .column_refs import UTF8, Bulk, Packed, unpack
 
 Columns = Mapping[str, Sequence[Any] | Packed]
 """Rows by column: name -> one value for each row, all lists equally long; bulk columns may come packed."""

@@ -26,11 +26,11 @@ from ...core.errors import JournalError
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ...transport.segments import BlobRef, SegmentGrant
+from ..column_refs import Bulk
 from ..declared_columns import Column
 from ..errors import StoreError, StoreFull
 from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
 from ..store_client import BULK, segment_places
-from .column_refs import Bulk
 from .query import select
 from .schema import Schema
 from .segment_arena import ArenaLimits, BlobArena

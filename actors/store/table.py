@@ -23,10 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, get_args
 
+from ..column_refs import Packed, packed
 from ..errors import StoreError
 from ..sample_id import SAMPLE_ID, SampleId
-from .column_refs import Packed, packed
-from .leases import Lease, Tokens
+from .fences import Lease, Tokens
 from .row import Commit, Ended, Out, ReadyQueue, Row, RowCounts, Status
 from .schema import Cell, Checked, Columns, Schema
 

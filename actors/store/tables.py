@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import msgpack
 
+from ..column_refs import Bulk, bulk_of, packed
 from ..declared_columns import META, common_types
 from ..errors import StoreError
 from ..sample_id import SampleId, TrajectoryName
-from .column_refs import Bulk, bulk_of, packed
-from .leases import Lease, Tokens
+from .fences import Lease, Tokens
 from .row import Commit, Ended, Row, RowCounts
 from .schema import Checked, Columns, Schema
 from .table import Rows

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flexmarl.actors.column_refs import Packed, bulk_of, pack, unpack
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
-from flexmarl.actors.store.column_refs import Packed, bulk_of, pack, unpack
 from flexmarl.actors.store.schema import Schema
 
 SCHEMA = Schema(

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flexmarl.actors.column_refs import Bulk, bulk_of, unpack
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
 from flexmarl.actors.sample_id import SampleId, TrajectoryName
-from flexmarl.actors.store.column_refs import Bulk, bulk_of, unpack
 from flexmarl.actors.store.query import select
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Change, Tables

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final
 
-from ...transport.handle import DTYPE_BYTES
-from ..errors import StoreError
+from ..transport.handle import DTYPE_BYTES
+from .errors import StoreError
 
 UTF8: Final = "utf8"
 ITEM_BYTES: Final = {**DTYPE_BYTES, UTF8: 1}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..column_refs import Packed
 from ..errors import StoreError
-from .column_refs import Packed
 
 _SERIAL_BITS: Final = 32
 # Tokens whose end is remembered, to tell a late acknowledgement what became of its lease.
