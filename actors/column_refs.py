@@ -3,7 +3,7 @@
 A column is packed as pieces, one for each run of rows in the same segment and of the same dtype, so that a batch is
 a few lists of numbers instead of many small objects:
 
-    {"pieces": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}
+    {"refs": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}
 """
 
 import math
@@ -17,7 +17,7 @@ from .errors import StoreError
 UTF8: Final = "utf8"
 ITEM_BYTES: Final = {**DTYPE_BYTES, UTF8: 1}
 
-Bulk = tuple[str, int, int, str, tuple[int, ...]]
+ValueRef = tuple[str, int, int, str, tuple[int, ...]]
 """A value in the blob arena: segment, offset, size in bytes, dtype and shape of elements that are row-major and
 little-endian. ``dtype``: a name of ``DTYPE_BYTES``, or ``utf8`` for a long string, whose shape is its number of bytes.
 
@@ -25,34 +25,34 @@ A plain tuple, of which there are several in each of perhaps a million rows: Pyt
 object of a class again and again, and leaves tuples of numbers and strings alone.
 """
 
-Packed = dict[str, Any]
+ColumnRefs = dict[str, Any]
 
 
-def bulk_of(cells: Iterable[Any]) -> list[Bulk]:
+def refs_of(cells: Iterable[Any]) -> list[ValueRef]:
     """Those of ``cells`` that lie in the blob arena."""
     return [cell for cell in cells if type(cell) is tuple]
 
 
-def pack(values: Iterable[Bulk]) -> Packed:
+def pack(values: Iterable[ValueRef]) -> ColumnRefs:
     pieces = []
     for (segment, dtype, dimensions), run in groupby(
         values, lambda value: (value[0], value[3], len(value[4]))
     ):
         _, offsets, _, _, shapes = zip(*run, strict=True)
         pieces.append([segment, dtype, offsets, list(zip(*shapes, strict=True)) if dimensions else []])
-    return {"pieces": pieces}
+    return {"refs": pieces}
 
 
-def packed(cells: Sequence[Any]) -> Sequence[Any] | Packed:
-    """A column as it is sent and journaled: packed where all of it is Bulk."""
+def packed(cells: Sequence[Any]) -> Sequence[Any] | ColumnRefs:
+    """A column as it is sent and journaled: packed where all of it is ValueRef."""
     return pack(cells) if set(map(type, cells)) == {tuple} else cells
 
 
-def unpack(column: Packed) -> list[Bulk]:
+def unpack(column: ColumnRefs) -> list[ValueRef]:
     """Raises StoreError where ``column`` is not built as described, has an unknown dtype or a negative number."""
-    values: list[Bulk] = []
+    values: list[ValueRef] = []
     try:
-        for segment, dtype, offsets, dimensions in column["pieces"]:
+        for segment, dtype, offsets, dimensions in column["refs"]:
             shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
             for numbers in (offsets, *dimensions):
                 if type(segment) is not str or set(map(type, numbers)) != {int} or min(numbers) < 0:
@@ -66,6 +66,6 @@ def unpack(column: Packed) -> list[Bulk]:
             values += zip(names[0], offsets, sizes, names[1], shapes, strict=True)
     except (KeyError, TypeError, ValueError):
         raise StoreError(
-            "a packed column is wrong: {'pieces': [[segment, dtype, offsets, dimensions], ...]} is wanted"
+            "a packed column is wrong: {'refs': [[segment, dtype, offsets, dimensions], ...]} is wanted"
         ) from None
     return values

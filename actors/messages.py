@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from ..core.actor import endpoint
 from ..transport.handle import StateHandle
-from ..transport.segments import BlobRef, SegmentGrant
+from ..transport.segments import ByteRef, SegmentGrant
 from .config_base import Config
 
 # --------------------------------------------------------------------------- shared configuration
@@ -165,9 +165,9 @@ class TableStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeasedBatch:
     """Rows under a fencing token, by column. A bulk column refers to bytes in segments:
-    ``{"pieces": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}``."""
+    ``{"refs": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}``."""
 
     token: int
     columns: dict[str, Any]
@@ -210,7 +210,7 @@ class StoreApi(Protocol):
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
         group is complete), is consumed or has the column already, an unknown column, a wrong type."""
 
-    async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
+    async def lease(self, agent: str, policy_version: int, count: int) -> LeasedBatch:
         """The oldest ``count`` READY rows of that version, or under ``async`` of those that are stale enough at most.
         Waits for those that lack only what is written from outside, as long as the config says. Refused where there are
         fewer."""
@@ -219,7 +219,7 @@ class StoreApi(Protocol):
         """Rows leased under ``tokens`` are consumed by the agent's next optimizer step; returns how many. The same
         again changes nothing; a token that is not out is refused."""
 
-    def fetch(self, refs: list[BlobRef]) -> AsyncIterator[bytes]:
+    def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
         """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused where
         one is into nothing. What is leased stays until it is committed."""
 

@@ -19,10 +19,10 @@ from ..core.errors import ActorDead
 from ..core.ref import ActorRef
 from ..transport.errors import SegmentFull
 from ..transport.handle import DTYPE_BYTES
-from ..transport.segments import BlobRef, Content, SegmentDirectories, SegmentReader, SegmentWriter
+from ..transport.segments import ByteRef, Content, SegmentDirectories, SegmentReader, SegmentWriter
 from .declared_columns import MAX_STRING
 from .errors import StoreError
-from .messages import Leased, Sample, StoreApi
+from .messages import LeasedBatch, Sample, StoreApi
 from .sample_id import SampleId
 
 BULK: Final = {"prompt_tokens": "int32", "tokens": "int32", "logprobs": "float32", "group_rewards": "float64"}
@@ -86,7 +86,7 @@ class ExperienceWriter:
                 return await store.put(self._name, parts)
         return await store.put(self._name, parts)
 
-    async def _write(self, contents: Sequence[Content]) -> list[BlobRef]:
+    async def _write(self, contents: Sequence[Content]) -> list[ByteRef]:
         while True:
             grants = self._grants
             try:
@@ -121,7 +121,7 @@ def _declared_bulk(samples: Sequence[Sample]) -> dict[tuple[int, str], tuple[Con
 
 
 def _columns(
-    samples: Sequence[Sample], refs: Sequence[BlobRef], declared_bulk: dict[tuple[int, str], list[Any]]
+    samples: Sequence[Sample], refs: Sequence[ByteRef], declared_bulk: dict[tuple[int, str], list[Any]]
 ) -> dict[str, dict[str, Any]]:
     """By agent, as ``Tables.put`` wants them."""
     rows: dict[str, list[int]] = {}
@@ -144,7 +144,7 @@ def _columns(
             sizes = [ref.size_bytes // DTYPE_BYTES[dtype] for ref in cells]
             # One write is in one segment.
             pieces = [[cells[0].segment, dtype, [ref.offset for ref in cells], [sizes]]]
-            part[name] = {"pieces": pieces}
+            part[name] = {"refs": pieces}
         for name in dict.fromkeys(name for sample in own for name in sample.columns):
             part[name] = [
                 declared_bulk.get((number, name), samples[number].columns.get(name)) for number in numbers
@@ -163,7 +163,7 @@ class ExperienceReader:
         if places is not None and all(path.is_dir() for path in places.all()):
             self._segments = SegmentReader(places)
 
-    async def samples(self, agent: str, leased: Leased) -> list[Sample]:
+    async def samples(self, agent: str, leased: LeasedBatch) -> list[Sample]:
         """In the order of the lease, without the columns that the run declares: ``columns`` has those. Raises
         ForeignHandle where their bytes are not there."""
         columns, bulk = leased.columns, await self.bulk(leased)
@@ -187,7 +187,7 @@ class ExperienceReader:
             )
         return samples
 
-    async def bulk(self, leased: Leased) -> dict[str, list[Array]]:
+    async def bulk(self, leased: LeasedBatch) -> dict[str, list[Array]]:
         """The bulk columns of ``samples``: one flat, read-only array for each row, where its bytes lie. It keeps their
         memory. Raises ForeignHandle where they are not there, StoreError where the store does not send them."""
         columns = {name: leased.columns[name] for name in BULK}
@@ -201,7 +201,7 @@ class ExperienceReader:
             for name, column in columns.items()
         }
 
-    async def columns(self, leased: Leased) -> dict[str, list[Any]]:
+    async def columns(self, leased: LeasedBatch) -> dict[str, list[Any]]:
         """The columns that the run declares, by name: of each row what its workflow wrote, or somebody outside, as
         ``Sample.columns`` has it, or None. Arrays are read-only. Raises as ``bulk`` does."""
         columns = {name: column for name, column in leased.columns.items() if name not in _TRAINING}
@@ -212,7 +212,7 @@ class ExperienceReader:
         """Where the bytes of the columns are to be read: of all of them at once, for one question to the store."""
         if self._segments is not None:
             return self._segments
-        refs: dict[BlobRef, int] = {}
+        refs: dict[ByteRef, int] = {}
         for column in columns:
             for segment, dtype, offsets, shapes in _runs(column):
                 item_bytes = _ITEM_BYTES[dtype]
@@ -240,7 +240,7 @@ _Run = tuple[str, str, Sequence[int], Sequence[tuple[int, ...]]]
 def _runs(column: Any) -> Iterator[_Run]:
     """Segment, dtype, offsets and shapes of what is bulk in a leased column, in the order of its rows."""
     if isinstance(column, dict):
-        for segment, dtype, offsets, dimensions in column["pieces"]:
+        for segment, dtype, offsets, dimensions in column["refs"]:
             shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
             yield segment, dtype, offsets, shapes
     else:
@@ -252,10 +252,10 @@ def _runs(column: Any) -> Iterator[_Run]:
 
 def _refs(
     segment: str, dtype: str, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]]
-) -> list[BlobRef]:
+) -> list[ByteRef]:
     item_bytes = _ITEM_BYTES[dtype]
     return [
-        BlobRef(segment, offset, math.prod(shape) * item_bytes)
+        ByteRef(segment, offset, math.prod(shape) * item_bytes)
         for offset, shape in zip(offsets, shapes, strict=True)
     ]
 
@@ -272,7 +272,7 @@ def _declared(column: Any, source: "SegmentReader | _Sent") -> list[Any]:
 
 
 def _shaped(
-    source: "SegmentReader | _Sent", dtype: str, refs: Sequence[BlobRef], shapes: Sequence[tuple[int, ...]]
+    source: "SegmentReader | _Sent", dtype: str, refs: Sequence[ByteRef], shapes: Sequence[tuple[int, ...]]
 ) -> list[Any]:
     if dtype == _UTF8:
         return [array.tobytes().decode() for array in source.arrays(refs, np.uint8)]
@@ -283,15 +283,15 @@ def _shaped(
 class _Sent:
     """Bytes that the store has sent: those of ``refs``, one behind the other."""
 
-    def __init__(self, refs: Sequence[BlobRef], memory: memoryview) -> None:
+    def __init__(self, refs: Sequence[ByteRef], memory: memoryview) -> None:
         self._memory = memory
-        self._offsets: dict[BlobRef, int] = {}
+        self._offsets: dict[ByteRef, int] = {}
         end = 0
         for ref in refs:
             self._offsets[ref] = end
             end += ref.size_bytes
 
-    def arrays(self, refs: Sequence[BlobRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
+    def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
         """As ``SegmentReader.arrays``."""
         kind = np.dtype(dtype)
         return [
@@ -300,7 +300,7 @@ class _Sent:
         ]
 
 
-async def _sent(store: ActorRef[StoreApi], refs: Sequence[BlobRef]) -> _Sent:
+async def _sent(store: ActorRef[StoreApi], refs: Sequence[ByteRef]) -> _Sent:
     """Raises StoreError where the store sends more or less than it was asked for."""
     memory, end = bytearray(sum(ref.size_bytes for ref in refs)), 0
     async for chunk in store.within(_CHUNK_TIMEOUT_S).fetch([*refs]):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..column_refs import Packed
+from ..column_refs import ColumnRefs
 from ..errors import StoreError
 
 _SERIAL_BITS: Final = 32
-# Tokens whose end is remembered, to tell a late acknowledgement what became of its lease.
+# Fences whose end is remembered, to tell a late acknowledgement what became of its lease.
 _ENDED: Final = 4096
 
 
@@ -23,10 +23,10 @@ class Lease:
     token: int
     consumer: str
     deadline: float
-    columns: dict[str, Sequence[Any] | Packed]
+    columns: dict[str, Sequence[Any] | ColumnRefs]
 
 
-class Tokens:
+class Fences:
     """Fencing tokens of all tables: strictly increasing over all incarnations of the store, with the epoch, which
     counts them, in the high bits. Before the first epoch there are none."""
 

@@ -50,7 +50,7 @@ class Commit(NamedTuple):
 
 
 @dataclass(slots=True)
-class Out:
+class ActiveLease:
     """A lease that is out."""
 
     consumer: str
@@ -58,13 +58,13 @@ class Out:
     rows: list[Row]
 
 
-class Ended(NamedTuple):
+class EndedRows(NamedTuple):
     """Rows that were consumed or discarded, and what brings them back: their cells, of which those that were bulk are
     gone, and the leases they were under."""
 
     rows: list[Row]
     cells: list[tuple[Cell, ...]]
-    leases: dict[int, Out]
+    leases: dict[int, ActiveLease]
     last_commit: Commit | None
 
 

@@ -25,17 +25,17 @@ from ...core.actor import Actor, endpoint
 from ...core.errors import JournalError
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
-from ...transport.segments import BlobRef, SegmentGrant
-from ..column_refs import Bulk
+from ...transport.segments import ByteRef, SegmentGrant
+from ..column_refs import ValueRef
 from ..declared_columns import Column
 from ..errors import StoreError, StoreFull
-from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
+from ..messages import ConsoleApi, LeasedBatch, Selection, StoreStatistics, TableStatistics
 from ..store_client import BULK, segment_places
 from .query import select
 from .schema import Schema
-from .segment_arena import ArenaLimits, BlobArena
+from .segment_arena import ArenaLimits, SegmentArena
 from .store_journal import StoreJournal
-from .tables import UNCHANGED, Change, Tables
+from .tables import UNCHANGED, TableChange, Tables
 
 log = get_logger(__name__)
 
@@ -94,7 +94,7 @@ class Store(Actor):
         own = columns or {}
         schemas = {agent: Schema({**training_columns(), **own.get(agent, {})}) for agent in agents}
         self._tables = Tables(schemas, deterministic=deterministic)
-        self._arena = BlobArena(segment_places(memory, folder), limits)
+        self._arena = SegmentArena(segment_places(memory, folder), limits)
         self._granted: dict[str, str] = {}
         self._console = console
         self._room = asyncio.Event()
@@ -106,7 +106,7 @@ class Store(Actor):
 
     async def on_start(self) -> None:
         self._journal = StoreJournal.open(self._folder / "samples.journal", self._read)
-        lost = self._arena.recover(self._granted, self._tables.live_blobs())
+        lost = self._arena.recover(self._granted, self._tables.live_refs())
         await self._written(self._tables.begin_epoch())
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
@@ -157,7 +157,7 @@ class Store(Actor):
         await self._durably(lambda: self._held(writer, self._tables.write(parts)))
 
     @endpoint
-    async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
+    async def lease(self, agent: str, policy_version: int, count: int) -> LeasedBatch:
         staleness = min(self._max_staleness, policy_version)
         while True:
             await self._until_written(agent, policy_version, count, staleness)
@@ -166,7 +166,7 @@ class Store(Actor):
             await self._journal.settled()
             if self._tables.table(agent).is_out(lease.token):
                 self._moved_at = asyncio.get_running_loop().time()
-                return Leased(lease.token, lease.columns)
+                return LeasedBatch(lease.token, lease.columns)
             # The disk had no room for some of its rows: they are not there any more, or not complete.
 
     @endpoint
@@ -179,7 +179,7 @@ class Store(Actor):
         return change.rows
 
     @endpoint
-    async def fetch(self, refs: list[BlobRef]) -> AsyncIterator[bytes]:
+    async def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
         for chunk in self._arena.read_chunks(refs, _CHUNK_BYTES):
             yield chunk
 
@@ -214,7 +214,7 @@ class Store(Actor):
 
     # ------------------------------------------------------------------ inside
 
-    async def _durably(self, make: Callable[[], Change]) -> Change:
+    async def _durably(self, make: Callable[[], TableChange]) -> TableChange:
         """What ``make`` has done, once that is in the journal. Where there is no room for that it is taken back, and
         done again when there is."""
         while True:
@@ -242,7 +242,7 @@ class Store(Actor):
         self._has_room()
         return grant
 
-    def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> Change:
+    def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> TableChange:
         try:
             change = self._tables.put(parts)
         except StoreError:
@@ -251,7 +251,7 @@ class Store(Actor):
             raise
         return self._held(writer, change)
 
-    def _held(self, writer: str, change: Change) -> Change:
+    def _held(self, writer: str, change: TableChange) -> TableChange:
         """What ``writer`` has put or written, once its bytes are known to be its own."""
         try:
             self._arena.check(writer, change.held)
@@ -333,7 +333,7 @@ class Store(Actor):
             fields = {"agent": agent, "samples": missing, "columns": ", ".join(lacking)}
             self._console.tell_nowait("event", "columns_awaited", fields)
 
-    def _release(self, freed: list[Bulk]) -> None:
+    def _release(self, freed: list[ValueRef]) -> None:
         self._arena.release(freed)
         if freed:
             self._room.set()
@@ -347,7 +347,7 @@ class Store(Actor):
             with suppress(StoreFull):  # the next commit tries again
                 await self._written(self._tables.close_steps(before))
 
-    async def _written(self, change: Change) -> None:
+    async def _written(self, change: TableChange) -> None:
         """Once ``change`` is in the journal. What it frees is released then, whether or not anybody still waits."""
         if change.record is None:
             return

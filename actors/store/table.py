@@ -9,7 +9,7 @@ Rules:
 - a sample id is accepted once; its columns may come in several writes, each column once;
 - a lease hands out the oldest READY rows of one policy version, or of a range (older versions first), under a
   fencing token; "oldest" is by arrival or, where the table is deterministic, by (step, query position, query, turn,
-  trajectory), whatever order they arrived in. Rows that come back take their old place;
+  trajectory), whatever order they arrived in. Table that come back take their old place;
 - what an optimizer step used is committed with it, once: rows that are CONSUMED or DISCARDED never change again;
 - rows are remembered, without their bulk, until their step is closed; then no row of it is accepted any more.
 
@@ -23,16 +23,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, get_args
 
-from ..column_refs import Packed, packed
+from ..column_refs import ColumnRefs, packed
 from ..errors import StoreError
 from ..sample_id import SAMPLE_ID, SampleId
-from .fences import Lease, Tokens
-from .row import Commit, Ended, Out, ReadyQueue, Row, RowCounts, Status
-from .schema import Cell, Checked, Columns, Schema
+from .fences import Fences, Lease
+from .row import ActiveLease, Commit, EndedRows, ReadyQueue, Row, RowCounts, Status
+from .schema import Cell, CheckedColumns, Columns, Schema
 
 
-class Rows:
-    def __init__(self, agent: str, schema: Schema, tokens: Tokens, *, deterministic: bool = False) -> None:
+class Table:
+    def __init__(self, agent: str, schema: Schema, tokens: Fences, *, deterministic: bool = False) -> None:
         self.agent = agent
         self.schema = schema
         self.last_commit: Commit | None = None
@@ -41,7 +41,7 @@ class Rows:
         self._rows: dict[str, Row] = {}
         self._steps: dict[int, list[Row]] = defaultdict(list)
         self._queue = ReadyQueue()
-        self._leases: dict[int, Out] = {}
+        self._leases: dict[int, ActiveLease] = {}
         self._counts: dict[Status, int] = dict.fromkeys(get_args(Status), 0)
         self._writing: Counter[int] = Counter()
         """WRITING rows by policy version."""
@@ -50,7 +50,7 @@ class Rows:
 
     # ------------------------------------------------------------------ writing
 
-    def check_put(self, columns: Columns) -> Checked:
+    def check_put(self, columns: Columns) -> CheckedColumns:
         """New rows, checked and as ``insert`` wants them.
 
         ``columns``: ``sample_id``, ``policy_version`` (ints), perhaps ``query_position`` (ints, 0 by default), and any
@@ -58,7 +58,7 @@ class Rows:
         """
         values = dict(columns)
         ids = self._check_ids(values.pop("sample_id", None))
-        meta: Checked = {"sample_id": ids}
+        meta: CheckedColumns = {"sample_id": ids}
         if "policy_version" not in values:
             raise self._refused("a put lacks the column policy_version")
         for name in ("policy_version", "query_position"):
@@ -77,7 +77,7 @@ class Rows:
             raise self._refused(f"sample {known.sample_id} was written before and is {known.status}")
         return {**meta, **self.schema.check(self.agent, ids, values)}
 
-    def insert(self, columns: Checked) -> None:
+    def insert(self, columns: CheckedColumns) -> None:
         """Adds rows that ``check_put`` passed, or that a snapshot holds (with None for cells that are empty)."""
         ids: Sequence[str] = columns["sample_id"]
         positions = columns.get("query_position") or repeat(0)
@@ -126,7 +126,7 @@ class Rows:
             self._writing[row.policy_version] -= 1
             self._steps[row.step].remove(row)
 
-    def check_write(self, columns: Columns) -> Checked:
+    def check_write(self, columns: Columns) -> CheckedColumns:
         """Further columns of rows that are there, checked. Raises StoreError."""
         values = dict(columns)
         ids = self._check_ids(values.pop("sample_id", None))
@@ -140,7 +140,7 @@ class Rows:
                     raise self._refused(f"sample {row.sample_id}: column {name} was written already")
         return {"sample_id": ids, **checked}
 
-    def fill(self, columns: Checked) -> None:
+    def fill(self, columns: CheckedColumns) -> None:
         """Writes cells that ``check_write`` passed; rows whose required columns are all written become READY."""
         rows = [self._rows[sample_id] for sample_id in columns["sample_id"]]
         for name in columns.keys() & self.schema.index.keys():
@@ -150,7 +150,7 @@ class Rows:
             if row.status == "writing" and self._is_complete(row):
                 self._move(row, "ready")
 
-    def empty(self, columns: Checked) -> None:
+    def empty(self, columns: CheckedColumns) -> None:
         """Undoes ``fill``. Leases of rows that lack a required column again end."""
         for sample_id in columns["sample_id"]:
             row = self._rows[sample_id]
@@ -207,8 +207,8 @@ class Rows:
             row.status = "leased"
         self._counts["ready"] -= count
         self._counts["leased"] += count
-        self._leases[token] = Out(consumer, deadline, rows)
-        columns: dict[str, Sequence[Any] | Packed] = {
+        self._leases[token] = ActiveLease(consumer, deadline, rows)
+        columns: dict[str, Sequence[Any] | ColumnRefs] = {
             "sample_id": [row.sample_id for row in rows],
             "policy_version": [row.policy_version for row in rows],
             "query_position": [row.query_position for row in rows],
@@ -266,7 +266,7 @@ class Rows:
             )
         return [row.sample_id for token in unique for row in self._out(token).rows]
 
-    def consume(self, commit: Commit, sample_ids: Sequence[str]) -> Ended:
+    def consume(self, commit: Commit, sample_ids: Sequence[str]) -> EndedRows:
         """Carries out what ``check_commit`` passed."""
         leases = {token: self._leases.pop(token) for token in commit.tokens if token in self._leases}
         for token in leases:
@@ -286,11 +286,11 @@ class Rows:
                 raise self._refused(f"sample {row.sample_id} is {row.status}: it can't be discarded")
         return [row.sample_id for row in rows if row.status != "discarded"]
 
-    def discard(self, sample_ids: Sequence[str]) -> Ended:
+    def discard(self, sample_ids: Sequence[str]) -> EndedRows:
         """Carries out what ``check_discard`` passed."""
         return self._end([self._rows[sample_id] for sample_id in sample_ids], "discarded", {})
 
-    def revive(self, ended: Ended) -> None:
+    def revive(self, ended: EndedRows) -> None:
         """Undoes ``consume`` or ``discard``: what was leased is leased again, under the tokens it was."""
         for row, cells in zip(ended.rows, ended.cells, strict=True):
             row.cells = cells
@@ -374,12 +374,12 @@ class Rows:
             self._writing[row.policy_version] += 1
         row.status = status
 
-    def _end(self, rows: list[Row], status: Status, leases: dict[int, Out]) -> Ended:
+    def _end(self, rows: list[Row], status: Status, leases: dict[int, ActiveLease]) -> EndedRows:
         cells = [row.cells for row in rows]
         for row in rows:
             self._move(row, status)
             row.cells = tuple([None if type(cell) is tuple else cell for cell in row.cells])
-        return Ended(rows, cells, leases, self.last_commit)
+        return EndedRows(rows, cells, leases, self.last_commit)
 
     def _withdraw(self, row: Row) -> None:
         """Back to WRITING, and to nobody's hands: what made it READY did not happen."""
@@ -394,7 +394,7 @@ class Rows:
             self._move(row, "ready")
         self._tokens.end(token, why)
 
-    def _out(self, token: int) -> Out:
+    def _out(self, token: int) -> ActiveLease:
         lease = self._leases.get(token)
         if lease is None:
             raise self._refused(f"no lease with token {token} is out: {self._tokens.why_not_out(token)}")

@@ -16,16 +16,16 @@ from typing import Any, Final
 
 import msgpack
 
-from ..column_refs import Bulk, bulk_of, packed
+from ..column_refs import ValueRef, packed, refs_of
 from ..declared_columns import META, common_types
 from ..errors import StoreError
 from ..sample_id import SampleId, TrajectoryName
-from .fences import Lease, Tokens
-from .row import Commit, Ended, Row, RowCounts
-from .schema import Checked, Columns, Schema
-from .table import Rows
+from .fences import Fences, Lease
+from .row import Commit, EndedRows, Row, RowCounts
+from .schema import CheckedColumns, Columns, Schema
+from .table import Table
 
-# Rows of one record of a snapshot.
+# Table of one record of a snapshot.
 _CHUNK: Final = 256
 
 
@@ -40,7 +40,7 @@ class _Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TableChange:
     """What an operation did. ``record``: for the journal; None where nothing changed, because it was done before.
     ``undo``: takes it back, in memory; of several changes, the last first. ``rows``: how many it was about.
     ``held``: the blobs that rows refer to since. ``freed``: those they don't refer to any more, to be released once
@@ -49,14 +49,14 @@ class Change:
     record: bytes | None
     undo: Callable[[], None]
     rows: int
-    held: list[Bulk]
-    freed: list[Bulk]
+    held: list[ValueRef]
+    freed: list[ValueRef]
 
 
 def _nothing() -> None: ...
 
 
-UNCHANGED: Final = Change(None, _nothing, 0, [], [])
+UNCHANGED: Final = TableChange(None, _nothing, 0, [], [])
 
 
 class Tables:
@@ -66,30 +66,30 @@ class Tables:
     """
 
     def __init__(self, schemas: Mapping[str, Schema], *, deterministic: bool = False) -> None:
-        self._tokens = Tokens()
+        self._tokens = Fences()
         self._tables = {
-            agent: Rows(agent, schema, self._tokens, deterministic=deterministic)
+            agent: Table(agent, schema, self._tokens, deterministic=deterministic)
             for agent, schema in schemas.items()
         }
         self.closed_before = 0
-        """Rows of earlier steps are forgotten, and none is accepted any more."""
+        """Table of earlier steps are forgotten, and none is accepted any more."""
         self.columns = common_types({agent: schema.columns for agent, schema in schemas.items()})
         """Type by name of all declared columns."""
 
     # ------------------------------------------------------------------ what the journal is told
 
-    def begin_epoch(self) -> Change:
+    def begin_epoch(self) -> TableChange:
         """Once, when the store has started and its journal is read; leases are given out only after it is durable."""
         epoch = self._tokens.epoch + 1
         self._begin_epoch(epoch)
-        return Change(_pack(_Kind.EPOCH, epoch), _nothing, 0, [], [])
+        return TableChange(_pack(_Kind.EPOCH, epoch), _nothing, 0, [], [])
 
     @property
     def epoch(self) -> int:
         return self._tokens.epoch
 
-    def put(self, parts: Mapping[str, Columns]) -> Change:
-        """New rows by agent, all or none. Raises StoreError: see ``Rows.check_put``."""
+    def put(self, parts: Mapping[str, Columns]) -> TableChange:
+        """New rows by agent, all or none. Raises StoreError: see ``Table.check_put``."""
         checked = [(agent, self.table(agent).check_put(columns)) for agent, columns in parts.items()]
         record = _pack(_Kind.PUT, [(agent, _packed(columns, parts[agent])) for agent, columns in checked])
         for agent, columns in checked:
@@ -103,29 +103,29 @@ class Tables:
         except StoreError:  # they are no rows at all
             return False
 
-    def write(self, parts: Mapping[str, Columns]) -> Change:
-        """Further columns of rows by agent, all or none. Raises StoreError: see ``Rows.check_write``."""
+    def write(self, parts: Mapping[str, Columns]) -> TableChange:
+        """Further columns of rows by agent, all or none. Raises StoreError: see ``Table.check_write``."""
         checked = [(agent, self.table(agent).check_write(columns)) for agent, columns in parts.items()]
         record = _pack(_Kind.WRITE, [(agent, _packed(columns, parts[agent])) for agent, columns in checked])
         for agent, columns in checked:
             self._tables[agent].fill(columns)
         return self._written(record, checked, partial(self._undo_write, checked))
 
-    def commit(self, agent: str, tokens: Sequence[int], optimizer_step: int) -> Change:
+    def commit(self, agent: str, tokens: Sequence[int], optimizer_step: int) -> TableChange:
         """The rows leased under ``tokens`` were used by the optimizer step, which is the agent's next. The same commit
-        again changes nothing and has the same ``rows``. Raises StoreError: see ``Rows.check_commit``."""
+        again changes nothing and has the same ``rows``. Raises StoreError: see ``Table.check_commit``."""
         table = self.table(agent)
         ids = table.check_commit(tokens, optimizer_step)
         if ids is None:
             assert table.last_commit is not None
-            return Change(None, _nothing, table.last_commit.rows, [], [])
+            return TableChange(None, _nothing, table.last_commit.rows, [], [])
         commit = Commit(optimizer_step, tuple(sorted(set(tokens))), len(ids))
         record = _pack(_Kind.COMMIT, agent, commit.optimizer_step, commit.tokens, ids)
         return self._ended(record, [(table, table.consume(commit, ids))])
 
-    def discard(self, parts: Mapping[str, Sequence[str]]) -> Change:
-        """Rows, by agent, that will never be used, all or none; those that are discarded already don't matter. Raises
-        StoreError: see ``Rows.check_discard``."""
+    def discard(self, parts: Mapping[str, Sequence[str]]) -> TableChange:
+        """Table, by agent, that will never be used, all or none; those that are discarded already don't matter. Raises
+        StoreError: see ``Table.check_discard``."""
         checked = [(agent, self.table(agent).check_discard(ids)) for agent, ids in parts.items()]
         checked = [(agent, ids) for agent, ids in checked if ids]
         if not checked:
@@ -148,7 +148,7 @@ class Tables:
             return False
         return True
 
-    def close_steps(self, before: int) -> Change:
+    def close_steps(self, before: int) -> TableChange:
         """Every row of the steps earlier than ``before`` is consumed or discarded: they are forgotten, and what still
         comes for these steps is refused. Raises StoreError where there are others."""
         if before <= self.closed_before:
@@ -158,7 +158,7 @@ class Tables:
         earlier, self.closed_before = self.closed_before, before
         forgotten = {agent: table.close(before) for agent, table in self._tables.items()}
         undo = partial(self._undo_close, earlier, forgotten)
-        return Change(_pack(_Kind.CLOSE, before), undo, sum(map(len, forgotten.values())), [], [])
+        return TableChange(_pack(_Kind.CLOSE, before), undo, sum(map(len, forgotten.values())), [], [])
 
     def apply(self, record: bytes) -> None:
         """Repeats what a record tells. Raises StoreError where it does not fit the tables: the config has changed."""
@@ -177,7 +177,7 @@ class Tables:
 
     # ------------------------------------------------------------------ leases
 
-    def table(self, agent: str) -> Rows:
+    def table(self, agent: str) -> Table:
         """For what the journal is not told: leases, counts. Raises StoreError."""
         if agent not in self._tables:
             raise StoreError(f"there is no table for agent {agent!r}; there are: {', '.join(self._tables)}")
@@ -192,7 +192,7 @@ class Tables:
         deadline: float,
         max_staleness: int = 0,
     ) -> Lease:
-        """See ``Rows.lease``."""
+        """See ``Table.lease``."""
         return self.table(agent).lease(consumer, policy_version, count, deadline, max_staleness)
 
     def advance(self, now: float) -> dict[str, list[int]]:
@@ -205,16 +205,16 @@ class Tables:
     def counts(self) -> dict[str, RowCounts]:
         return {agent: table.counts() for agent, table in self._tables.items()}
 
-    def live_blobs(self) -> Iterator[Bulk]:
+    def live_refs(self) -> Iterator[ValueRef]:
         """What rows refer to, once for each row. To be read before the next change."""
         for _, row in self._all_rows():
-            yield from bulk_of(row.cells)
+            yield from refs_of(row.cells)
 
     def rows_in(self, segments: set[str]) -> dict[str, list[str]]:
         """Sample ids, by agent, of the rows with bulk in these segments of the arena."""
         found: dict[str, list[str]] = {}
         for agent, row in self._all_rows():
-            if any(bulk[0] in segments for bulk in bulk_of(row.cells)):
+            if any(bulk[0] in segments for bulk in refs_of(row.cells)):
                 found.setdefault(agent, []).append(row.sample_id)
         return found
 
@@ -283,30 +283,32 @@ class Tables:
         )
         plain: dict[str, Any] = dict(zip(META, meta, strict=True))
         for (name, column), cell in zip(self._tables[agent].schema.columns.items(), row.cells, strict=True):
-            if not column.is_bulk:
+            if not column.is_by_reference:
                 plain[name] = None if type(cell) is tuple else cell
         return plain
 
-    def _written(self, record: bytes, checked: list[tuple[str, Checked]], undo: Callable[[], None]) -> Change:
+    def _written(
+        self, record: bytes, checked: list[tuple[str, CheckedColumns]], undo: Callable[[], None]
+    ) -> TableChange:
         held = list(
-            chain.from_iterable(bulk_of(cells) for _, columns in checked for cells in columns.values())
+            chain.from_iterable(refs_of(cells) for _, columns in checked for cells in columns.values())
         )
-        return Change(record, undo, sum(len(columns["sample_id"]) for _, columns in checked), held, [])
+        return TableChange(record, undo, sum(len(columns["sample_id"]) for _, columns in checked), held, [])
 
-    def _ended(self, record: bytes, ended: list[tuple[Rows, Ended]]) -> Change:
-        freed = [ref for _, what in ended for cells in what.cells for ref in bulk_of(cells)]
+    def _ended(self, record: bytes, ended: list[tuple[Table, EndedRows]]) -> TableChange:
+        freed = [ref for _, what in ended for cells in what.cells for ref in refs_of(cells)]
         rows = sum(len(what.rows) for _, what in ended)
-        return Change(record, partial(self._undo_ended, ended), rows, [], freed)
+        return TableChange(record, partial(self._undo_ended, ended), rows, [], freed)
 
-    def _undo_put(self, parts: list[tuple[str, Checked]]) -> None:
+    def _undo_put(self, parts: list[tuple[str, CheckedColumns]]) -> None:
         for agent, columns in parts:
             self._tables[agent].remove(columns["sample_id"])
 
-    def _undo_write(self, parts: list[tuple[str, Checked]]) -> None:
+    def _undo_write(self, parts: list[tuple[str, CheckedColumns]]) -> None:
         for agent, columns in parts:
             self._tables[agent].empty(columns)
 
-    def _undo_ended(self, ended: list[tuple[Rows, Ended]]) -> None:
+    def _undo_ended(self, ended: list[tuple[Table, EndedRows]]) -> None:
         for table, what in ended:
             table.revive(what)
 
@@ -330,7 +332,7 @@ class Tables:
         for agent, columns in parts:
             self.table(agent).fill(self._restored(agent, columns))
 
-    def _restored(self, agent: str, columns: dict[str, Any]) -> Checked:
+    def _restored(self, agent: str, columns: dict[str, Any]) -> CheckedColumns:
         meta = {name: columns.pop(name) for name in META if name in columns}
         return meta | self.table(agent).schema.restore(columns)
 
@@ -365,7 +367,7 @@ _APPLY: Final[dict[int, Callable[..., None]]] = {
 class _Frozen:
     """A table's state at the time this is made, as records."""
 
-    def __init__(self, table: Rows) -> None:
+    def __init__(self, table: Table) -> None:
         self._agent = table.agent
         self._names = table.schema.names
         self._counts, self._last_commit = table.counts(), table.last_commit

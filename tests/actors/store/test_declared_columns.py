@@ -21,7 +21,7 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.transport.segments import BlobRef
+from flexmarl.transport.segments import ByteRef
 
 from .listener import Listener
 
@@ -302,13 +302,13 @@ async def test_what_is_sent_comes_in_chunks_of_a_mebibyte(house: House) -> None:
     await house.open({})
     await house.put(sample(0, tokens=600_000))
     leased = await house.store.api.lease("solver", 0, 1)
-    ((segment, _, (offset,), _),) = leased.columns["tokens"]["pieces"]
-    ref = BlobRef(segment, offset, 4 * 600_000)
+    ((segment, _, (offset,), _),) = leased.columns["tokens"]["refs"]
+    ref = ByteRef(segment, offset, 4 * 600_000)
     chunks = [chunk async for chunk in house.store.api.fetch([ref])]
     assert [len(chunk) for chunk in chunks] == [2**20, 2**20, 4 * 600_000 - 2**21]
     assert np.frombuffer(b"".join(chunks), np.int32).tolist() == [*range(600_000)]
     with pytest.raises(RemoteError, match="4 bytes at 0 of segment .*: there are none such"):
-        async for _ in house.store.api.fetch([BlobRef("m-" + "0" * 32, 0, 4)]):
+        async for _ in house.store.api.fetch([ByteRef("m-" + "0" * 32, 0, 4)]):
             pass
 
 

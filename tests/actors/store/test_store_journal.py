@@ -271,7 +271,7 @@ async def test_what_cannot_be_synced_is_taken_back_with_all_that_came_after(tmp_
 _FULL = """
 import asyncio, errno, subprocess, sys
 from pathlib import Path
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentDirectories
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentDirectories
 from flexmarl.actors.store.store_journal import StoreJournal
 from flexmarl.actors.errors import StoreFull
 
@@ -300,7 +300,7 @@ async def main(folder):
     async with StoreJournal.open(folder / "journal", found.append):
         assert found == acknowledged[:10]
 
-    arena = BlobArena(SegmentDirectories(folder / "memory", folder / "disk"), ArenaLimits(2**18, 2**30, 2**30, 0))
+    arena = SegmentArena(SegmentDirectories(folder / "memory", folder / "disk"), ArenaLimits(2**18, 2**30, 2**30, 0))
     grants = []
     try:
         while len(grants) < 100:

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flexmarl.actors.column_refs import Bulk, bulk_of, unpack
+from flexmarl.actors.column_refs import ValueRef, refs_of, unpack
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
 from flexmarl.actors.sample_id import SampleId, TrajectoryName
 from flexmarl.actors.store.query import select
 from flexmarl.actors.store.schema import Schema
-from flexmarl.actors.store.tables import Change, Tables
+from flexmarl.actors.store.tables import TableChange, Tables
 
 COLUMNS = {"tokens": Column(type="tokens", required=True), "note": Column(type="str")}
 AGENTS = ("a", "b")
@@ -83,7 +83,7 @@ class Life(RuleBasedStateMachine):
         }
         self.leases: dict[int, tuple[str, list[str], float]] = {}
         self.records: list[tuple[bytes, Any]] = []
-        self.changes: list[tuple[Change, Any, dict[int, tuple[str, list[str], float]]]] = []
+        self.changes: list[tuple[TableChange, Any, dict[int, tuple[str, list[str], float]]]] = []
         self.compacted: list[bytes] = []
         self.now = 0.0
         self.last_token = 0
@@ -105,7 +105,7 @@ class Life(RuleBasedStateMachine):
             dict(totals),
         )
 
-    def told(self, change: Change, before: Any, leases: dict[int, tuple[str, list[str], float]]) -> None:
+    def told(self, change: TableChange, before: Any, leases: dict[int, tuple[str, list[str], float]]) -> None:
         assert change.record is not None
         self.records.append((change.record, self.state()))
         self.changes.append((change, before, leases))
@@ -138,7 +138,7 @@ class Life(RuleBasedStateMachine):
     def is_closed(self, sample_id: str) -> bool:
         return int(sample_id[: sample_id.index(":")]) < self.closed_before
 
-    def expect(self, refused: bool, act: Callable[[], Change]) -> Change | None:
+    def expect(self, refused: bool, act: Callable[[], TableChange]) -> TableChange | None:
         if refused:
             with pytest.raises(StoreError):
                 act()
@@ -179,7 +179,7 @@ class Life(RuleBasedStateMachine):
             before = self.state()
             self.rows |= {(row.agent, row.sample_id): row for row in new}
             assert change.rows == len(new)
-            assert change.held == [ref for row in new for ref in bulk_of(row.cells.values())]
+            assert change.held == [ref for row in new for ref in refs_of(row.cells.values())]
             self.told(change, before, {})
 
     @rule(
@@ -242,7 +242,7 @@ class Life(RuleBasedStateMachine):
         self.last_token = lease.token
         assert lease.columns["sample_id"] == [row.sample_id for row in queue[:count]]
         assert lease.columns["policy_version"] == [row.version for row in queue[:count]]
-        tokens: list[Bulk] = unpack(lease.columns["tokens"])  # type: ignore[arg-type]
+        tokens: list[ValueRef] = unpack(lease.columns["tokens"])  # type: ignore[arg-type]
         assert tokens == [row.cells["tokens"] for row in queue[:count]]
         assert list(lease.columns["note"]) == [row.cells.get("note") for row in queue[:count]]
         self.leases[lease.token] = (agent, [row.sample_id for row in queue[:count]], self.now + lasts)
@@ -293,7 +293,7 @@ class Life(RuleBasedStateMachine):
         before, leases = self.state(), {token: self.leases[token] for token in tokens}
         ids = [sample_id for token in sorted(tokens) for sample_id in self.leases.pop(token)[1]]
         change = self.tables.commit(agent, [*tokens, *tokens], step)
-        freed = [ref for sample_id in ids for ref in bulk_of(self.rows[agent, sample_id].cells.values())]
+        freed = [ref for sample_id in ids for ref in refs_of(self.rows[agent, sample_id].cells.values())]
         assert (change.rows, change.freed) == (len(ids), freed)
         self.over_by(agent, ids, "consumed")
         self.steps[agent], self.commits[agent] = step, (tokens, len(ids))
@@ -407,8 +407,8 @@ class Life(RuleBasedStateMachine):
             assert counts.consumed == self.totals[f"{agent} consumed"]
             assert counts.discarded == self.totals[f"{agent} discarded"]
             self.waits_agree(agent)
-        live = sorted(ref for row in self.rows.values() for ref in bulk_of(row.cells.values()))
-        assert sorted(self.tables.live_blobs()) == live
+        live = sorted(ref for row in self.rows.values() for ref in refs_of(row.cells.values()))
+        assert sorted(self.tables.live_refs()) == live
 
     def waits_agree(self, agent: str) -> None:
         """A lease waits for rows of which it would get newer ones first, and for those that it needs."""
@@ -665,7 +665,7 @@ def test_rows_whose_segment_is_lost_are_found(tables: Tables) -> None:
     tables.put({"b": columns("4:q_0_0", tokens=[["m-2", 0, 8, "int32", [2]]])})
     assert tables.rows_in({"m-2"}) == {"b": ["4:q_0_0"]}
     assert tables.rows_in({"m-1"}) == {"a": ["1:q_0_1", "1:q_0_0"]}
-    assert ("m-2", 0, 8) in [bulk[:3] for bulk in tables.live_blobs()]
+    assert ("m-2", 0, 8) in [bulk[:3] for bulk in tables.live_refs()]
 
 
 def test_the_next_deadline_is_the_earliest(tables: Tables) -> None:
