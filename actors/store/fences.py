@@ -1,34 +1,21 @@
-"""Micro-batches under fencing tokens."""
+"""Fences: the growing numbers under which micro-batches are leased.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+A commit names the fences of the leases that it used. A fence that has ended is refused, so a consumer that was too
+slow, or that leased before the store was restarted, can't commit rows that another consumer has by now.
+"""
 
-from ..column_refs import ColumnRefs
+from typing import Final
+
 from ..errors import StoreError
 
 _SERIAL_BITS: Final = 32
-# Fences whose end is remembered, to tell a late acknowledgement what became of its lease.
-_ENDED: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A micro-batch under its fencing token. ``columns``: ``sample_id``, ``policy_version``, ``query_position`` and
-    all of the schema's: None where a column that is not required was not written, bulk columns packed
-    (``column_refs.py``)
-    where no row lacks them. ``deadline``: a reading of the store's clock."""
-
-    agent: str
-    token: int
-    consumer: str
-    deadline: float
-    columns: dict[str, Sequence[Any] | ColumnRefs]
+# Fences with a known reason of their end, for the error text of a late commit.
+_REMEMBERED: Final = 4096
 
 
 class Fences:
-    """Fencing tokens of all tables: strictly increasing over all incarnations of the store, with the epoch, which
-    counts them, in the high bits. Before the first epoch there are none."""
+    """The fences of all policies. They strictly increase over all restarts of the store: the high bits hold the epoch,
+    which counts the restarts. There is none before the first epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -44,24 +31,24 @@ class Fences:
     def next(self) -> int:
         """Raises StoreError before the first epoch."""
         if not self.epoch:
-            raise StoreError("no lease is given out before the store's epoch has begun")
+            raise StoreError("nothing can be leased before the store's epoch has begun")
         self._serial += 1
         return self.epoch << _SERIAL_BITS | self._serial
 
-    def end(self, token: int, why: str) -> None:
-        """Its lease is not out any more."""
-        self._ended[token] = why
-        if len(self._ended) > _ENDED:
+    def end(self, fence: int, why: str) -> None:
+        """Remembers the reason for which a lease has ended."""
+        self._ended[fence] = why
+        if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def revive(self, token: int) -> None:
-        """Its end did not happen."""
-        self._ended.pop(token, None)
+    def undo_end(self, fence: int) -> None:
+        self._ended.pop(fence, None)
 
-    def why_not_out(self, token: int) -> str:
-        epoch = token >> _SERIAL_BITS
+    def why_ended(self, fence: int) -> str:
+        """The reason for which no lease with this fence is active."""
+        epoch = fence >> _SERIAL_BITS
         if 0 < epoch < self.epoch:
             return f"it is of epoch {epoch}, the store is in epoch {self.epoch}: its rows went back at the restart"
-        if epoch != self.epoch or not 0 < token & (2**_SERIAL_BITS - 1) <= self._serial:
+        if epoch != self.epoch or not 0 < fence & (2**_SERIAL_BITS - 1) <= self._serial:
             return "it was never given out"
-        return self._ended.get(token, "it ended long ago or is another table's")
+        return self._ended.get(fence, "it ended long ago or is another policy's")

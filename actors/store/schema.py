@@ -45,6 +45,14 @@ class Schema:
         self.awaited = {name: column for name, column in columns.items() if column.awaited}
         """Those that rows wait for, after they were put."""
 
+    def is_complete(self, cells: Sequence[Cell]) -> bool:
+        """Whether all required columns are written."""
+        return all(cells[place] is not None for place in self.required)
+
+    def lacking(self, cells: Sequence[Cell]) -> list[str]:
+        """The required columns that are not written."""
+        return [self.names[place] for place in self.required if cells[place] is None]
+
     def check(self, table: str, ids: Sequence[str], columns: Columns) -> CheckedColumns:
         """``columns`` as cells: ints in float columns become floats; references arrive as lists, or packed, and become
         ValueRef. None in a column that is not required: not written.

@@ -196,7 +196,8 @@ class _Recorder(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            self._samples += await self._reader.samples(agent, LeasedBatch(0, columns))
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self._samples += await self._reader.samples(batch)
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:

@@ -111,7 +111,8 @@ class Store(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            self.ready[agent] += await self.reader.samples(agent, LeasedBatch(0, columns))
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self.ready[agent] += await self.reader.samples(batch)
 
 
 class Trainer(Actor):

@@ -67,7 +67,8 @@ class Sink(Actor):
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
             reader = ExperienceReader(self.ref, self._places)
-            self.samples += await reader.samples(agent, LeasedBatch(0, columns))
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self.samples += await reader.samples(batch)
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:
