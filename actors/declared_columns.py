@@ -72,7 +72,7 @@ class Column(Config):
         return self
 
     @property
-    def is_bulk(self) -> bool:
+    def is_by_reference(self) -> bool:
         return self.type in ("tokens", "tensor")
 
     @property

@@ -13,8 +13,9 @@ from pydantic import Field, model_validator
 
 from ..core.actor import endpoint
 from ..transport.handle import StateHandle
-from ..transport.segments import BlobRef, SegmentGrant
+from ..transport.segments import ByteRef, SegmentGrant
 from .config_base import Config
+from .names import PolicyName
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -128,7 +129,7 @@ class Sample:
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty where one
-    version generated all.
+    version generated all. ``temperature``: of the distribution that the tokens were drawn from.
     """
 
     sample_id: str
@@ -144,6 +145,7 @@ class Sample:
     query_position: int = 0
     columns: dict[str, Any] = field(default_factory=dict)
     version_changes: tuple[int, ...] = ()
+    temperature: float = 1.0
 
     @property
     def token_versions(self) -> tuple[int, ...]:
@@ -165,11 +167,12 @@ class TableStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
-    """Rows under a fencing token, by column. A bulk column refers to bytes in segments:
-    ``{"pieces": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}``."""
+class LeasedBatch:
+    """Rows of one policy under a fence, by column, in the order of the policy's queue. The rows may be of several
+    agents' tables: ``columns["agent"]`` names each row's, and a column that its table lacks is None for it. Columns of
+    token lists and arrays are references (``column_refs.py``)."""
 
-    token: int
+    fence: int
     columns: dict[str, Any]
 
 
@@ -210,16 +213,16 @@ class StoreApi(Protocol):
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
         group is complete), is consumed or has the column already, an unknown column, a wrong type."""
 
-    async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
-        """The oldest ``count`` READY rows of that version, or under ``async`` of those that are stale enough at most.
-        Waits for those that lack only what is written from outside, as long as the config says. Refused where there are
-        fewer."""
+    async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
+        """The oldest ``count`` READY rows of the policy's agents, of that version, or under ``async`` of those that are
+        not too stale. Waits for rows that lack only what is ``written_by: external``, as long as the config says.
+        Refused if there are fewer."""
 
-    async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
-        """Rows leased under ``tokens`` are consumed by the agent's next optimizer step; returns how many. The same
-        again changes nothing; a token that is not out is refused."""
+    async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
+        """The rows leased under ``fences`` are consumed by the optimizer step to ``policy_version``, the policy's next;
+        returns how many they are. The same call again changes nothing. Refused if a lease has ended."""
 
-    def fetch(self, refs: list[BlobRef]) -> AsyncIterator[bytes]:
+    def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
         """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused where
         one is into nothing. What is leased stays until it is committed."""
 

@@ -1,7 +1,7 @@
-"""What a sample's id says: ``{step}:{query}_{turn}_{trajectory}``, unique over the run, also where a query comes again.
+"""The text of a sample's id, ``{step}:{query}_{turn}_{trajectory}``: unique over the run, also if a query comes again.
 
-``{step}:{query}`` names the group, ``{step}:{query}_{trajectory}`` the trajectory, whose samples may lie in the
-tables of several agents. A turn of an evaluation has ``eval`` in place of the step; it never reaches the store.
+``{step}:{query}`` names the group, ``{step}:{query}_{trajectory}`` the trajectory. The samples of a trajectory may lie
+in the tables of several agents. A turn of an evaluation has ``eval`` in place of the step; it never reaches the store.
 """
 
 import re
@@ -9,12 +9,15 @@ from typing import Final, NamedTuple
 
 from .errors import StoreError
 
+SAMPLE_ID_FORM: Final = "{step}:{query}_{turn}_{trajectory}"
+TRAJECTORY_FORM: Final = "{step}:{query}_{trajectory}"
+
 _EVALUATION: Final = "eval"
-# One spelling per number, and none that leaves 64 bits: what was parsed is formatted to the same text. The query may
-# hold anything, the separators too: the step ends at the first colon, turn and trajectory are the last two numbers.
+# One spelling for each number, of 64 bits at most: parsed and formatted again, a text is the same. The query may hold
+# anything, the separators too: the step ends at the first colon, turn and trajectory are the last two numbers.
 _NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
 _SCOPE: Final = r"(eval|0|[1-9][0-9]{0,17})"
-SAMPLE_ID: Final = re.compile(rf"{_SCOPE}:(.*)_{_NUMBER}_{_NUMBER}", re.DOTALL)
+_SAMPLE_ID: Final = re.compile(rf"{_SCOPE}:(.*)_{_NUMBER}_{_NUMBER}", re.DOTALL)
 _TRAJECTORY: Final = re.compile(rf"{_SCOPE}:(.*)_{_NUMBER}", re.DOTALL)
 
 
@@ -30,10 +33,10 @@ class TrajectoryName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "TrajectoryName":
-        """Raises StoreError where ``text`` is no trajectory's name."""
+        """Raises StoreError if ``text`` is not a trajectory's name."""
         match = _TRAJECTORY.fullmatch(text)
         if match is None:
-            raise StoreError(f"{text!r} is no trajectory's name: {{step}}:{{query}}_{{trajectory}}")
+            raise StoreError(f"{text!r} is not a trajectory's name: {TRAJECTORY_FORM}")
         scope, query, trajectory = match.groups()
         return cls(_step(scope), query, int(trajectory))
 
@@ -62,12 +65,23 @@ class SampleId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "SampleId":
-        """Raises StoreError where ``text`` is no sample id."""
-        match = SAMPLE_ID.fullmatch(text)
+        """Raises StoreError if ``text`` is not a sample id."""
+        match = _SAMPLE_ID.fullmatch(text)
         if match is None:
-            raise StoreError(f"{text!r} is no sample id: {{step}}:{{query}}_{{turn}}_{{trajectory}}")
+            raise StoreError(f"{text!r} is not a sample id: {SAMPLE_ID_FORM}")
         scope, query, turn, trajectory = match.groups()
         return cls(_step(scope), query, int(turn), int(trajectory))
+
+
+def training_step(text: str) -> int | None:
+    """The step of a sample of training; None if ``text`` is not the id of one. Half the time of ``SampleId.parse``."""
+    match = _SAMPLE_ID.fullmatch(text)
+    return None if match is None or match[1] == _EVALUATION else int(match[1])
+
+
+def step_of(sample_id: str) -> int:
+    """The step in an id that ``training_step`` has passed before; half of its time."""
+    return int(sample_id[: sample_id.index(":")])
 
 
 def _scope(step: int | None) -> str:

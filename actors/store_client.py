@@ -1,14 +1,13 @@
-"""Samples on their way into the store and out of it: bulk lies in segments, and messages carry references to it.
+"""Samples on their way into the store and out of it: arrays lie in segments, messages carry references to them.
 
-rollout   ExperienceWriter.put(samples)      copies token lists into a segment, sends the columns
-trainer   ExperienceReader.samples(leased)   maps the segments, and gives back samples
+rollout   ExperienceWriter.put(samples)     copies token lists into a segment, sends the columns
+trainer   ExperienceReader.samples(batch)   maps the segments, and returns samples
 
-A reader on another host, where the segments are not, has the store send the bytes.
+To a reader on another host, which has no access to the segments, the store sends the bytes.
 """
 
 import asyncio
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,25 +17,36 @@ import numpy as np
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
 from ..transport.errors import SegmentFull
-from ..transport.handle import DTYPE_BYTES
-from ..transport.segments import BlobRef, Content, SegmentDirectories, SegmentReader, SegmentWriter
+from ..transport.segments import ByteRef, Content, SegmentDirectories, SegmentReader, SegmentWriter
+from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs
 from .declared_columns import MAX_STRING
 from .errors import StoreError
-from .messages import Leased, Sample, StoreApi
+from .messages import LeasedBatch, Sample, StoreApi
 from .sample_id import SampleId
 
-BULK: Final = {"prompt_tokens": "int32", "tokens": "int32", "logprobs": "float32", "group_rewards": "float64"}
-"""The bulk columns of a sample, and their dtypes; each has one dimension.
+ARRAY_COLUMNS: Final = {
+    "prompt_tokens": "int32",
+    "tokens": "int32",
+    "logprobs": "float32",
+    "group_rewards": "float64",
+}
+"""The columns of a sample that are stored by reference, and their dtypes; each has one dimension.
 
-``version_changes``, empty in most samples, is a short string of numbers: a further bulk column would cost every sample
-a tenth of its way through the store.
+``version_changes``, empty in most samples, is a short string of numbers: a further array would cost every sample a
+tenth of its way through the store.
 """
 
-SCALARS: Final = ("sample_id", "policy_version", "query_position", "reward", "version_changes")
-"""Its other columns."""
+SCALAR_COLUMNS: Final = (
+    "sample_id",
+    "policy_version",
+    "query_position",
+    "reward",
+    "temperature",
+    "version_changes",
+)
+"""The columns of a sample that lie in its row, besides its agent."""
 
-_TRAINING: Final = frozenset({*SCALARS, *BULK})
-_UTF8: Final = "utf8"
+_TRAINING: Final = frozenset({"agent", *SCALAR_COLUMNS, *ARRAY_COLUMNS})
 # A store that is full makes its writers wait until rows are consumed.
 _ROOM_TIMEOUT_S: Final = 24 * 3600.0
 _CHUNK_TIMEOUT_S: Final = 60.0
@@ -45,16 +55,16 @@ _TRIES: Final = 4
 Array = np.ndarray[Any, Any]
 
 
-def segment_places(memory: str | Path, folder: str | Path) -> SegmentDirectories:
-    """``memory``: a run's private directory on tmpfs; ``folder``: the store's on a disk."""
-    return SegmentDirectories(Path(memory) / "segments", Path(folder) / "segments")
+def segment_places(runtime_dir: str | Path, store_dir: str | Path) -> SegmentDirectories:
+    """``runtime_dir``: a run's private directory on tmpfs; ``store_dir``: the store's folder on a disk."""
+    return SegmentDirectories(Path(runtime_dir) / "segments", Path(store_dir) / "segments")
 
 
 class ExperienceWriter:
-    """One process's way to put samples into a store on this host."""
+    """Puts one process's samples into a store on this host."""
 
     def __init__(self, store: ActorRef[StoreApi], name: str, places: SegmentDirectories) -> None:
-        """``name``: of this writer, no two of a store's are equal. Raises UnsafeDirectory."""
+        """``name``: of this writer, unique among the store's writers. Raises UnsafeDirectory."""
         self._store = store
         self._name = name
         self._segments = SegmentWriter(places)
@@ -62,23 +72,26 @@ class ExperienceWriter:
         self._grants = 0
 
     async def put(self, samples: Sequence[Sample]) -> None:
-        """Adds the samples of a closed group, all or none. Raises RemoteError where the store refuses one, CallTimeout
-        where it has had no room for a day."""
-        declared = _declared_bulk(samples)
-        contents: list[Content] = [_array(sample, name) for sample in samples for name in BULK]
-        refs = await self._write([*contents, *(content for content, _, _ in declared.values())])
-        places = dict(zip(declared, refs[len(contents) :], strict=True))
-        cells = {which: [*places[which], *declared[which][1:]] for which in declared}
+        """Adds the samples of a closed group, all or none. Raises RemoteError if the store refuses one, CallTimeout if
+        it has had no room for a day."""
+        contents: list[Content] = [
+            np.asarray(getattr(sample, name), dtype)
+            for name, dtype in ARRAY_COLUMNS.items()
+            for sample in samples
+        ]
+        declared = _declared_contents(samples)
+        contents += [content for content, _, _ in declared.values()]
+        refs = await self._write(contents)
         try:
-            await self._put(_columns(samples, refs, cells))
+            await self._put(_parts(samples, refs, declared))
         finally:
             self._segments.answered(refs)
 
     async def _put(self, parts: dict[str, dict[str, Any]]) -> None:
-        """Again where the store dies meanwhile: it is restarted, or the next try fails too.
+        """Repeats a put if the store dies meanwhile: it is restarted, or the next try fails too.
 
-        The store knows a put that comes again by its bytes. Were ``put`` idempotent for the runtime, each answer would
-        be written down once more, which is a tenth of the store's time.
+        The store recognises a repeated put by its bytes. If ``put`` were idempotent for the runtime, each answer would
+        be journaled once more, which is a tenth of the store's time.
         """
         store = self._store.within(_ROOM_TIMEOUT_S)
         for _ in range(_TRIES - 1):
@@ -86,7 +99,7 @@ class ExperienceWriter:
                 return await store.put(self._name, parts)
         return await store.put(self._name, parts)
 
-    async def _write(self, contents: Sequence[Content]) -> list[BlobRef]:
+    async def _write(self, contents: Sequence[Content]) -> list[ByteRef]:
         while True:
             grants = self._grants
             try:
@@ -103,75 +116,92 @@ class ExperienceWriter:
         self._segments.close()
 
 
-def _array(sample: Sample, name: str) -> Array:
-    return np.asarray(getattr(sample, name), BULK[name])
+_Where = tuple[int, str]
+"""A declared value: the sample's number and the column."""
 
 
-def _declared_bulk(samples: Sequence[Sample]) -> dict[tuple[int, str], tuple[Content, str, list[int]]]:
-    """What of the samples' declared columns does not lie in a row, with its dtype and shape: by sample and column."""
-    found: dict[tuple[int, str], tuple[Content, str, list[int]]] = {}
+def _declared_contents(samples: Sequence[Sample]) -> dict[_Where, tuple[Content, str, list[int]]]:
+    """Declared values that are stored by reference: bytes, dtype and shape."""
+    found: dict[_Where, tuple[Content, str, list[int]]] = {}
     for number, sample in enumerate(samples):
         for name, value in sample.columns.items():
             if isinstance(value, np.ndarray):
                 found[number, name] = (value.reshape(-1), value.dtype.name, [*value.shape])
             elif isinstance(value, str) and len(value) > MAX_STRING:
                 text = value.encode()
-                found[number, name] = (text, _UTF8, [len(text)])
+                found[number, name] = (text, UTF8, [len(text)])
     return found
 
 
-def _columns(
-    samples: Sequence[Sample], refs: Sequence[BlobRef], declared_bulk: dict[tuple[int, str], list[Any]]
+def _parts(
+    samples: Sequence[Sample],
+    refs: Sequence[ByteRef],
+    declared: Mapping[_Where, tuple[Content, str, list[int]]],
 ) -> dict[str, dict[str, Any]]:
-    """By agent, as ``Tables.put`` wants them."""
-    rows: dict[str, list[int]] = {}
+    """The columns of a put by agent. ``refs``: of the array columns, one column behind the other, then of
+    ``declared``."""
+    count = len(samples)
+    arrays = {name: refs[n * count : (n + 1) * count] for n, name in enumerate(ARRAY_COLUMNS)}
+    by_reference = {
+        where: [*ref, dtype, shape]
+        for ref, (where, (_, dtype, shape)) in zip(
+            refs[len(ARRAY_COLUMNS) * count :], declared.items(), strict=True
+        )
+    }
+    numbers: dict[str, list[int]] = {}
     for number, sample in enumerate(samples):
-        rows.setdefault(sample.agent, []).append(number)
-    parts: dict[str, dict[str, Any]] = {}
-    for agent, numbers in rows.items():
-        own = [samples[number] for number in numbers]
-        part = parts[agent] = {
-            "sample_id": [sample.sample_id for sample in own],
-            "policy_version": [sample.policy_version for sample in own],
-            "query_position": [sample.query_position for sample in own],
-            "reward": [sample.reward for sample in own],
-            "version_changes": [
-                " ".join(map(str, s.version_changes)) if s.version_changes else "" for s in own
-            ],
+        numbers.setdefault(sample.agent, []).append(number)
+    return {
+        agent: {
+            **_scalars([samples[number] for number in own]),
+            **{
+                name: pack_flat([of_all[number] for number in own], ARRAY_COLUMNS[name])
+                for name, of_all in arrays.items()
+            },
+            **_declared_cells(samples, own, by_reference),
         }
-        for place, (name, dtype) in enumerate(BULK.items()):
-            cells = [refs[number * len(BULK) + place] for number in numbers]
-            sizes = [ref.size_bytes // DTYPE_BYTES[dtype] for ref in cells]
-            # One write is in one segment.
-            pieces = [[cells[0].segment, dtype, [ref.offset for ref in cells], [sizes]]]
-            part[name] = {"pieces": pieces}
-        for name in dict.fromkeys(name for sample in own for name in sample.columns):
-            part[name] = [
-                declared_bulk.get((number, name), samples[number].columns.get(name)) for number in numbers
-            ]
-    return parts
+        for agent, own in numbers.items()
+    }
+
+
+def _scalars(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    columns = {name: [getattr(sample, name) for sample in samples] for name in SCALAR_COLUMNS}
+    columns["version_changes"] = [
+        " ".join(map(str, changes)) if changes else "" for changes in columns["version_changes"]
+    ]
+    return columns
+
+
+def _declared_cells(
+    samples: Sequence[Sample], numbers: Sequence[int], by_reference: Mapping[_Where, list[Any]]
+) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for number in numbers for name in samples[number].columns)
+    return {
+        name: [by_reference.get((number, name), samples[number].columns.get(name)) for number in numbers]
+        for name in names
+    }
 
 
 class ExperienceReader:
-    """One process's view of the samples that it has leased from a store, on this host or another."""
+    """Reads the samples that one process has leased from a store, on this host or another."""
 
     def __init__(self, store: ActorRef[StoreApi], places: SegmentDirectories | None) -> None:
-        """``places``: of the store's segments; None, or directories that are not on this host: the store sends what is
-        read. Raises UnsafeDirectory."""
+        """``places``: of the store's segments; if None, or if they are not directories of this host, the store sends
+        the bytes. Raises UnsafeDirectory."""
         self._store = store
         self._segments: SegmentReader | None = None
         if places is not None and all(path.is_dir() for path in places.all()):
             self._segments = SegmentReader(places)
 
-    async def samples(self, agent: str, leased: Leased) -> list[Sample]:
-        """In the order of the lease, without the columns that the run declares: ``columns`` has those. Raises
-        ForeignHandle where their bytes are not there."""
-        columns, bulk = leased.columns, await self.bulk(leased)
-        rows = zip(*(columns[name] for name in SCALARS), strict=True)
+    async def samples(self, batch: LeasedBatch) -> list[Sample]:
+        """The samples in the order of the lease, without the columns that the run declares (``columns``). Raises
+        ForeignHandle if their bytes are gone."""
+        columns, arrays = batch.columns, await self.arrays(batch)
+        rows = zip(columns["agent"], *(columns[name] for name in SCALAR_COLUMNS), strict=True)
         samples = []
-        for number, (sample_id, version, position, reward, changes) in enumerate(rows):
+        for number, (agent, sample_id, version, position, reward, temperature, changes) in enumerate(rows):
             named = SampleId.parse(sample_id)
-            cells: dict[str, Any] = {name: tuple(values[number].tolist()) for name, values in bulk.items()}
+            cells: dict[str, Any] = {name: tuple(values[number].tolist()) for name, values in arrays.items()}
             samples.append(
                 Sample(
                     sample_id=sample_id,
@@ -182,47 +212,43 @@ class ExperienceReader:
                     reward=reward,
                     query_position=position,
                     version_changes=tuple(map(int, changes.split())),
+                    temperature=temperature,
                     **cells,
                 )
             )
         return samples
 
-    async def bulk(self, leased: Leased) -> dict[str, list[Array]]:
-        """The bulk columns of ``samples``: one flat, read-only array for each row, where its bytes lie. It keeps their
-        memory. Raises ForeignHandle where they are not there, StoreError where the store does not send them."""
-        columns = {name: leased.columns[name] for name in BULK}
+    async def arrays(self, batch: LeasedBatch) -> dict[str, list[Array]]:
+        """The array columns of ``samples``: one flat, read-only array for each row, as a view of the segment, whose
+        memory it keeps. Raises ForeignHandle if the bytes are gone, StoreError if the store does not send them."""
+        columns = {name: batch.columns[name] for name in ARRAY_COLUMNS}
         source = await self._source(columns.values())
         return {
-            name: [
-                array
-                for segment, dtype, offsets, shapes in _runs(column)
-                for array in source.arrays(_refs(segment, dtype, offsets, shapes), np.dtype(dtype))
-            ]
+            name: [array for run in runs(column) for array in source.arrays(run.refs, np.dtype(run.dtype))]
             for name, column in columns.items()
         }
 
-    async def columns(self, leased: Leased) -> dict[str, list[Any]]:
-        """The columns that the run declares, by name: of each row what its workflow wrote, or somebody outside, as
-        ``Sample.columns`` has it, or None. Arrays are read-only. Raises as ``bulk`` does."""
-        columns = {name: column for name, column in leased.columns.items() if name not in _TRAINING}
+    async def columns(self, batch: LeasedBatch) -> dict[str, list[Any]]:
+        """The columns that the run declares, by name: for each row the value that its workflow or an external writer
+        wrote, as ``Sample.columns`` has it, or None. Arrays are read-only. Raises as ``arrays`` does."""
+        columns = {name: column for name, column in batch.columns.items() if name not in _TRAINING}
         source = await self._source(columns.values())
-        return {name: _declared(column, source) for name, column in columns.items()}
+        return {name: _declared_values(column, source) for name, column in columns.items()}
 
-    async def _source(self, columns: Iterable[Any]) -> "SegmentReader | _Sent":
-        """Where the bytes of the columns are to be read: of all of them at once, for one question to the store."""
+    async def _source(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> "SegmentReader | _Sent":
+        """The source of the columns' bytes: the segments, or one answer of the store for all of them."""
         if self._segments is not None:
             return self._segments
-        refs: dict[BlobRef, int] = {}
+        item_bytes: dict[ByteRef, int] = {}
         for column in columns:
-            for segment, dtype, offsets, shapes in _runs(column):
-                item_bytes = _ITEM_BYTES[dtype]
-                refs |= dict.fromkeys(_refs(segment, dtype, offsets, shapes), item_bytes)
+            for run in runs(column):
+                item_bytes |= dict.fromkeys(run.refs, ITEM_BYTES[run.dtype])
         # Large items first: then all are aligned.
-        ordered = sorted(refs, key=refs.__getitem__, reverse=True)
+        ordered = sorted(item_bytes, key=item_bytes.__getitem__, reverse=True)
         return await _sent(self._store, ordered) if ordered else _Sent([], memoryview(b""))
 
     def forget_consumed(self) -> None:
-        """Lets go of the memory of segments that the store has removed."""
+        """Unmaps the segments that the store has removed."""
         if self._segments is not None:
             self._segments.forget_removed()
 
@@ -231,50 +257,17 @@ class ExperienceReader:
             self._segments.close()
 
 
-# --------------------------------------------------------------------------- bulk, as leases and the store tell it
-
-_ITEM_BYTES: Final = {**DTYPE_BYTES, _UTF8: 1}
-_Run = tuple[str, str, Sequence[int], Sequence[tuple[int, ...]]]
-
-
-def _runs(column: Any) -> Iterator[_Run]:
-    """Segment, dtype, offsets and shapes of what is bulk in a leased column, in the order of its rows."""
-    if isinstance(column, dict):
-        for segment, dtype, offsets, dimensions in column["pieces"]:
-            shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
-            yield segment, dtype, offsets, shapes
-    else:
-        for cell in column:
-            if isinstance(cell, list | tuple):
-                segment, offset, _, dtype, shape = cell
-                yield segment, dtype, [offset], [tuple(shape)]
-
-
-def _refs(
-    segment: str, dtype: str, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]]
-) -> list[BlobRef]:
-    item_bytes = _ITEM_BYTES[dtype]
-    return [
-        BlobRef(segment, offset, math.prod(shape) * item_bytes)
-        for offset, shape in zip(offsets, shapes, strict=True)
-    ]
-
-
-def _declared(column: Any, source: "SegmentReader | _Sent") -> list[Any]:
-    bulk = (
-        value
-        for segment, dtype, offsets, shapes in _runs(column)
-        for value in _shaped(source, dtype, _refs(segment, dtype, offsets, shapes), shapes)
-    )
-    if isinstance(column, dict):
-        return list(bulk)
-    return [next(bulk) if isinstance(cell, list | tuple) else cell for cell in column]
+def _declared_values(column: Sequence[Any] | ColumnRefs, source: "SegmentReader | _Sent") -> list[Any]:
+    values = (value for run in runs(column) for value in _shaped(source, run.dtype, run.refs, run.shapes))
+    if is_packed(column):
+        return list(values)
+    return [next(values) if is_ref(cell) else cell for cell in column]
 
 
 def _shaped(
-    source: "SegmentReader | _Sent", dtype: str, refs: Sequence[BlobRef], shapes: Sequence[tuple[int, ...]]
+    source: "SegmentReader | _Sent", dtype: str, refs: Sequence[ByteRef], shapes: Sequence[tuple[int, ...]]
 ) -> list[Any]:
-    if dtype == _UTF8:
+    if dtype == UTF8:
         return [array.tobytes().decode() for array in source.arrays(refs, np.uint8)]
     arrays = source.arrays(refs, np.dtype(dtype))
     return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
@@ -283,15 +276,15 @@ def _shaped(
 class _Sent:
     """Bytes that the store has sent: those of ``refs``, one behind the other."""
 
-    def __init__(self, refs: Sequence[BlobRef], memory: memoryview) -> None:
+    def __init__(self, refs: Sequence[ByteRef], memory: memoryview) -> None:
         self._memory = memory
-        self._offsets: dict[BlobRef, int] = {}
+        self._offsets: dict[ByteRef, int] = {}
         end = 0
         for ref in refs:
             self._offsets[ref] = end
             end += ref.size_bytes
 
-    def arrays(self, refs: Sequence[BlobRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
+    def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
         """As ``SegmentReader.arrays``."""
         kind = np.dtype(dtype)
         return [
@@ -300,12 +293,12 @@ class _Sent:
         ]
 
 
-async def _sent(store: ActorRef[StoreApi], refs: Sequence[BlobRef]) -> _Sent:
-    """Raises StoreError where the store sends more or less than it was asked for."""
+async def _sent(store: ActorRef[StoreApi], refs: Sequence[ByteRef]) -> _Sent:
+    """Raises StoreError if the store sends more or fewer bytes than were asked for."""
     memory, end = bytearray(sum(ref.size_bytes for ref in refs)), 0
     async for chunk in store.within(_CHUNK_TIMEOUT_S).fetch([*refs]):
         if end + len(chunk) > len(memory):
-            raise StoreError(f"the store sends more than the {len(memory)} bytes that it was asked for")
+            raise StoreError(f"the store sends more than the {len(memory)} bytes that were asked for")
         memory[end : end + len(chunk)] = chunk
         end += len(chunk)
     if end != len(memory):

@@ -19,8 +19,9 @@ from typing import Any, Self
 
 from ..actors.inference.instance_setup import InstanceSetup
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
-from ..actors.names import PolicyName
+from ..actors.names import AgentName, PolicyName
 from ..actors.orchestrator.checkpoint import RunState
+from ..actors.store.store_setup import StoreSetup
 from ..actors.store_client import segment_places
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
@@ -212,22 +213,23 @@ def _arguments(
     console: Console,
     resume: tuple[Path, RunState] | None,
     instances: dict[str, list[ActorRef[InstanceApi]]],
-) -> dict[str, dict[str, Any]]:
-    """The constructor's arguments of every actor there is one of, by the actor's name."""
+) -> dict[str, Any]:
+    """The setup, or the constructor's arguments, of every actor there is one of, by the actor's name."""
     store = supervisor.reference("store", StoreApi)
     rollout = supervisor.reference("rollout", RolloutApi)
     recipe = config.recipe_config()
     places = {"memory": str(private), "folder": str(directory.store)}
     return {
-        "store": {
-            **places,
-            "agents": list(config.agents),
-            "max_staleness": config.staleness,
-            "deterministic": config.deterministic,
-            "limits": config.store.limits(),
-            "console": console.ref,
-            "columns": config.columns(),
-        },
+        "store": StoreSetup(
+            policies={AgentName(agent): PolicyName(agent) for agent in config.agents},
+            runtime_dir=private,
+            store_dir=directory.store,
+            max_staleness=config.staleness,
+            order="query" if config.deterministic else "arrival",
+            columns={AgentName(agent): columns for agent, columns in config.columns().items()},
+            limits=config.store.limits(),
+            console=console.ref,
+        ),
         "trainer": {
             "policies": config.policies(),
             "recipe": recipe,

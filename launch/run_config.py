@@ -30,7 +30,7 @@ from ..actors.orchestrator.orchestrator_config import (
 from ..actors.orchestrator.pipeline import Mode
 from ..actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from ..actors.store.store_config import StoreConfig
-from ..actors.store_client import BULK, SCALARS
+from ..actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
 from ..actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, PolicyConfig, SftConfig
@@ -72,7 +72,7 @@ class AgentConfig(Config):
     @classmethod
     def _column_names(cls, columns: dict[str, Column]) -> dict[str, Column]:
         with _config_errors():
-            check_names(columns, (*SCALARS, *BULK))
+            check_names(columns, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
         for name, column in columns.items():
             if column.type == "tensor" and column.dtype is not None and column.dtype not in np.sctypeDict:
                 raise ValueError(

@@ -26,7 +26,7 @@ CORE = (
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
+    "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
     "sample_id", "store_client", "workflow",
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Bulk data between processes of one host, by reference: files that one process fills and others map.
 
     owner    makes a segment (``create``) and grants it to one writer
-    writer   copies its buffers into it, one behind the other (``SegmentWriter``), and sends ``BlobRef``s
+    writer   copies its buffers into it, one behind the other (``SegmentWriter``), and sends ``ByteRef``s
     reader   maps it, read-only, and looks at the bytes where they lie (``SegmentReader``)
 
 A segment's bytes are written once, before anybody is told where they are, and never change: nothing is locked. Its
@@ -37,7 +37,7 @@ _PADDING: Final = [bytes(size) for size in range(ALIGNMENT)]
 _IOV_MAX: Final = 1024  # buffers of one pwritev(2), on Linux
 
 
-class BlobRef(NamedTuple):
+class ByteRef(NamedTuple):
     """Where bytes lie: ``size_bytes`` of them, ``offset`` bytes into ``segment``. What they mean is the holder's."""
 
     segment: str
@@ -176,7 +176,7 @@ class SegmentWriter:
         self._granted[grant.segment] = _Granted(descriptor, size_bytes)
         self._current = grant.segment
 
-    def write(self, contents: Sequence[Content]) -> list[BlobRef]:
+    def write(self, contents: Sequence[Content]) -> list[ByteRef]:
         """Copies a batch into the current segment: references in the order of ``contents``.
 
         Raises SegmentFull where they don't fit (the segment is finished then), TypeError for arrays of objects and
@@ -198,7 +198,7 @@ class SegmentWriter:
         granted.unanswered += 1
         return refs
 
-    def answered(self, refs: Sequence[BlobRef]) -> None:
+    def answered(self, refs: Sequence[ByteRef]) -> None:
         """The put that the ``refs`` of one ``write`` were made for has ended, well or not: no message of it is left."""
         granted = self._granted.get(refs[0].segment) if refs else None
         if granted is not None:
@@ -231,9 +231,9 @@ def _size_bytes(content: Content) -> int:
 
 def _lay_out(
     segment: str, contents: Sequence[Content], start: int
-) -> tuple[list[BlobRef], list[Content], int]:
+) -> tuple[list[ByteRef], list[Content], int]:
     """Where each goes, what is to be written from ``start`` on, and where that ends. ``start`` is aligned."""
-    refs: list[BlobRef] = []
+    refs: list[ByteRef] = []
     pieces: list[Content] = []
     end = start
     for content in contents:
@@ -245,7 +245,7 @@ def _lay_out(
             size_bytes = content.nbytes
         else:
             size_bytes = _size_bytes(content)
-        refs.append(BlobRef(segment, end, size_bytes))
+        refs.append(ByteRef(segment, end, size_bytes))
         pieces.append(content)
         end += size_bytes
         if padding := -size_bytes % ALIGNMENT:
@@ -279,7 +279,7 @@ class SegmentReader:
         self._directories = directories
         self._mapped: dict[str, mmap.mmap] = {}
 
-    def views(self, refs: Sequence[BlobRef]) -> list[memoryview]:
+    def views(self, refs: Sequence[ByteRef]) -> list[memoryview]:
         """The bytes, read-only, where they lie. Raises ForeignHandle where a reference is into nothing."""
         views = []
         for segment, offset, size_bytes in refs:
@@ -287,7 +287,7 @@ class SegmentReader:
             views.append(memoryview(memory)[offset : offset + size_bytes])
         return views
 
-    def arrays(self, refs: Sequence[BlobRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
+    def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
         """As ``views``, each as a flat array. Raises ValueError where one is not a whole number of ``dtype``."""
         kind = np.dtype(dtype)
         if kind.hasobject:
@@ -301,7 +301,7 @@ class SegmentReader:
             arrays.append(np.frombuffer(memory, kind, count, offset))
         return arrays
 
-    def read_chunks(self, refs: Sequence[BlobRef], chunk_bytes: int) -> Iterator[bytes]:
+    def read_chunks(self, refs: Sequence[ByteRef], chunk_bytes: int) -> Iterator[bytes]:
         """The bytes of all ``refs``, one behind the other, in chunks of ``chunk_bytes``; the last may be shorter.
 
         They are mapped before this returns: they may be removed while they are read. Raises as ``views`` does.

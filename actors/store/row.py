@@ -1,20 +1,52 @@
-"""A row, the queue of the rows that are READY, and what is told of rows."""
+"""A row, its statuses and the events that change them, and the queue of READY rows."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal
 
+from ..errors import ProtocolViolation
 from .schema import Cell
 
 Status = Literal["writing", "ready", "leased", "consumed", "discarded"]
 
+Event = Literal[
+    "complete",  # its last required column is written
+    "lease",
+    "give_back",  # its lease has ended without a commit
+    "commit",
+    "discard",
+    "undo_complete",
+    "undo_commit",
+    "undo_discard",
+    "replay_commit",
+]
+
+TRANSITIONS: Final[dict[tuple[Status, Event], Status]] = {
+    ("writing", "complete"): "ready",
+    ("ready", "lease"): "leased",
+    ("leased", "give_back"): "ready",
+    ("leased", "commit"): "consumed",
+    ("writing", "discard"): "discarded",
+    ("ready", "discard"): "discarded",
+    # A change that could not be journaled is undone. A lease of the row has ended before.
+    ("ready", "undo_complete"): "writing",
+    ("consumed", "undo_commit"): "leased",
+    ("discarded", "undo_discard"): "writing",
+    # Leases are in no journal, and a snapshot lacks the columns that were freed when a row was consumed.
+    ("ready", "replay_commit"): "consumed",
+    ("writing", "replay_commit"): "consumed",
+}
+"""Status after an event. An event that is not listed for a status is a defect of the store."""
+
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """``cells``: in the schema's order. ``order``: its place among the rows of its version, a number or a tuple.
-    ``optimizer_step``: the one that consumed it. ``ticket``: of its entry in the queue; 0: it is not queued."""
+    """``cells``: in the order of the schema of its agent's table. ``order``: its place among the rows of its policy
+    with the same version, a number or a tuple. ``optimizer_step``: the one that consumed the row, which is the policy
+    version that it made. ``ticket``: of its entry in the queue; 0 if it is not queued."""
 
+    agent: str
     sample_id: str
     step: int
     policy_version: int
@@ -29,10 +61,17 @@ class Row:
     def is_over(self) -> bool:
         return self.status in ("consumed", "discarded")
 
+    def move(self, event: Event) -> None:
+        """Changes the status. Raises ProtocolViolation if ``event`` can't happen to a row of its status."""
+        after = TRANSITIONS.get((self.status, event))
+        if after is None:
+            raise ProtocolViolation(f"sample {self.sample_id} is {self.status}: {event} is impossible")
+        self.status = after
+
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Rows by status; ``consumed`` and ``discarded`` count those that are forgotten too."""
+    """Rows by status; ``consumed`` and ``discarded`` include rows that are forgotten."""
 
     writing: int
     ready: int
@@ -41,38 +80,11 @@ class RowCounts:
     discarded: int
 
 
-class Commit(NamedTuple):
-    """What an optimizer step consumed: ``rows`` rows that were leased under ``tokens`` (sorted)."""
-
-    optimizer_step: int
-    tokens: tuple[int, ...]
-    rows: int
-
-
-@dataclass(slots=True)
-class Out:
-    """A lease that is out."""
-
-    consumer: str
-    deadline: float
-    rows: list[Row]
-
-
-class Ended(NamedTuple):
-    """Rows that were consumed or discarded, and what brings them back: their cells, of which those that were bulk are
-    gone, and the leases they were under."""
-
-    rows: list[Row]
-    cells: list[tuple[Cell, ...]]
-    leases: dict[int, Out]
-    last_commit: Commit | None
-
-
 class ReadyQueue:
     """READY rows by policy version, each version a heap by ``order``."""
 
     def __init__(self) -> None:
-        # An entry whose ticket is not its row's any more stays until it comes up; the counts are exact.
+        # An entry with a ticket that is not its row's any more stays until it is popped; the counts are exact.
         self._heaps: dict[int, list[tuple[Any, int, Row]]] = defaultdict(list)
         self._counts: dict[int, int] = defaultdict(int)
         self._ticket = 0
@@ -103,11 +115,11 @@ class ReadyQueue:
         return rows
 
     def drop(self, row: Row) -> None:
-        """A row that is READY no more, though it was not taken."""
+        """Removes a row that is not READY any more and was not taken."""
         row.ticket = 0
         self._left(row.policy_version, 1)
 
     def _left(self, version: int, count: int) -> None:
         self._counts[version] -= count
-        if not self._counts[version]:  # what is left in the heap is out of date
+        if not self._counts[version]:  # the rest of the heap is out of date
             del self._counts[version], self._heaps[version]

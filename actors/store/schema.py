@@ -12,17 +12,17 @@ from itertools import chain
 from typing import Any, Final
 
 from ...transport.handle import DTYPE_BYTES
+from ..column_refs import UTF8, ColumnRefs, ValueRef, unpack
 from ..declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
 from ..errors import ConfigError, StoreError
-from .column_refs import UTF8, Bulk, Packed, unpack
 
-Columns = Mapping[str, Sequence[Any] | Packed]
+Columns = Mapping[str, Sequence[Any] | ColumnRefs]
 """Rows by column: name -> one value for each row, all lists equally long; bulk columns may come packed."""
 
-Checked = dict[str, Sequence[Any]]
+CheckedColumns = dict[str, Sequence[Any]]
 """Rows by column, as cells."""
 
-Cell = float | int | bool | str | Bulk | None
+Cell = float | int | bool | str | ValueRef | None
 """A value as a row holds it; None: not written (yet), or bulk that was freed when the row was consumed."""
 
 REWARD: Final = Column(type="float", required=True)
@@ -45,14 +45,22 @@ class Schema:
         self.awaited = {name: column for name, column in columns.items() if column.awaited}
         """Those that rows wait for, after they were put."""
 
-    def check(self, table: str, ids: Sequence[str], columns: Columns) -> Checked:
+    def is_complete(self, cells: Sequence[Cell]) -> bool:
+        """Whether all required columns are written."""
+        return all(cells[place] is not None for place in self.required)
+
+    def lacking(self, cells: Sequence[Cell]) -> list[str]:
+        """The required columns that are not written."""
+        return [self.names[place] for place in self.required if cells[place] is None]
+
+    def check(self, table: str, ids: Sequence[str], columns: Columns) -> CheckedColumns:
         """``columns`` as cells: ints in float columns become floats; references arrive as lists, or packed, and become
-        Bulk. None in a column that is not required: not written.
+        ValueRef. None in a column that is not required: not written.
 
         ``ids``: the sample ids of the rows, to name them. Raises StoreError for the first column that is unknown, not
         as long as ``ids``, or holds a value it can't take.
         """
-        checked: Checked = {}
+        checked: CheckedColumns = {}
         for name, given in columns.items():
             column = self.columns.get(name)
             if column is None:
@@ -67,8 +75,8 @@ class Schema:
                 raise StoreError(_first_refused(table, name, column, ids, values)) from None
         return checked
 
-    def restore(self, columns: Columns) -> Checked:
-        """Cells that were packed: references become Bulk again. Raises StoreError for an unknown column."""
+    def restore(self, columns: Columns) -> CheckedColumns:
+        """Cells that were packed: references become ValueRef again. Raises StoreError for an unknown column."""
         if unknown := columns.keys() - self.columns.keys():
             raise StoreError(f"unknown column {sorted(unknown)[0]!r}; there are: {', '.join(self.columns)}")
         return {
@@ -163,14 +171,14 @@ def _bulks(column: Column, values: Sequence[Any]) -> list[Cell]:
     return cells
 
 
-def _unpacked(column: Column, values: Sequence[Bulk]) -> list[Cell]:
+def _unpacked(column: Column, values: Sequence[ValueRef]) -> list[Cell]:
     """The same for what ``unpack`` has looked at already."""
-    if (column.is_bulk or column.type == "str") and _describe(column, values):
+    if (column.is_by_reference or column.type == "str") and _describe(column, values):
         return [*values]
     raise _Refused(_wanted_bulk(column))
 
 
-def _describe(column: Column, values: Sequence[Bulk]) -> bool:
+def _describe(column: Column, values: Sequence[ValueRef]) -> bool:
     return all(_describes(column, *what) for what in {value[2:] for value in values})
 
 
@@ -186,7 +194,7 @@ def _describes(column: Column, size_bytes: int, dtype: str, shape: tuple[Any, ..
 
 
 def _wanted_bulk(column: Column) -> str:
-    if not column.is_bulk and column.type != "str":
+    if not column.is_by_reference and column.type != "str":
         return f"values of type {column.type}"
     if column.type == "str":
         return f"a string, or a reference (segment, offset, size_bytes, {UTF8!r}, [size_bytes])"

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ...core.telemetry import get_logger
 from ...transport.segments import (
-    BlobRef,
+    ByteRef,
     Medium,
     SegmentDirectories,
     SegmentGrant,
@@ -34,12 +34,12 @@ from ...transport.segments import (
 )
 from ..errors import ProtocolViolation, StoreError, StoreFull
 
-__all__ = ["ArenaLimits", "ArenaStatistics", "BlobArena", "BlobRef", "SegmentDirectories", "SegmentGrant"]
+__all__ = ["ArenaLimits", "ArenaStatistics", "ByteRef", "SegmentArena", "SegmentDirectories", "SegmentGrant"]
 
 log = get_logger(__name__)
 
 Ref = tuple[str, int, int, *tuple[Any, ...]]
-"""Segment, offset, size in bytes, and perhaps more: a BlobRef, or Bulk as rows have it."""
+"""Segment, offset, size in bytes, and perhaps more: a ByteRef, or ValueRef as rows have it."""
 
 _PAGE_BYTES: Final = 4096
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -83,7 +83,7 @@ class _Segment:
         self.live_bytes = 0
 
 
-class BlobArena:
+class SegmentArena:
     """One store's segments. Both directories are its alone: two stores must not be given the same."""
 
     def __init__(self, places: SegmentDirectories, limits: ArenaLimits) -> None:
@@ -243,7 +243,7 @@ class BlobArena:
             if not held.live_refs and held.writer is None:
                 self._remove(name, held)
 
-    def read_chunks(self, refs: Sequence[BlobRef], chunk_bytes: int) -> Iterator[bytes]:
+    def read_chunks(self, refs: Sequence[ByteRef], chunk_bytes: int) -> Iterator[bytes]:
         """The bytes of ``refs``, one behind the other, for a reader elsewhere. They stay readable while they are read.
 
         Raises StoreError, at once, where a reference, which may come from a peer, is into nothing of this store.

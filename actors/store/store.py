@@ -1,119 +1,100 @@
-"""The store actor: the tables of all agents, their journal, and the segments that their bulk lies in.
+"""The store actor: the tables of all agents, their journal, and the segments that values lie in by reference.
 
-    put      refused whole, or: rows in the tables, blobs held, a record in the journal, answered once that is durable
+    put      refused whole, or: rows in the tables, references held, a record in the journal, acknowledged once durable
     write    the same for further columns of rows that are there
-    lease    rows to a consumer, under a fencing token that expires, once all of them are durable
-    commit   what an optimizer step has used is consumed; its blobs are freed once the record is durable
+    lease    rows of a policy under a fence that expires, once all of them are durable
+    commit   the rows that an optimizer step used are consumed; their bytes are freed once the record is durable
 
-Killed and started anew with the same folders it goes on with all that was acknowledged; what was leased is READY.
+Killed and started again with the same folders, the store continues with all that was acknowledged; rows that were
+leased are READY.
 
-Where there is no room, on the disk or within the limits, whoever asks waits until there is: nothing is lost, and the
-console is told.
+If there is no room, on the disk or within the limits, callers wait until there is: nothing is lost, and the console is
+notified.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 
 from ...core.actor import Actor, endpoint
 from ...core.errors import JournalError
-from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
-from ...transport.segments import BlobRef, SegmentGrant
+from ...transport.segments import ByteRef, SegmentGrant
+from ..column_refs import ValueRef
 from ..declared_columns import Column
 from ..errors import StoreError, StoreFull
-from ..messages import ConsoleApi, Leased, Selection, StoreStatistics, TableStatistics
-from ..store_client import BULK, segment_places
-from .column_refs import Bulk
+from ..messages import LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
+from ..names import PolicyName
+from ..store_client import ARRAY_COLUMNS, segment_places
+from .policy_queue import PolicyQueue
 from .query import select
 from .schema import Schema
-from .segment_arena import ArenaLimits, BlobArena
+from .segment_arena import SegmentArena
 from .store_journal import StoreJournal
-from .tables import UNCHANGED, Change, Tables
+from .store_setup import StoreSetup
+from .tables import UNCHANGED, TableChange, Tables
 
 log = get_logger(__name__)
 
-# Kinds of records besides those of the tables, whose are below 16.
+# Kinds of records besides those of the tables, which are below 16.
 _GRANT: Final = 16  # writer, segment
 _SEAL: Final = 17  # writer, segments
-# Consumed rows stay to be looked at for so many steps.
+# Consumed rows stay queryable for this many steps.
 _KEPT_STEPS: Final = 16
 _EXPIRY_INTERVAL_S: Final = 10.0
-# Room comes when rows are consumed, which is told here, or when somebody clears the disk, which is not.
+# Commits signal free space; a disk that was cleared is found by polling.
 _ROOM_INTERVAL_S: Final = 1.0
-# Of a wait for columns from outside the person who runs it is told, once for each agent.
-_TOLD_AFTER_S: Final = 10.0
-_LEASE_S: Final = 24 * 3600.0
-_PATIENCE_S: Final = 1800.0
+# The console is notified of a wait for external columns after this time, once for each agent.
+_REPORT_WAIT_AFTER_S: Final = 10.0
 _MOST_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 2**20
-_LIMITS: Final = ArenaLimits()
 
 
 def training_columns() -> dict[str, Column]:
-    """What the trainer needs of a sample; the ``reward`` is in every table."""
+    """The columns of a sample that the trainer needs; the ``reward`` is in every table."""
     tokens = Column(type="tokens", required=True)
-    bulk = {
+    arrays = {
         name: tokens if dtype == "int32" else Column(type="tensor", required=True, dtype=dtype, shape=(None,))
-        for name, dtype in BULK.items()
+        for name, dtype in ARRAY_COLUMNS.items()
     }
-    return {"version_changes": Column(type="str", required=True), **bulk}
+    scalars = {
+        "temperature": Column(type="float", required=True),
+        "version_changes": Column(type="str", required=True),
+    }
+    return {**scalars, **arrays}
 
 
-class Store(Actor):
-    """Fulfils ``StoreApi``."""
-
-    def __init__(
-        self,
-        agents: list[str],
-        memory: str,
-        folder: str,
-        max_staleness: int = 0,
-        limits: ArenaLimits = _LIMITS,
-        lease_s: float = _LEASE_S,
-        deterministic: bool = False,
-        console: ActorRef[ConsoleApi] | None = None,
-        columns: dict[str, dict[str, Column]] | None = None,
-        patience_s: float = _PATIENCE_S,
-    ) -> None:
-        """``memory``: a private directory on tmpfs; ``folder``: one on a disk, for the journal and for what does not
-        fit into memory. ``max_staleness``: how many versions older than a policy the rows may be that it is given.
-        ``lease_s``: seconds after which the rows of a lease are READY again. ``deterministic``: rows are leased in the
-        order of their queries, not of their arrival. ``console``: hears of it when there is no room, and when there is
-        again. ``columns``: by agent, those that the run declares beyond what training needs. ``patience_s``: seconds
-        for which a store that is full by its own limits waits for a row to come or to be taken."""
-        self._folder = Path(folder)
-        self._max_staleness = max_staleness
-        self._lease_s = lease_s
-        own = columns or {}
-        schemas = {agent: Schema({**training_columns(), **own.get(agent, {})}) for agent in agents}
-        self._tables = Tables(schemas, deterministic=deterministic)
-        self._arena = BlobArena(segment_places(memory, folder), limits)
+class Store(Actor, StoreApi):
+    def __init__(self, setup: StoreSetup) -> None:
+        self._setup = setup
+        schemas = {
+            agent: Schema({**training_columns(), **setup.columns.get(agent, {})}) for agent in setup.policies
+        }
+        self._tables = Tables(setup.policies, schemas, order=setup.order)
+        self._arena = SegmentArena(segment_places(setup.runtime_dir, setup.store_dir), setup.limits)
         self._granted: dict[str, str] = {}
-        self._console = console
         self._room = asyncio.Event()
         self._full = False
         self._rows_moved = asyncio.Event()
-        self._waits_told: set[str] = set()
+        self._waits_reported: set[str] = set()
         self._moved_at = asyncio.get_running_loop().time()
-        self._patience_s = patience_s
+        self._puts = self._commits = 0
 
     async def on_start(self) -> None:
-        self._journal = StoreJournal.open(self._folder / "samples.journal", self._read)
-        lost = self._arena.recover(self._granted, self._tables.live_blobs())
-        await self._written(self._tables.begin_epoch())
+        self._journal = StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
+        lost = self._arena.recover(self._granted, self._tables.live_refs())
+        await self._journaled(self._tables.begin_epoch())
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
             log.error("rows lost with the memory they lay in", segments=len(lost), rows=rows)
             discarded = self._tables.discard(rows)
-            there = [bulk for bulk in discarded.freed if bulk[0] not in lost]
-            await self._written(replace(discarded, freed=there))
+            there = [ref for ref in discarded.freed if ref[0] not in lost]
+            await self._journaled(replace(discarded, freed=there))
         self.background(self._expire(), "expiry")
 
     async def on_stop(self) -> None:
@@ -121,7 +102,7 @@ class Store(Actor):
         self._arena.close()
 
     def _read(self, record: bytes) -> None:
-        """One record of the journal, when the store starts."""
+        """Applies one record of the journal, when the store starts."""
         kind, *what = msgpack.unpackb(record, strict_map_key=False)
         if kind == _GRANT:
             writer, segment = what
@@ -131,6 +112,20 @@ class Store(Actor):
                 self._granted.pop(segment, None)
         else:
             self._tables.apply(record)
+
+    def statistics(self) -> Mapping[str, float]:
+        """Bytes of segments, of what rows refer to in them, and of the journal; rows that are ready and leased; puts
+        and commits since the start."""
+        arena, counts = self._arena.statistics(), self._tables.counts().values()
+        return {
+            "segment_bytes": arena.memory_bytes + arena.disk_bytes,
+            "live_bytes": arena.live_bytes,
+            "journal_bytes": self._journal.statistics().file_bytes,
+            "rows_ready": sum(of_agent.ready for of_agent in counts),
+            "rows_leased": sum(of_agent.leased for of_agent in counts),
+            "puts": self._puts,
+            "commits": self._commits,
+        }
 
     # ------------------------------------------------------------------ endpoints
 
@@ -145,33 +140,36 @@ class Store(Actor):
             try:
                 return await self._granted_durably(writer, at_least_bytes)
             except StoreFull as full:
-                self._refuse_where_it_is_too_small(full)
-                await self._until_there_is_room(full)
+                self._check_patience(full)
+                await self._wait_for_room(full)
 
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         await self._durably(lambda: self._put(writer, parts))
+        self._puts += 1
 
     @endpoint
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         await self._durably(lambda: self._held(writer, self._tables.write(parts)))
 
     @endpoint
-    async def lease(self, agent: str, policy_version: int, count: int) -> Leased:
-        staleness = min(self._max_staleness, policy_version)
+    async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
+        queue = self._tables.queue(policy)
+        staleness = min(self._setup.max_staleness, policy_version)
         while True:
-            await self._until_written(agent, policy_version, count, staleness)
-            deadline = asyncio.get_running_loop().time() + self._lease_s
-            lease = self._tables.lease(agent, "trainer", policy_version, count, deadline, staleness)
-            await self._journal.settled()
-            if self._tables.table(agent).is_out(lease.token):
+            await self._wait_until_written(queue, policy_version, count, staleness)
+            deadline = asyncio.get_running_loop().time() + self._setup.lease_s
+            batch = queue.lease(policy_version, count, deadline, staleness)
+            await self._journal.wait_settled()
+            if queue.is_active(batch.fence):
                 self._moved_at = asyncio.get_running_loop().time()
-                return Leased(lease.token, lease.columns)
-            # The disk had no room for some of its rows: they are not there any more, or not complete.
+                return batch
+            # The disk had no room for some of its rows: they are gone, or not complete.
 
     @endpoint
-    async def commit(self, agent: str, tokens: list[int], optimizer_step: int) -> int:
-        change = await self._durably(lambda: self._tables.commit(agent, tokens, optimizer_step))
+    async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
+        change = await self._durably(lambda: self._tables.commit(policy, fences, policy_version))
+        self._commits += 1
         self._moved_at = asyncio.get_running_loop().time()
         await self._forget_old_steps()
         if self._journal.compaction_is_due:
@@ -179,7 +177,7 @@ class Store(Actor):
         return change.rows
 
     @endpoint
-    async def fetch(self, refs: list[BlobRef]) -> AsyncIterator[bytes]:
+    async def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
         for chunk in self._arena.read_chunks(refs, _CHUNK_BYTES):
             yield chunk
 
@@ -212,54 +210,28 @@ class Store(Actor):
             compactions=journal.compactions,
         )
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ changes
 
-    async def _durably(self, make: Callable[[], Change]) -> Change:
-        """What ``make`` has done, once that is in the journal. Where there is no room for that it is taken back, and
-        done again when there is."""
-        while True:
-            change = make()
-            if change.record is None:
-                return change
-            try:
-                await self._written(change)
-            except StoreFull as full:
-                await self._until_there_is_room(full)
-                continue
-            self._has_room()
-            return change
-
-    async def _granted_durably(self, writer: str, at_least_bytes: int) -> SegmentGrant:
-        """Raises StoreFull where there is no room for a segment, or in the journal: nothing is granted then."""
-        grant = self._arena.grant(writer, at_least_bytes)
-        give_up = partial(self._arena.seal, writer, [grant.segment])
-        record = msgpack.packb([_GRANT, writer, grant.segment])
-        try:
-            await self._written(replace(UNCHANGED, record=record, undo=give_up))
-        except asyncio.CancelledError:  # nobody will ever hear of the segment
-            give_up()
-            raise
-        self._has_room()
-        return grant
-
-    def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> Change:
+    def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> TableChange:
         try:
             change = self._tables.put(parts)
         except StoreError:
-            if self._tables.holds(parts):  # this store was killed between writing them down and answering
+            if self._tables.holds(parts):  # this store was killed between the journal and the acknowledgement
                 return UNCHANGED
             raise
         return self._held(writer, change)
 
-    def _held(self, writer: str, change: Change) -> Change:
-        """What ``writer`` has put or written, once its bytes are known to be its own."""
+    def _held(self, writer: str, change: TableChange) -> TableChange:
+        """Holds the references that ``change`` brought. Raises StoreError if they are not into segments of
+        ``writer``."""
         try:
             self._arena.check(writer, change.held)
         except StoreError:
             change.undo()
             raise
         self._arena.hold(change.held)
-        self._moved()
+        self._moved_at = asyncio.get_running_loop().time()
+        self._rows_moved.set()
 
         def undo() -> None:
             self._arena.release(change.held)
@@ -267,106 +239,134 @@ class Store(Actor):
 
         return replace(change, undo=undo)
 
-    def _refuse_where_it_is_too_small(self, full: StoreFull) -> None:
-        """Raises StoreError where waiting for room would last for ever."""
-        still_s = asyncio.get_running_loop().time() - self._moved_at
-        if full.by_its_own_limits and still_s > self._patience_s:
-            raise StoreError(
-                f"{full}; for {still_s:.0f} s no sample came or was taken: the steps under way do not fit. Raise "
-                "store.memory_bytes or store.disk_bytes, or lower training.queries_per_step or max_staleness"
-            )
+    async def _durably(self, make: Callable[[], TableChange]) -> TableChange:
+        """Returns the change that ``make`` has made, once it is in the journal. If there is no room for that, the
+        change is undone, and made again when there is."""
+        while True:
+            change = make()
+            if change.record is None:
+                return change
+            try:
+                await self._journaled(change)
+            except StoreFull as full:
+                await self._wait_for_room(full)
+                continue
+            self._has_room()
+            return change
 
-    async def _until_there_is_room(self, full: StoreFull) -> None:
-        """Returns when it is worth another try."""
-        if not self._full:
-            self._full = True
-            log.error("no room", problem=str(full))
-            if self._console is not None:
-                self._console.tell_nowait("event", "store_full", {"problem": str(full)})
-        self._room.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ROOM_INTERVAL_S):
-                await self._room.wait()
-
-    def _moved(self) -> None:
-        self._moved_at = asyncio.get_running_loop().time()
-        self._rows_moved.set()
-
-    def _has_room(self) -> None:
-        if self._full:
-            self._full = False
-            log.info("there is room again")
-            if self._console is not None:
-                self._console.tell_nowait("event", "store_has_room", {})
-
-    async def _until_written(self, agent: str, policy_version: int, count: int, staleness: int) -> None:
-        """Until the rows that a lease wants have what is written from outside. Raises StoreError when the columns'
-        ``timeout_s`` is over."""
-        table = self._tables.table(agent)
-        if not table.awaited(policy_version, count, staleness):
-            return
-        timeout_s = max((column.timeout_s for column in table.schema.awaited.values()), default=0.0)
-        try:
-            async with asyncio.timeout(timeout_s):
-                while missing := table.awaited(policy_version, count, staleness):
-                    _, lacking = table.first_awaited(policy_version, staleness)
-                    self._rows_moved.clear()
-                    try:
-                        async with asyncio.timeout(_TOLD_AFTER_S):
-                            await self._rows_moved.wait()
-                    except TimeoutError:
-                        self._tell_of_the_wait(agent, missing, lacking)
-        except TimeoutError:
-            if not (missing := table.awaited(policy_version, count, staleness)):
-                return  # in the last moment
-            sample_id, lacking = table.first_awaited(policy_version, staleness)
-            raise StoreError(
-                f"table {agent}: {count} rows of version {policy_version} were asked for, and {missing} were not "
-                f"complete after {timeout_s:g} s: sample {sample_id} lacks {', '.join(lacking)}, which somebody "
-                f"outside of the run has to write; does it still run? (agents.{agent}.columns.{lacking[0]}.timeout_s "
-                "is how long it may take)"
-            ) from None
-
-    def _tell_of_the_wait(self, agent: str, missing: int, lacking: Sequence[str]) -> None:
-        if self._console is not None and agent not in self._waits_told:
-            self._waits_told.add(agent)
-            fields = {"agent": agent, "samples": missing, "columns": ", ".join(lacking)}
-            self._console.tell_nowait("event", "columns_awaited", fields)
-
-    def _release(self, freed: list[Bulk]) -> None:
-        self._arena.release(freed)
-        if freed:
-            self._room.set()
-
-    def _grants(self) -> list[bytes]:
-        return [msgpack.packb([_GRANT, writer, segment]) for segment, writer in self._arena.granted().items()]
-
-    async def _forget_old_steps(self) -> None:
-        before = self._tables.last_step - _KEPT_STEPS
-        if before > self._tables.closed_before and self._tables.may_close(before):
-            with suppress(StoreFull):  # the next commit tries again
-                await self._written(self._tables.close_steps(before))
-
-    async def _written(self, change: Change) -> None:
-        """Once ``change`` is in the journal. What it frees is released then, whether or not anybody still waits."""
+    async def _journaled(self, change: TableChange) -> None:
+        """Returns once ``change`` is in the journal. The references that it frees are released then, also if the caller
+        was cancelled."""
         if change.record is None:
             return
         appended = self._journal.append(change.record, change.undo)
         appended.add_done_callback(lambda done: None if done.exception() else self._release(change.freed))
         await asyncio.shield(appended)
 
+    def _release(self, freed: list[ValueRef]) -> None:
+        self._arena.release(freed)
+        if freed:
+            self._room.set()
+
+    async def _granted_durably(self, writer: str, at_least_bytes: int) -> SegmentGrant:
+        """Raises StoreFull if there is no room for a segment, or in the journal: nothing is granted then."""
+        grant = self._arena.grant(writer, at_least_bytes)
+        give_up = partial(self._arena.seal, writer, [grant.segment])
+        record = msgpack.packb([_GRANT, writer, grant.segment])
+        try:
+            await self._journaled(replace(UNCHANGED, record=record, undo=give_up))
+        except asyncio.CancelledError:  # the writer never gets the segment
+            give_up()
+            raise
+        self._has_room()
+        return grant
+
+    async def _forget_old_steps(self) -> None:
+        before = self._tables.last_step - _KEPT_STEPS
+        if before > self._tables.closed_before and self._tables.may_close(before):
+            with suppress(StoreFull):  # the next commit tries again
+                await self._journaled(self._tables.close_steps(before))
+
     async def _compact(self) -> None:
         if not self._journal.compaction_is_due:
-            return  # two commits of one moment have asked for it
+            return  # two commits of one moment asked for it
+        grants = [msgpack.packb([_GRANT, writer, name]) for name, writer in self._arena.granted().items()]
         try:
-            await self._journal.compact([*self._grants(), *self._tables.snapshot()])
-        except (StoreFull, JournalError) as problem:  # the journal is as it was, and goes on growing
+            await self._journal.compact([*grants, *self._tables.snapshot()])
+        except (StoreFull, JournalError) as problem:  # the journal is as it was, and keeps growing
             log.warning("journal not compacted", problem=str(problem))
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
-            expired = self._tables.advance(asyncio.get_running_loop().time())
+            expired = self._tables.expire(asyncio.get_running_loop().time())
             if expired:
                 self._rows_moved.set()
-                log.warning("leases expired: their rows are ready again", tokens=expired)
+                log.warning("leases expired: their rows are ready again", fences=expired)
+
+    # ------------------------------------------------------------------ waits
+
+    def _check_patience(self, full: StoreFull) -> None:
+        """Raises StoreError if waiting for room would never end."""
+        still_s = asyncio.get_running_loop().time() - self._moved_at
+        if full.by_its_own_limits and still_s > self._setup.patience_s:
+            raise StoreError(
+                f"{full}; for {still_s:.0f} s no sample came or was taken: the steps under way do not fit. Raise "
+                "store.memory_bytes or store.disk_bytes, or lower training.queries_per_step or max_staleness"
+            )
+
+    async def _wait_for_room(self, full: StoreFull) -> None:
+        """Returns when it is worth another try."""
+        if not self._full:
+            self._full = True
+            log.error("no room", problem=str(full))
+            self._notify("store_full", {"problem": str(full)})
+        self._room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ROOM_INTERVAL_S):
+                await self._room.wait()
+
+    def _has_room(self) -> None:
+        if self._full:
+            self._full = False
+            log.info("there is room again")
+            self._notify("store_has_room", {})
+
+    async def _wait_until_written(
+        self, queue: PolicyQueue, policy_version: int, count: int, staleness: int
+    ) -> None:
+        """Returns when the rows that a lease needs have their external columns. Raises StoreError when the columns'
+        ``timeout_s`` is over."""
+        if not queue.awaited(policy_version, count, staleness):
+            return
+        timeout_s = queue.external_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while missing := queue.awaited(policy_version, count, staleness):
+                    agent, _, lacking = queue.first_awaited(policy_version, staleness)
+                    self._rows_moved.clear()
+                    try:
+                        async with asyncio.timeout(_REPORT_WAIT_AFTER_S):
+                            await self._rows_moved.wait()
+                    except TimeoutError:
+                        self._report_wait(agent, missing, lacking)
+        except TimeoutError:
+            if not (missing := queue.awaited(policy_version, count, staleness)):
+                return  # in the last moment
+            agent, sample_id, lacking = queue.first_awaited(policy_version, staleness)
+            raise StoreError(
+                f"policy {queue.policy}: {count} rows of version {policy_version} were asked for, and {missing} were "
+                f"not complete after {timeout_s:g} s: sample {sample_id} of {agent} lacks {', '.join(lacking)}, which "
+                f"an external writer has to write: is it still running? (agents.{agent}.columns.{lacking[0]}.timeout_s "
+                "limits the wait)"
+            ) from None
+
+    def _report_wait(self, agent: str, missing: int, lacking: list[str]) -> None:
+        if agent not in self._waits_reported:
+            self._waits_reported.add(agent)
+            fields = {"agent": agent, "samples": missing, "columns": ", ".join(lacking)}
+            self._notify("columns_awaited", fields)
+
+    def _notify(self, event: str, fields: dict[str, Any]) -> None:
+        if self._setup.console is not None:
+            self._setup.console.tell_nowait("event", event, fields)

@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 Durable = Literal["process", "machine"]
 
-_HEAD: Final = Head(b"flexmarl samples", version=1)
+_HEAD: Final = Head(b"flexmarl samples", version=2)
 _CHUNK_BYTES: Final = 2**17  # of a compaction, per tick of the loop
 # A file is worth compacting once it is this large, then when it has grown to twice its size and this more.
 _SLACK_BYTES: Final = 2**24
@@ -123,7 +123,7 @@ class StoreJournal:
             loop.call_soon(self._flush)
         return entry.future
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Until all that was appended before is durable or taken back."""
         if unsettled := self._waiting or self._unsynced:
             await asyncio.wait([unsettled[-1].future])

@@ -20,6 +20,7 @@ from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
 from ..messages import MicroBatchTrained, PolicyStepped, Published, StoreApi
+from ..names import PolicyName
 from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_places
 from ..workflow import Recipe, RecipeConfig
@@ -98,9 +99,9 @@ class Trainer(Actor):
 
     @endpoint
     async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
-        leased = await self._store.within(_LEASE_TIMEOUT_S).lease(agent, policy_version, count)
-        self._leases[agent].append(leased.token)
-        samples = await self._experience.samples(agent, leased)
+        leased = await self._store.within(_LEASE_TIMEOUT_S).lease(PolicyName(agent), policy_version, count)
+        self._leases[agent].append(leased.fence)
+        samples = await self._experience.samples(leased)
         stats = await self._compute(lambda: self._policies[agent].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
@@ -112,10 +113,10 @@ class Trainer(Actor):
         started = time.perf_counter()
         stats, weights = await self._compute(lambda: self._step(agent))
         stepped = time.perf_counter()
-        tokens, self._leases[agent] = self._leases[agent], []
+        fences, self._leases[agent] = self._leases[agent], []
         with first_error():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._committed(agent, tokens, weights.version))
+                group.create_task(self._committed(agent, fences, weights.version))
                 publishing = group.create_task(self._publish(agent, weights))
         self._experience.forget_consumed()
         published = publishing.result()
@@ -186,8 +187,8 @@ class Trainer(Actor):
 
     # ------------------------------------------------------------------ small things
 
-    async def _committed(self, agent: str, tokens: list[int], version: int) -> None:
-        await self._store.within(_COMMIT_TIMEOUT_S).commit(agent, tokens, version)
+    async def _committed(self, agent: str, fences: list[int], version: int) -> None:
+        await self._store.within(_COMMIT_TIMEOUT_S).commit(PolicyName(agent), fences, version)
 
     async def _publish(self, agent: str, weights: _Weights) -> Published:
         handle = await self._transport.set(

@@ -34,11 +34,11 @@ from rich.console import Console
 from ...actors.inference.engines.simulated_engine import SimulatedEngineConfig
 from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.simulated_instance import SimulatedInstance
-from ...actors.messages import GroupClosed, InstanceApi, Leased, Published, Sample
+from ...actors.messages import GroupClosed, InstanceApi, LeasedBatch, Published, Sample
 from ...actors.names import PolicyName
 from ...actors.orchestrator.pipeline import Mode
 from ...actors.rollout.rollout import Rollout
-from ...actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
+from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from ...actors.store_client import ExperienceReader, segment_places
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
 from ...actors.workflow import Recipe
@@ -182,7 +182,7 @@ class _Recorder(Actor):
 
     def __init__(self, directory: Path) -> None:
         self._places = segment_places(directory, directory / "store")
-        self._arena = BlobArena(self._places, ArenaLimits())
+        self._arena = SegmentArena(self._places, ArenaLimits())
         self._samples: list[Sample] = []
         self.closed: asyncio.Queue[tuple[float, GroupClosed, list[Sample]]] = asyncio.Queue()
 
@@ -196,7 +196,8 @@ class _Recorder(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            self._samples += await self._reader.samples(agent, Leased(0, columns))
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self._samples += await self._reader.samples(batch)
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:

@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 
 from ...actors.messages import Sample, StoreApi
+from ...actors.names import AgentName, PolicyName
 from ...actors.store.segment_arena import ArenaLimits
 from ...actors.store.store import Store
+from ...actors.store.store_setup import StoreSetup
 from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_places
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
@@ -33,7 +35,7 @@ from .. import env
 from ..errors import BenchmarkFailed
 from .call_goals import Goal, judge_all
 
-AGENT = "solver"
+AGENT, POLICY = AgentName("solver"), PolicyName("solver")
 PUT_BATCH, GET_BATCH = 64, 16
 _CLIENTS = 2
 _CALL_TIMEOUT_S = 600.0
@@ -53,8 +55,8 @@ class Options:
 
 
 class Client(Actor):
-    def __init__(self, store: ActorRef[StoreApi], name: str, memory: str, folder: str) -> None:
-        places = segment_places(memory, folder)
+    def __init__(self, store: ActorRef[StoreApi], name: str, runtime_dir: str, store_dir: str) -> None:
+        places = segment_places(runtime_dir, store_dir)
         self._store = store
         self._name = name
         self._writer = ExperienceWriter(store, name, places)
@@ -84,13 +86,13 @@ class Client(Actor):
 
     @endpoint
     async def get(self, version: int, count: int) -> list[int]:
-        """The fencing tokens of what it got. Raises BenchmarkFailed where it is not what was put."""
-        tokens = []
+        """Returns the fences of the leases. Raises BenchmarkFailed if a sample differs from the one that was put."""
+        fences = []
         for _ in range(0, count, GET_BATCH):
-            leased = await self._store.api.lease(AGENT, version, GET_BATCH)
-            rows = zip(*(await self._reader.bulk(leased)).values(), strict=True)
+            leased = await self._store.api.lease(POLICY, version, GET_BATCH)
+            rows = zip(*(await self._reader.arrays(leased)).values(), strict=True)
             copies = [[cell.copy() for cell in row] for row in rows]
-            tokens.append(leased.token)
+            fences.append(leased.fence)
             prompt, completion, logprobs, _ = copies[-1]
             if (
                 prompt[-1] != self._prompt[-1]
@@ -98,7 +100,7 @@ class Client(Actor):
                 or logprobs.size != 1024
             ):
                 raise BenchmarkFailed("a sample did not come out as it was put in")
-        return tokens
+        return fences
 
 
 def parts(options: Options) -> int:
@@ -109,20 +111,18 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
     """The object that ``--json`` prints. Raises BenchmarkFailed."""
     rounds: list[dict[str, float]] = []
     with (
-        TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as memory,
-        TemporaryDirectory() as folder,
+        TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as runtime_dir,
+        TemporaryDirectory() as store_dir,
     ):
         # All of a round lies in memory at once: the peers were measured so.
         limits = ArenaLimits(memory_bytes=8 * 2**30)
-        async with ActorSystem("bench", Path(memory)) as system:
-            kwargs: dict[str, Any] = {"memory": memory, "folder": folder}
-            store = await system.spawn(
-                Store, "store", {"agents": [AGENT], "limits": limits, **kwargs}, process=True
-            )
+        async with ActorSystem("bench", Path(runtime_dir)) as system:
+            setup = StoreSetup({AGENT: POLICY}, Path(runtime_dir), Path(store_dir), limits=limits)
+            store = await system.spawn(Store, "store", setup, process=True)
+            kwargs = {"store": store, "runtime_dir": runtime_dir, "store_dir": store_dir}
             names = [f"client{n}" for n in range(_CLIENTS)]
             clients = [
-                await system.spawn(Client, name, {"store": store, "name": name, **kwargs}, process=True)
-                for name in names
+                await system.spawn(Client, name, {"name": name, **kwargs}, process=True) for name in names
             ]
             await _round(store, clients, 0, PUT_BATCH * 8)  # warm: connections, segments, memory
             for number in range(1, options.rounds + 1):
@@ -150,7 +150,9 @@ async def _round(
     start = time.perf_counter()
     got = await asyncio.gather(*(client.within(_CALL_TIMEOUT_S).get(version, count) for client in clients))
     get_s = time.perf_counter() - start
-    rows = await store.within(_CALL_TIMEOUT_S).commit(AGENT, [t for tokens in got for t in tokens], version)
+    rows = await store.within(_CALL_TIMEOUT_S).commit(
+        POLICY, [fence for fences in got for fence in fences], version
+    )
     total = count * len(clients)
     if rows != total:
         raise BenchmarkFailed(f"{total} samples were put and {rows} consumed")

@@ -22,14 +22,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
+from flexmarl.actors.store.store_setup import StoreSetup
 from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
 from flexmarl.core.errors import ActorDead, RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 
-AGENT, WRITERS, BATCH, MICRO_BATCH = "solver", 4, 8, 16
+AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
 # Under it a store restarts, reads its journal and serves; it takes well below a second.
 PATIENCE_S = 60.0
 
@@ -102,19 +104,19 @@ class Storm:
                 if not ready:
                     await asyncio.sleep(0.002)
                     continue
-                leased = await self._store.api.lease(AGENT, 0, min(ready, MICRO_BATCH))
-                ids = [sample.sample_id for sample in await reader.samples(AGENT, leased)]
+                leased = await self._store.api.lease(POLICY, 0, min(ready, MICRO_BATCH))
+                ids = [sample.sample_id for sample in await reader.samples(leased)]
             except ActorDead:
                 continue  # what was leased is ready again
-            if await self._committed(leased.token, step):
+            if await self._committed(leased.fence, step):
                 self.consumed.update(ids)
                 step += 1
 
-    async def _committed(self, token: int, step: int) -> bool:
+    async def _committed(self, fence: int, version: int) -> bool:
         """Whether the commit was carried out; False: it was not, and the rows are ready again."""
         while True:
             try:
-                await self._store.api.commit(AGENT, [token], step)
+                await self._store.api.commit(POLICY, [fence], version)
             except ActorDead:
                 self.commits_in_doubt += 1  # it may be in the journal: the same again tells
             except RemoteError as error:
@@ -130,8 +132,8 @@ async def storm(kills: int, seed: int) -> Storm:
     with TemporaryDirectory(prefix="flexmarl-", dir="/dev/shm") as memory, TemporaryDirectory() as folder:
         intensity = Intensity(kills + 1, 3600)
         async with ActorSystem("storm", Path(memory), intensity=intensity) as system:
-            kwargs = {"agents": [AGENT], "memory": memory, "folder": folder}
-            store = await system.spawn(Store, "store", kwargs, process=True)
+            setup = StoreSetup({AgentName(AGENT): POLICY}, Path(memory), Path(folder))
+            store = await system.spawn(Store, "store", setup, process=True)
             made = Storm(system, store, memory, folder)
             await made.run(kills, random.Random(seed))
             left = (await store.api.table_statistics())[AGENT]

@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOptimizer, Train
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+
+from .stores import policies as own_policies
 
 AGENTS = ("sorter", "checker")
 QUERIES, TRAJECTORIES = 4, 3
@@ -66,7 +69,8 @@ def gradient(mode: Mode, arrival: tuple[int, ...], micro_batch: int, seed: int) 
     groups = [group(query, np.random.default_rng((seed, query))) for query in range(QUERIES)]
     plan = Plan(mode, AGENTS, first_step=1, last_step=1, queries=QUERIES, micro_batch=micro_batch)
     pipeline = Pipeline(plan, dict.fromkeys(AGENTS, 0))
-    tables, policies = Tables({agent: Schema({}) for agent in AGENTS}), {a: policy(a) for a in AGENTS}
+    tables = Tables(own_policies(AGENTS), {AgentName(agent): Schema({}) for agent in AGENTS})
+    policies = {a: policy(a) for a in AGENTS}
     tables.begin_epoch()
     samples = {sample.sample_id: sample for rows in groups for sample in rows}
     done: dict[str, torch.Tensor] = {}
@@ -82,7 +86,8 @@ def gradient(mode: Mode, arrival: tuple[int, ...], micro_batch: int, seed: int) 
         while decisions:
             match decisions.popleft():
                 case Train(agent, step, version, count):
-                    leased = tables.lease(agent, "trainer", version, count, deadline=1.0).columns["sample_id"]
+                    batch = tables.lease(PolicyName(agent), version, count, deadline=1.0)
+                    leased = batch.columns["sample_id"]
                     policies[agent].accumulate([samples[sample_id] for sample_id in leased])
                     decisions += pipeline.trained(agent, step, count)
                 case StepOptimizer(agent, _):

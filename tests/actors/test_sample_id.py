@@ -45,5 +45,5 @@ def test_the_parts_are_named() -> None:
     ["", "q_0_0", "1:q_0", "1:q_0_01", "01:q_0_0", "1:q_0_-1", "1:q_0_1_", "1:q_0_٣", "1:q_0_" + "1" * 19],
 )
 def test_what_is_no_sample_id_is_refused(text: str) -> None:
-    with pytest.raises(StoreError, match="is no sample id"):
+    with pytest.raises(StoreError, match="is not a sample id"):
         SampleId.parse(text)

@@ -156,5 +156,5 @@ def test_a_run_goes_on_as_a_judge_writes(launcher: Launcher, flexmarl: Flexmarl,
 def test_a_judge_that_never_comes_ends_the_run_with_its_column(launcher: Launcher) -> None:
     run = launcher.train("unjudged", *SIMULATED, JUDGED.format(0.3))
     assert run.wait() == 1
-    assert "lacks judged, which somebody outside of the run has to write" in run.text
+    assert "lacks judged, which an external writer has to write" in run.text
     assert "agents.solver.columns.judged.timeout_s" in run.text

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hypothesis_numpy
 from flexmarl.transport.errors import ForeignHandle, SegmentFull, UnsafeDirectory
 from flexmarl.transport.segments import (
     ALIGNMENT,
-    BlobRef,
+    ByteRef,
     Medium,
     SegmentDirectories,
     SegmentGrant,
@@ -137,7 +137,7 @@ def test_nothing_is_written_where_an_array_is_refused(
         with pytest.raises(TypeError):
             writer.write([b"before", content])
     (ref,) = writer.write([b"after"])
-    assert ref == BlobRef(ref.segment, 0, 5)
+    assert ref == ByteRef(ref.segment, 0, 5)
     assert writer.write([]) == []
 
 
@@ -178,7 +178,7 @@ def test_mapping_another_segment_lets_go_of_removed_ones(
 def test_a_reference_beyond_its_segment_is_refused(
     directories: SegmentDirectories, offset: int, size_bytes: int
 ) -> None:
-    refs = [BlobRef(granted(directories).segment, offset, size_bytes)]
+    refs = [ByteRef(granted(directories).segment, offset, size_bytes)]
     reader = SegmentReader(directories)
     with pytest.raises(ForeignHandle):
         reader.views(refs)
@@ -190,11 +190,11 @@ def test_a_reference_beyond_its_segment_is_refused(
 
 def test_the_ends_of_a_segment_can_be_read(directories: SegmentDirectories) -> None:
     name, reader = granted(directories).segment, SegmentReader(directories)
-    refs = [BlobRef(name, 0, 0), BlobRef(name, SIZE, 0), BlobRef(name, SIZE - 1, 1), BlobRef(name, 0, SIZE)]
+    refs = [ByteRef(name, 0, 0), ByteRef(name, SIZE, 0), ByteRef(name, SIZE - 1, 1), ByteRef(name, 0, SIZE)]
     assert [len(view) for view in reader.views(refs)] == [0, 0, 1, SIZE]
     assert [len(array) for array in reader.arrays(refs, np.uint8)] == [0, 0, 1, SIZE]
     with pytest.raises(ValueError, match="whole number"):
-        reader.arrays([BlobRef(name, 0, 6)], np.int32)
+        reader.arrays([ByteRef(name, 0, 6)], np.int32)
     with pytest.raises(ValueError, match="chunks of 0 bytes"):
         reader.read_chunks(refs, 0)
 
@@ -221,7 +221,7 @@ def test_only_names_of_segments_are_opened(
 ) -> None:
     with mock.patch("os.open", side_effect=AssertionError("opened")):
         with pytest.raises(ForeignHandle, match="no segment's name"):
-            SegmentReader(directories).views([BlobRef(name, 0, 1)])
+            SegmentReader(directories).views([ByteRef(name, 0, 1)])
         with pytest.raises(ForeignHandle, match="no segment's name"):
             writer.use(SegmentGrant(name, SIZE))
 
@@ -243,7 +243,7 @@ def test_only_files_of_segments_are_opened(
             case "empty":
                 path.touch()
         with pytest.raises(ForeignHandle):
-            SegmentReader(directories).views([BlobRef(name, 0, 1)])
+            SegmentReader(directories).views([ByteRef(name, 0, 1)])
         with pytest.raises(ForeignHandle):
             writer.use(SegmentGrant(name, SIZE))
         path.rmdir() if kind == "folder" else path.unlink()

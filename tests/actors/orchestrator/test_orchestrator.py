@@ -11,7 +11,7 @@ from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
-    Leased,
+    LeasedBatch,
     MicroBatchTrained,
     OrchestratorApi,
     PolicyStepped,
@@ -32,7 +32,7 @@ from flexmarl.actors.orchestrator.query_order import QueryOrder
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
@@ -99,7 +99,7 @@ class Store(Actor):
     def __init__(self, memory: Path, folder: Path) -> None:
         self.ready: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
         self.places = segment_places(memory, folder)
-        self.arena = BlobArena(self.places, ArenaLimits(segment_bytes=2**16))
+        self.arena = SegmentArena(self.places, ArenaLimits(segment_bytes=2**16))
 
     async def on_start(self) -> None:
         self.reader = ExperienceReader(self.ref, self.places)
@@ -111,7 +111,8 @@ class Store(Actor):
     @endpoint
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
-            self.ready[agent] += await self.reader.samples(agent, Leased(0, columns))
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self.ready[agent] += await self.reader.samples(batch)
 
 
 class Trainer(Actor):

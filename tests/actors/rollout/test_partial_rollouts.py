@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
-from flexmarl.actors.messages import GroupClosed, Leased, ModelConfig, Published, Query, Sample
+from flexmarl.actors.messages import GroupClosed, LeasedBatch, ModelConfig, Published, Query, Sample
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentGrant
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
@@ -56,7 +56,7 @@ class Sink(Actor):
             path.mkdir(mode=0o700, parents=True)
         self.samples: list[Sample] = []
         self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
-        self._arena = BlobArena(places, ArenaLimits(segment_bytes=2**16))
+        self._arena = SegmentArena(places, ArenaLimits(segment_bytes=2**16))
         self._places = places
 
     @endpoint
@@ -67,7 +67,8 @@ class Sink(Actor):
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         for agent, columns in parts.items():
             reader = ExperienceReader(self.ref, self._places)
-            self.samples += await reader.samples(agent, Leased(0, columns))
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self.samples += await reader.samples(batch)
 
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:

@@ -19,6 +19,7 @@ from flexmarl.actors.messages import (
     Sample,
     TableStatistics,
 )
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.store import Store
@@ -27,6 +28,8 @@ from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import RemoteError
 from flexmarl.core.system import ActorSystem
+
+from ..stores import store_setup
 
 TWO_TURNS = """
     draft = await agents["solver"].generate(query.text)
@@ -108,7 +111,7 @@ class House:
     async def open(self, body: str, **config: Any) -> Rollout:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
         memory, folder = str(self.folder / "memory"), str(self.folder / "store")
-        self.store = Store(["solver", "judge"], memory, folder, columns=self.columns)
+        self.store = Store(store_setup(["solver", "judge"], memory, folder, columns=self.columns))
         rollout = Rollout(
             RecipeConfig(folder=str(self.folder), data={}, seed=3),
             self.sampling,
@@ -133,8 +136,8 @@ class House:
 
     async def rows(self, agent: str, version: int, count: int) -> list[Sample]:
         """What is leased of an agent's table."""
-        leased = await self.store.lease(agent, version, count)
-        return await ExperienceReader(self.store.ref, self.places).samples(agent, leased)
+        leased = await self.store.lease(PolicyName(agent), version, count)
+        return await ExperienceReader(self.store.ref, self.places).samples(leased)
 
     async def statistics(self, agent: str) -> TableStatistics:
         return (await self.store.table_statistics())[agent]

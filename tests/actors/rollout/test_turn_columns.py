@@ -13,6 +13,7 @@ from flexmarl.actors.store_client import ExperienceReader
 from flexmarl.actors.workflow import Turn
 from flexmarl.core.system import ActorSystem
 
+from ..stores import SOLVER
 from .test_rollout import House
 
 COLUMNS = {
@@ -45,9 +46,9 @@ async def test_what_is_written_is_in_the_store(house: House) -> None:
     assert [row["sample_id"] for row in found.rows] == ["1:q_0_0", "1:q_0_1"]
     ids = [row["sample_id"] for row in found.rows]
     await house.store.write("judge", {"solver": {"sample_id": ids, "judged": [1.0, 0.0]}})
-    leased = await house.store.lease("solver", 0, 2)
+    leased = await house.store.lease(SOLVER, 0, 2)
     reader = ExperienceReader(house.store.ref, house.places)
-    rows = await reader.samples("solver", leased)
+    rows = await reader.samples(leased)
     columns = await reader.columns(leased)
     assert [plan.tolist() for plan in columns["plan"]] == [[*row.tokens] for row in rows]
     assert columns["judged"] == [1.0, 0.0]

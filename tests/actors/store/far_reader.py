@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from flexmarl.actors.messages import StoreApi
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
@@ -20,17 +21,17 @@ async def main(keys: Path, address: str, directory: Path, count: int) -> None:
     async with ActorSystem("far", keys=Keys.load(keys)) as system:
         store = system.ref("store", address, StoreApi)
         reader = ExperienceReader(store, segment_places(directory / "memory", directory / "folder"))
-        leased = await store.api.lease("solver", 0, count)
-        samples = await reader.samples("solver", leased)
+        leased = await store.api.lease(PolicyName("solver"), 0, count)
+        samples = await reader.samples(leased)
         columns = await reader.columns(leased)
-        bulk = await reader.bulk(leased)
+        cells = await reader.arrays(leased)
         told = {
             "samples": [dataclasses.asdict(sample) for sample in samples],
             "plan": [None if plan is None else plan.tolist() for plan in columns["plan"]],
             "embedding": [array.tolist() for array in columns["embedding"]],
             "note": columns["note"],
-            "aligned": all(array.flags.aligned for arrays in bulk.values() for array in arrays),
-            "writeable": any(array.flags.writeable for arrays in bulk.values() for array in arrays),
+            "aligned": all(array.flags.aligned for arrays in cells.values() for array in arrays),
+            "writeable": any(array.flags.writeable for arrays in cells.values() for array in arrays),
         }
         print(json.dumps(told), flush=True)  # noqa: T201  # the protocol with the test
 

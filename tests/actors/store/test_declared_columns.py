@@ -21,8 +21,9 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.transport.segments import BlobRef
+from flexmarl.transport.segments import ByteRef
 
+from ..stores import SOLVER, store_setup
 from .listener import Listener
 
 JUDGED = Column(type="float", required=True, written_by="external", timeout_s=30.0)
@@ -54,7 +55,9 @@ class House:
         self.writer: ExperienceWriter | None = None
 
     async def open(self, columns: dict[str, Column], **options: Any) -> "House":
-        store = Store(["solver"], str(self.memory), str(self.folder), columns={"solver": columns}, **options)
+        store = Store(
+            store_setup(["solver"], self.memory, self.folder, columns={"solver": columns}, **options)
+        )
         self.store = await self.system.add(store, "store")
         if self.writer is None:
             self.writer = ExperienceWriter(self.store, "writer", self.places)
@@ -104,7 +107,7 @@ async def test_what_a_workflow_wrote_comes_out_by_value_and_by_reference(house: 
     assert [row["sample_id"] for row in await house.rows("difficulty > 0.2 and note = 'short'")] == [
         "1:q_0_0"
     ]
-    leased = await house.store.api.lease("solver", 0, 3)
+    leased = await house.store.api.lease(SOLVER, 0, 3)
     columns = await ExperienceReader(house.store, house.places).columns(leased)
     assert columns.keys() == COLUMNS.keys()
     assert columns["difficulty"] == [0.3, 0.1, None] and columns["note"] == ["short", long, ""]
@@ -114,7 +117,7 @@ async def test_what_a_workflow_wrote_comes_out_by_value_and_by_reference(house: 
         (embedding * 2).tolist(),
         embedding.tolist(),
     ]
-    assert await house.store.api.commit("solver", [leased.token], 1) == 3
+    assert await house.store.api.commit(SOLVER, [leased.fence], 1) == 3
     assert (await house.store.api.store_statistics()).live_bytes == 0, "what they refer to is given back"
 
 
@@ -122,7 +125,7 @@ async def test_a_row_waits_for_what_is_written_from_outside(house: House) -> Non
     await house.open({"judged": JUDGED})
     await house.put(sample(0), sample(1), sample(2))
     assert await house.statuses() == ["writing"] * 3
-    leasing = asyncio.ensure_future(house.store.api.lease("solver", 0, 2))
+    leasing = asyncio.ensure_future(house.store.api.lease(SOLVER, 0, 2))
     await house.write(sample_id=["1:q_0_2"], judged=[0.5])
     await settled()
     assert not leasing.done() and await house.statuses() == ["writing", "writing", "ready"]
@@ -130,7 +133,7 @@ async def test_a_row_waits_for_what_is_written_from_outside(house: House) -> Non
     leased = await leasing
     assert leased.columns["sample_id"] == ["1:q_0_0", "1:q_0_2"] and leased.columns["judged"] == [1.0, 0.5]
     with pytest.raises(RemoteError, match="2 rows of version 0 were asked for, 0 are ready"):
-        await house.store.api.lease("solver", 0, 2)
+        await house.store.api.lease(SOLVER, 0, 2)
 
 
 async def test_rows_of_an_older_version_are_not_passed_over_while_they_wait(house: House) -> None:
@@ -138,7 +141,7 @@ async def test_rows_of_an_older_version_are_not_passed_over_while_they_wait(hous
     await house.open({"judged": JUDGED}, max_staleness=1)
     await house.put(sample(0), sample(1, version=1))
     await house.write(sample_id=["2:q_0_1"], judged=[0.5])
-    leasing = asyncio.ensure_future(house.store.api.lease("solver", 1, 1))
+    leasing = asyncio.ensure_future(house.store.api.lease(SOLVER, 1, 1))
     await settled()
     assert not leasing.done()
     await house.write(sample_id=["1:q_0_0"], judged=[0.5])
@@ -150,22 +153,22 @@ async def test_a_judge_that_does_not_come_is_named(house: House) -> None:
     await house.put(sample(0), sample(1))
     await house.write(sample_id=["1:q_0_1"], judged=[0.5])
     words = (
-        r"2 rows of version 0 were asked for, and 1 were not complete after 0.05 s: sample 1:q_0_0 lacks judged, "
-        r"which somebody outside .*agents\.solver\.columns\.judged\.timeout_s"
+        r"2 rows of version 0 were asked for, and 1 were not complete after 0.05 s: sample 1:q_0_0 of solver lacks "
+        r"judged, which an external writer .*agents\.solver\.columns\.judged\.timeout_s"
     )
     with pytest.raises(RemoteError, match=words):
-        await house.store.api.lease("solver", 0, 2)
+        await house.store.api.lease(SOLVER, 0, 2)
     assert await house.statuses() == ["writing", "ready"]
 
 
 async def test_a_long_wait_is_told_once(
     house: House, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flexmarl.actors.store.store._TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr("flexmarl.actors.store.store._REPORT_WAIT_AFTER_S", 0.01)
     console = Listener()
     await house.open({"judged": JUDGED}, console=await system.add(console, "console"))
     await house.put(sample(0), sample(1))
-    leasing = asyncio.ensure_future(house.store.api.lease("solver", 0, 2))
+    leasing = asyncio.ensure_future(house.store.api.lease(SOLVER, 0, 2))
     told = await asyncio.wait_for(console.events.get(), 30)
     assert told == ("columns_awaited", {"agent": "solver", "samples": 2, "columns": "judged"})
     await house.write(sample_id=["1:q_0_0"], judged=[1.0])
@@ -186,8 +189,8 @@ async def full(house: House) -> House:
     for number in (0, 1):
         await house.write(sample_id=[f"1:q_0_{number}"], judged=[0.5])
         if not number:
-            leased = await house.store.api.lease("solver", 0, 1)
-            await house.store.api.commit("solver", [leased.token], 1)
+            leased = await house.store.api.lease(SOLVER, 0, 1)
+            await house.store.api.commit(SOLVER, [leased.fence], 1)
     assert await house.statuses() == ["consumed", "ready", "writing"]
     return house
 
@@ -251,18 +254,18 @@ async def test_bulk_that_is_not_the_writers_is_refused(house: House) -> None:
             await house.store.api.write(writer, parts)
     await house.write(sample_id=["1:q_0_0"], plan=[[grant.segment, 0, 8, "int32", [2]]])
     columns = await ExperienceReader(house.store, house.places).columns(
-        await house.store.api.lease("solver", 0, 1)
+        await house.store.api.lease(SOLVER, 0, 1)
     )
     assert columns["plan"][0].tolist() == [0, 0]
 
 
 async def test_a_token_of_an_earlier_epoch_is_refused(full: House) -> None:
-    leased = await full.store.api.lease("solver", 0, 1)
+    leased = await full.store.api.lease(SOLVER, 0, 1)
     await full.system.remove("store")
     await full.open({"difficulty": Column(type="float"), "judged": JUDGED})
     before = await full.rows()
     with pytest.raises(RemoteError, match="it is of epoch 1, the store is in epoch 2"):
-        await full.store.api.commit("solver", [leased.token], 2)
+        await full.store.api.commit(SOLVER, [leased.fence], 2)
     assert await full.rows() == before and await full.statuses() == ["consumed", "ready", "writing"]
 
 
@@ -301,14 +304,14 @@ async def test_a_process_that_sees_no_segment_reads_the_same(tmp_path: Path) -> 
 async def test_what_is_sent_comes_in_chunks_of_a_mebibyte(house: House) -> None:
     await house.open({})
     await house.put(sample(0, tokens=600_000))
-    leased = await house.store.api.lease("solver", 0, 1)
-    ((segment, _, (offset,), _),) = leased.columns["tokens"]["pieces"]
-    ref = BlobRef(segment, offset, 4 * 600_000)
+    leased = await house.store.api.lease(SOLVER, 0, 1)
+    ((segment, _, (offset,), _),) = leased.columns["tokens"]["refs"]
+    ref = ByteRef(segment, offset, 4 * 600_000)
     chunks = [chunk async for chunk in house.store.api.fetch([ref])]
     assert [len(chunk) for chunk in chunks] == [2**20, 2**20, 4 * 600_000 - 2**21]
     assert np.frombuffer(b"".join(chunks), np.int32).tolist() == [*range(600_000)]
     with pytest.raises(RemoteError, match="4 bytes at 0 of segment .*: there are none such"):
-        async for _ in house.store.api.fetch([BlobRef("m-" + "0" * 32, 0, 4)]):
+        async for _ in house.store.api.fetch([ByteRef("m-" + "0" * 32, 0, 4)]):
             pass
 
 
@@ -316,11 +319,11 @@ async def test_what_is_sent_comes_in_chunks_of_a_mebibyte(house: House) -> None:
 async def test_a_reader_needs_no_flag(house: House, tmp_path: Path, elsewhere: bool) -> None:
     await house.open({})
     await house.put(sample(0), sample(1, tokens=0))
-    leased = await house.store.api.lease("solver", 0, 2)
+    leased = await house.store.api.lease(SOLVER, 0, 2)
     places = segment_places(tmp_path / "no", tmp_path / "where") if elsewhere else house.places
     reader = ExperienceReader(house.store, places)
-    assert await reader.samples("solver", leased) == [sample(0), sample(1, tokens=0)]
-    assert await ExperienceReader(house.store, None).samples("solver", leased) == [
+    assert await reader.samples(leased) == [sample(0), sample(1, tokens=0)]
+    assert await ExperienceReader(house.store, None).samples(leased) == [
         sample(0),
         sample(1, tokens=0),
     ]
@@ -334,7 +337,7 @@ async def test_a_reader_needs_no_flag(house: House, tmp_path: Path, elsewhere: b
 async def test_a_sample_leads_to_its_trajectory(system: ActorSystem, tmp_path: Path) -> None:
     house = House(system, tmp_path)
     columns = {"judge": {"strict": Column(type="bool")}}
-    store = Store(["solver", "judge"], str(house.memory), str(house.folder), columns=columns)
+    store = Store(store_setup(["solver", "judge"], house.memory, house.folder, columns=columns))
     ref = await system.add(store, "store")
     writer = ExperienceWriter(ref, "writer", house.places)
     turns = [

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flexmarl.actors.column_refs import ColumnRefs, pack, refs_of, unpack
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
-from flexmarl.actors.store.column_refs import Packed, bulk_of, pack, unpack
 from flexmarl.actors.store.schema import Schema
 
 SCHEMA = Schema(
@@ -113,15 +113,15 @@ def test_a_value_of_another_type_is_refused_by_name(name: str, value: object, wa
     [
         ({"rewrad": [1.0]}, "unknown column 'rewrad'; there are: reward, score, length"),
         ({"reward": [1.0, 2.0]}, "column reward has 2 values for 1 rows"),
-        ({"tokens": {"pieces": [["m-1", "int32", [0], [[1], [1]]]]}}, "to int32 of one dimension"),
-        ({"reward": {"pieces": [["m-1", "int32", [0], [[1]]]]}}, "column reward wants a finite float"),
+        ({"tokens": {"refs": [["m-1", "int32", [0], [[1], [1]]]]}}, "to int32 of one dimension"),
+        ({"reward": {"refs": [["m-1", "int32", [0], [[1]]]]}}, "column reward wants a finite float"),
         ({"tokens": {}}, "a packed column is wrong"),
-        ({"tokens": {"pieces": [["m-1", "object", [0], [[1]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"pieces": [["m-1", "int32", [0], [[1, 2]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"pieces": [["m-1", "int32", [-1], [[1]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"pieces": [["m-1", "int32", [0], [["1"]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"pieces": [[1, "int32", [0], [[1]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"pieces": 3}}, "a packed column is wrong"),
+        ({"tokens": {"refs": [["m-1", "object", [0], [[1]]]]}}, "a packed column is wrong"),
+        ({"tokens": {"refs": [["m-1", "int32", [0], [[1, 2]]]]}}, "a packed column is wrong"),
+        ({"tokens": {"refs": [["m-1", "int32", [-1], [[1]]]]}}, "a packed column is wrong"),
+        ({"tokens": {"refs": [["m-1", "int32", [0], [["1"]]]]}}, "a packed column is wrong"),
+        ({"tokens": {"refs": [[1, "int32", [0], [[1]]]]}}, "a packed column is wrong"),
+        ({"tokens": {"refs": 3}}, "a packed column is wrong"),
     ],
 )
 def test_a_malformed_column_is_refused(columns: dict[str, Any], why: str) -> None:
@@ -138,10 +138,10 @@ def test_a_packed_column_is_what_it_was_made_from() -> None:
         ("d-2", 128, 4, "float32", ()),
         ("d-2", 192, 7, "utf8", (7,)),
     ]
-    packed: Packed = pack(values)
-    assert len(packed["pieces"]) == 5
+    packed: ColumnRefs = pack(values)
+    assert len(packed["refs"]) == 5
     assert unpack(packed) == values
-    assert bulk_of([1.0, None, *values]) == values
+    assert refs_of([1.0, None, *values]) == values
     assert SCHEMA.check("a", ["x"] * 2, {"tokens": pack(values[:2])})["tokens"] == values[:2]
 
 

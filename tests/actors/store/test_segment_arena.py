@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from flexmarl.actors.errors import ProtocolViolation, StoreError, StoreFull
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, BlobRef, SegmentDirectories
+from flexmarl.actors.store.segment_arena import ArenaLimits, ByteRef, SegmentArena, SegmentDirectories
 from flexmarl.transport.errors import SegmentFull, UnsafeDirectory
 from flexmarl.transport.segments import SegmentReader, SegmentWriter
 
@@ -43,7 +43,7 @@ def files(places: SegmentDirectories) -> set[str]:
 class Row:
     """What a table keeps of a row, and what its references must lead to."""
 
-    def __init__(self, refs: list[BlobRef], contents: list[bytes]) -> None:
+    def __init__(self, refs: list[ByteRef], contents: list[bytes]) -> None:
         self.refs = refs
         self.contents = contents
 
@@ -55,7 +55,7 @@ class Use(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.places = places_in(Path(self.folder.name))
-        self.arena = BlobArena(self.places, LIMITS)
+        self.arena = SegmentArena(self.places, LIMITS)
         self.writers = {name: SegmentWriter(self.places) for name in ("rollout/0", "rollout/1")}
         self.unput: list[tuple[str, Row]] = []
         self.rows: list[Row] = []
@@ -143,7 +143,7 @@ class Use(RuleBasedStateMachine):
     def store_is_killed(self) -> None:
         """Writers go on with the segments they have; what the journal does not know goes."""
         self.arena.close()
-        self.arena = BlobArena(self.places, LIMITS)
+        self.arena = SegmentArena(self.places, LIMITS)
         (self.places.disk / ("d-" + "0" * 32)).write_bytes(b"granted, and not in the journal")
         assert self.arena.recover(self.granted, [ref for row in self.rows for ref in row.refs]) == set()
 
@@ -176,7 +176,7 @@ TestUse.settings = settings(max_examples=60, stateful_step_count=40, deadline=No
 
 def test_segments_are_made_in_memory_then_on_the_disk_then_not(tmp_path: Path) -> None:
     places = places_in(tmp_path)
-    arena = BlobArena(places, LIMITS)
+    arena = SegmentArena(places, LIMITS)
     with capture_logs() as logs:
         names = [arena.grant("a").segment for _ in range(6)]
         assert "".join(name[0] for name in names) == "mmmddd"
@@ -193,7 +193,7 @@ def test_segments_are_made_in_memory_then_on_the_disk_then_not(tmp_path: Path) -
 
 
 def test_a_large_blob_gets_a_segment_of_its_own(tmp_path: Path) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
     writer = SegmentWriter(arena.places)
     content = bytes(2 * SEGMENT + 1)
     with pytest.raises(SegmentFull) as full:
@@ -208,7 +208,7 @@ def test_a_large_blob_gets_a_segment_of_its_own(tmp_path: Path) -> None:
 
 
 def test_without_room_for_its_files_the_store_is_full(tmp_path: Path) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
     with (
         room_for(SEGMENT - 1),
         pytest.raises(StoreFull, match="memory: File too large; .*disk: File too large"),
@@ -220,7 +220,7 @@ def test_without_room_for_its_files_the_store_is_full(tmp_path: Path) -> None:
 
 
 def test_a_full_tmpfs_spills_to_the_disk(tmp_path: Path) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
     fallocate = os.posix_fallocate
 
     def full_in_memory(descriptor: int, offset: int, size_bytes: int) -> None:
@@ -236,7 +236,7 @@ def test_a_full_tmpfs_spills_to_the_disk(tmp_path: Path) -> None:
 def test_spilling_leaves_room_on_the_disk(tmp_path: Path) -> None:
     limits = ArenaLimits(SEGMENT, memory_bytes=0, disk_bytes=2**62, disk_free_bytes=2**60)
     with pytest.raises(StoreFull, match=f"bytes are free in .*disk, {2**60} are to be left"):
-        BlobArena(places_in(tmp_path), limits).grant("a")
+        SegmentArena(places_in(tmp_path), limits).grant("a")
 
 
 # --------------------------------------------------------------------------- bad references
@@ -245,17 +245,17 @@ def test_spilling_leaves_room_on_the_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda name: BlobRef(name, -1, 1),
-        lambda name: BlobRef(name, 0, -1),
-        lambda name: BlobRef(name, 1, SEGMENT),
-        lambda name: BlobRef(name, 2**70, 0),
-        lambda name: BlobRef("../" + name, 0, 1),
-        lambda name: BlobRef("m-" + "0" * 32, 0, 1),
+        lambda name: ByteRef(name, -1, 1),
+        lambda name: ByteRef(name, 0, -1),
+        lambda name: ByteRef(name, 1, SEGMENT),
+        lambda name: ByteRef(name, 2**70, 0),
+        lambda name: ByteRef("../" + name, 0, 1),
+        lambda name: ByteRef("m-" + "0" * 32, 0, 1),
     ],
 )
-def test_references_into_nothing_are_refused(tmp_path: Path, spoil: Callable[[str], BlobRef]) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
-    good = BlobRef(arena.grant("a").segment, 0, SEGMENT)
+def test_references_into_nothing_are_refused(tmp_path: Path, spoil: Callable[[str], ByteRef]) -> None:
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
+    good = ByteRef(arena.grant("a").segment, 0, SEGMENT)
     arena.check("a", [good])
     bad = spoil(good.segment)
     with pytest.raises(StoreError):
@@ -265,8 +265,8 @@ def test_references_into_nothing_are_refused(tmp_path: Path, spoil: Callable[[st
 
 
 def test_a_sealed_segment_takes_no_more(tmp_path: Path) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
-    ref = BlobRef(arena.grant("a").segment, 0, 10)
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
+    ref = ByteRef(arena.grant("a").segment, 0, 10)
     arena.hold([ref])
     arena.seal("b", [ref.segment, "unknown"])
     arena.check("a", [ref])
@@ -284,8 +284,8 @@ def test_a_sealed_segment_takes_no_more(tmp_path: Path) -> None:
 
 
 def test_what_was_never_held_is_not_released(tmp_path: Path) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
-    ref = BlobRef(arena.grant("a").segment, 0, 10)
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
+    ref = ByteRef(arena.grant("a").segment, 0, 10)
     with pytest.raises(ProtocolViolation):
         arena.release([ref])
     arena.hold([ref])
@@ -295,8 +295,8 @@ def test_what_was_never_held_is_not_released(tmp_path: Path) -> None:
 
 
 def test_empty_blobs_keep_their_segment(tmp_path: Path) -> None:
-    arena = BlobArena(places_in(tmp_path), LIMITS)
-    ref = BlobRef(arena.grant("a").segment, 0, 0)
+    arena = SegmentArena(places_in(tmp_path), LIMITS)
+    ref = ByteRef(arena.grant("a").segment, 0, 0)
     arena.hold([ref])
     arena.seal_all("a")
     assert files(arena.places) == {ref.segment}
@@ -307,11 +307,11 @@ def test_empty_blobs_keep_their_segment(tmp_path: Path) -> None:
 
 def test_directories_are_private(tmp_path: Path) -> None:
     places = places_in(tmp_path)
-    BlobArena(places, LIMITS)
+    SegmentArena(places, LIMITS)
     assert {folder.stat().st_mode & 0o7777 for folder in (places.memory, places.disk)} == {0o700}
     places.memory.chmod(0o755)
     with pytest.raises(UnsafeDirectory):
-        BlobArena(places, LIMITS)
+        SegmentArena(places, LIMITS)
 
 
 # --------------------------------------------------------------------------- processes
@@ -320,11 +320,11 @@ _STORE = """
 import sys, os
 from pathlib import Path
 import msgpack, numpy as np
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentDirectories
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentDirectories
 from flexmarl.transport.segments import SegmentWriter
 folder = Path(sys.argv[1])
 places = SegmentDirectories(folder / "memory", folder / "disk")
-arena = BlobArena(places, ArenaLimits(2**14, 2**14, 2**20, 0))
+arena = SegmentArena(places, ArenaLimits(2**14, 2**14, 2**20, 0))
 for number in range(3):
     grant = arena.grant("a")
     writer = SegmentWriter(places)
@@ -342,11 +342,11 @@ def test_bytes_survive_the_processes_that_wrote_them(tmp_path: Path) -> None:
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         told: Any = msgpack.Unpacker(child.stdout, read_size=1)
-        kept, unknown, spilled = ([BlobRef(*ref) for ref in next(told)] for _ in range(3))
+        kept, unknown, spilled = ([ByteRef(*ref) for ref in next(told)] for _ in range(3))
         child.kill()
     assert child.returncode == -9
     assert (kept[0].segment[0], spilled[0].segment[0]) == ("m", "d")
-    arena = BlobArena(places, LIMITS)
+    arena = SegmentArena(places, LIMITS)
     assert arena.recover({spilled[0].segment: "a"}, kept) == set()
     assert files(places) == {kept[0].segment, spilled[0].segment}
     arena.check("a", spilled)
@@ -363,12 +363,12 @@ def test_bytes_survive_the_processes_that_wrote_them(tmp_path: Path) -> None:
 
 def test_segments_that_are_gone_are_told(tmp_path: Path) -> None:
     places = places_in(tmp_path)
-    arena = BlobArena(places, LIMITS)
-    here, gone, short = (BlobRef(arena.grant("a").segment, 0, SEGMENT) for _ in range(3))
+    arena = SegmentArena(places, LIMITS)
+    here, gone, short = (ByteRef(arena.grant("a").segment, 0, SEGMENT) for _ in range(3))
     places.path(gone.segment).unlink()
     os.truncate(places.path(short.segment), 10)
     (places.memory / "another file").touch()
-    after = BlobArena(places, LIMITS)
+    after = SegmentArena(places, LIMITS)
     assert after.recover({gone.segment: "a"}, [here, gone, short]) == {gone.segment, short.segment}
     assert files(places) == {here.segment, "another file"}
     assert after.statistics().live_bytes == SEGMENT

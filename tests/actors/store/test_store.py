@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
@@ -19,6 +20,7 @@ from flexmarl.core.errors import ActorDead, RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
+from ..stores import SOLVER, store_setup
 from .listener import Listener
 
 AGENTS = ["solver", "judge"]
@@ -40,15 +42,15 @@ class House:
 
     async def open(self, **options: Any) -> ActorRef[Store]:
         """In a process of its own, which is not restarted."""
-        kwargs = {"agents": AGENTS, "memory": str(self.memory), "folder": str(self.folder), **options}
-        self.store = await self.system.spawn(Store, "store", kwargs, process=True)
+        setup = store_setup(AGENTS, self.memory, self.folder, **options)
+        self.store = await self.system.spawn(Store, "store", setup, process=True)
         places = segment_places(self.memory, self.folder)
         self.writer = ExperienceWriter(self.store, "writer", places)
         self.reader = ExperienceReader(self.store, places)
         return self.store
 
     async def rows(self, version: int, count: int, agent: str = "solver") -> list[Sample]:
-        return await self.reader.samples(agent, await self.store.api.lease(agent, version, count))
+        return await self.reader.samples(await self.store.api.lease(PolicyName(agent), version, count))
 
     async def kill(self) -> None:
         statistics = await self.system.supervisors[0].statistics()
@@ -77,6 +79,19 @@ async def test_samples_come_out_as_they_went_in(house: House) -> None:
     assert solver == samples[::2] and judge == samples[1::2]
 
 
+async def test_two_agents_on_one_policy_are_leased_together(house: House) -> None:
+    await house.open(policies=dict.fromkeys(map(AgentName, AGENTS), PolicyName("shared")))
+    samples = [replace(sample(n, agent=AGENTS[n % 2]), temperature=0.5 + n % 2) for n in range(20)]
+    for one in samples:
+        await house.writer.put([one])
+    assert await house.rows(0, 7, "shared") == samples[:7]
+    batch = await house.store.api.lease(PolicyName("shared"), 0, 13)
+    assert await house.reader.samples(batch) == samples[7:]
+    assert await house.store.api.commit(PolicyName("shared"), [batch.fence], 1) == 13
+    counts = await house.store.api.table_statistics()
+    assert [(counts[agent].leased, counts[agent].consumed) for agent in AGENTS] == [(4, 6), (3, 7)]
+
+
 async def test_a_row_is_as_stale_as_its_oldest_token(house: House) -> None:
     await house.open(max_staleness=2)
     await house.writer.put([replace(sample(1), version_changes=(1, 3))])
@@ -98,16 +113,16 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twic
             put += 8
             await house.writer.put(batch)
             acknowledged |= {row.sample_id for row in batch}
-        leased = await house.store.api.lease("solver", 0, 16)
-        ids = [row.sample_id for row in await house.reader.samples("solver", leased)]
-        await house.store.api.commit("solver", [leased.token], incarnation + 1)
+        leased = await house.store.api.lease(SOLVER, 0, 16)
+        ids = [row.sample_id for row in await house.reader.samples(leased)]
+        await house.store.api.commit(SOLVER, [leased.fence], incarnation + 1)
         consumed += ids
-        lost = await house.store.api.lease("solver", 0, 8)  # dies with its store
+        lost = await house.store.api.lease(SOLVER, 0, 8)  # dies with its store
         await house.kill()
         counts = (await house.store.within(10).table_statistics())["solver"]
         assert (counts.ready, counts.leased, counts.consumed) == (put - len(consumed), 0, len(consumed))
-        with pytest.raises(RemoteError, match="no lease with token"):
-            await house.store.api.commit("solver", [lost.token], incarnation + 2)
+        with pytest.raises(RemoteError, match="no lease with fence"):
+            await house.store.api.commit(SOLVER, [lost.fence], incarnation + 2)
     rest = await house.rows(0, put - len(consumed))
     consumed += [row.sample_id for row in rest]
     assert sorted(consumed) == sorted(acknowledged) and len(set(consumed)) == len(consumed)
@@ -116,9 +131,9 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twic
 async def test_a_commit_that_comes_twice_is_one(house: House) -> None:
     await house.open()
     await house.writer.put([sample(n) for n in range(8)])
-    leased = await house.store.api.lease("solver", 0, 8)
-    assert await house.store.api.commit("solver", [leased.token], 1) == 8
-    assert await house.store.api.commit("solver", [leased.token], 1) == 8
+    leased = await house.store.api.lease(SOLVER, 0, 8)
+    assert await house.store.api.commit(SOLVER, [leased.fence], 1) == 8
+    assert await house.store.api.commit(SOLVER, [leased.fence], 1) == 8
     assert (await house.store.api.table_statistics())["solver"].consumed == 8
     assert (await house.store.api.store_statistics()).live_bytes == 0
 
@@ -128,7 +143,7 @@ async def test_what_is_refused_changes_nothing(house: House) -> None:
     await house.writer.put([sample(0)])
     for bad, words in (
         ([sample(1), sample(0)], "sample 1:q0_0_0 was written before and is ready"),
-        ([sample(1, agent="judge"), sample(1, version=-1)], "policy_version holds something else than whole"),
+        ([sample(1, agent="judge"), sample(1, version=-1)], "policy_version has values that are not whole"),
     ):
         with pytest.raises(RemoteError, match=words):
             await house.writer.put(bad)
@@ -149,14 +164,14 @@ async def test_a_lease_that_expires_gives_its_rows_back(
 ) -> None:
     await house.open(lease_s=0.01)
     await house.writer.put([sample(n) for n in range(8)])
-    first = await house.store.api.lease("solver", 0, 8)
+    first = await house.store.api.lease(SOLVER, 0, 8)
     async with asyncio.timeout(30):
         while (await house.store.api.table_statistics())["solver"].ready < 8:
             await asyncio.sleep(0.1)
-    second = await house.store.api.lease("solver", 0, 8)
-    with pytest.raises(RemoteError, match="no lease with token .* is out: it expired, held by trainer"):
-        await house.store.api.commit("solver", [first.token], 1)
-    assert second.token > first.token
+    second = await house.store.api.lease(SOLVER, 0, 8)
+    with pytest.raises(RemoteError, match="no lease with fence .* is active: it expired"):
+        await house.store.api.commit(SOLVER, [first.fence], 1)
+    assert second.fence > first.fence
 
 
 async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
@@ -172,9 +187,9 @@ async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
                 continue
             statistics = await house.store.api.store_statistics()
             assert statistics.memory_bytes <= 2**17 and statistics.disk_bytes <= 2**17
-            leased = await house.store.api.lease("solver", 0, ready)
-            await house.reader.samples("solver", leased)
-            done += await house.store.api.commit("solver", [leased.token], done + 1)
+            leased = await house.store.api.lease(SOLVER, 0, ready)
+            await house.reader.samples(leased)
+            done += await house.store.api.commit(SOLVER, [leased.fence], done + 1)
     await asyncio.gather(*puts)
 
 
@@ -196,13 +211,13 @@ async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
     console = Listener()
     await house.open(console=await system.add(console, "console"))
     await house.writer.put([sample(n) for n in range(8)])
-    leased = await house.store.api.lease("solver", 0, 8)
+    leased = await house.store.api.lease(SOLVER, 0, 8)
     process = psutil.Process((await system.supervisors[0].statistics())["store"].pid)
     no_limit = process.rlimit(psutil.RLIMIT_FSIZE)
     journal = (house.folder / "samples.journal").stat().st_size
     process.rlimit(psutil.RLIMIT_FSIZE, (journal, no_limit[1]))  # as a full disk: not a byte more fits
     put = asyncio.ensure_future(house.writer.put([sample(n) for n in range(8, 16)]))
-    commit = asyncio.ensure_future(house.store.api.commit("solver", [leased.token], 1))
+    commit = asyncio.ensure_future(house.store.api.commit(SOLVER, [leased.fence], 1))
     async with asyncio.timeout(30):
         event, fields = await console.events.get()
         assert event == "store_full" and "no room for" in fields["problem"]

@@ -10,12 +10,15 @@ import pytest
 
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.store import store_journal
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_places
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.system import ActorSystem
+
+from ..stores import SOLVER, store_setup
 
 T = TypeVar("T")
 AGENTS = ["solver", "judge"]
@@ -39,7 +42,7 @@ class House:
         self.refused = asyncio.Event()
 
     async def open(self, name: str = "store", **options: Any) -> Store:
-        self.store = Store(AGENTS, str(self.memory), str(self.folder), **options)
+        self.store = Store(store_setup(AGENTS, self.memory, self.folder, **options))
         reference = await self.system.add(self.store, name)
         self.writer = ExperienceWriter(reference, "writer", segment_places(self.memory, self.folder))
         return self.store
@@ -87,8 +90,8 @@ async def test_a_segment_is_sealed_all_the_same(house: House) -> None:
     store = await house.open(limits=limits)
     await house.writer.put(samples(0, 6))
     await house.while_full(house.writer.put(samples(6, 6)))
-    leased = await store.lease("solver", 0, 12)
-    await store.commit("solver", [leased.token], 1)
+    leased = await store.lease(SOLVER, 0, 12)
+    await store.commit(SOLVER, [leased.fence], 1)
     assert store._arena.statistics().segments == len(store._arena.granted()) == 1
 
 
@@ -98,24 +101,24 @@ async def test_a_lease_is_of_rows_that_are_durable(house: House) -> None:
     store = await house.open(columns={"solver": {"judged": judged}})
     rows = samples(0, 2)
     await house.writer.put(rows)
-    leasing = asyncio.ensure_future(store.lease("solver", 0, 2))
+    leasing = asyncio.ensure_future(store.lease(SOLVER, 0, 2))
     columns = {"sample_id": [row.sample_id for row in rows], "judged": [1.0, 2.0]}
     await house.while_full(store.write("people", {"solver": columns}))
     leased = await leasing
     assert list(leased.columns["judged"]) == [1.0, 2.0]
-    assert await store.commit("solver", [leased.token], 1) == 2
+    assert await store.commit(SOLVER, [leased.fence], 1) == 2
 
 
 async def test_a_commit_that_nobody_waits_for_frees_its_memory_all_the_same(house: House) -> None:
     store = await house.open()
     await house.writer.put(samples(0, 8))
-    leased = await store.lease("solver", 0, 8)
-    commit = asyncio.ensure_future(store.commit("solver", [leased.token], 1))
+    leased = await store.lease(SOLVER, 0, 8)
+    commit = asyncio.ensure_future(store.commit(SOLVER, [leased.fence], 1))
     await asyncio.sleep(0)
     commit.cancel()
     with pytest.raises(asyncio.CancelledError):
         await commit
-    assert (await store.commit("solver", [leased.token], 1)) == 8
+    assert (await store.commit(SOLVER, [leased.fence], 1)) == 8
     assert store._arena.statistics().live_refs == 0
 
 
@@ -135,10 +138,13 @@ async def test_two_commits_of_one_moment_compact_the_journal_once(house: House) 
     leases = []
     for agent in AGENTS:
         await house.writer.put(samples(0, 8, agent))
-        leases.append(await store.lease(agent, 0, 8))
+        leases.append(await store.lease(PolicyName(agent), 0, 8))
     store._journal._due_bytes = 0
     await asyncio.gather(
-        *(store.commit(agent, [lease.token], 1) for agent, lease in zip(AGENTS, leases, strict=True))
+        *(
+            store.commit(PolicyName(agent), [lease.fence], 1)
+            for agent, lease in zip(AGENTS, leases, strict=True)
+        )
     )
     await settled(store)
     assert (await store.store_statistics()).compactions == 1
@@ -156,10 +162,10 @@ async def test_a_compaction_that_appends_failed_under_is_left_for_later(
     monkeypatch.setattr(store_journal, "_CHUNK_BYTES", 512)
     store = await house.open()
     await house.writer.put(samples(0, 128))
-    first, second = [await store.lease("solver", 0, 8) for _ in range(2)]
+    first, second = [await store.lease(SOLVER, 0, 8) for _ in range(2)]
     store._journal._due_bytes = 0
-    await store.commit("solver", [first.token], 1)
-    assert await house.while_full(store.commit("solver", [second.token], 2)) == 8
+    await store.commit(SOLVER, [first.fence], 1)
+    assert await house.while_full(store.commit(SOLVER, [second.fence], 2)) == 8
     assert (await store.store_statistics()).compactions == 0
 
 

@@ -27,7 +27,7 @@ from flexmarl.core.errors import FlexmarlError, JournalError
 
 from ...full_disk import room_for
 
-HEAD = b"flexmarl samples\x01\x00\x00\x00"
+HEAD = b"flexmarl samples\x02\x00\x00\x00"
 SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 Durable = Literal["process", "machine"]
 BOTH: tuple[Durable, Durable] = ("process", "machine")
@@ -130,7 +130,7 @@ def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for content, problem in (
         (b"flexmarl replies\1\0\0\0", "does not begin as a journal does"),
-        (b"flexmarl samples\2\0\0\0", "of version 2, and this program reads version 1"),
+        (b"flexmarl samples\1\0\0\0", "of version 1, and this program reads version 2"),
     ):
         path.write_bytes(content + framed(b"record"))
         with pytest.raises(JournalError, match=problem):
@@ -271,7 +271,7 @@ async def test_what_cannot_be_synced_is_taken_back_with_all_that_came_after(tmp_
 _FULL = """
 import asyncio, errno, subprocess, sys
 from pathlib import Path
-from flexmarl.actors.store.segment_arena import ArenaLimits, BlobArena, SegmentDirectories
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentDirectories
 from flexmarl.actors.store.store_journal import StoreJournal
 from flexmarl.actors.errors import StoreFull
 
@@ -300,7 +300,7 @@ async def main(folder):
     async with StoreJournal.open(folder / "journal", found.append):
         assert found == acknowledged[:10]
 
-    arena = BlobArena(SegmentDirectories(folder / "memory", folder / "disk"), ArenaLimits(2**18, 2**30, 2**30, 0))
+    arena = SegmentArena(SegmentDirectories(folder / "memory", folder / "disk"), ArenaLimits(2**18, 2**30, 2**30, 0))
     grants = []
     try:
         while len(grants) < 100:

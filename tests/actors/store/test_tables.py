@@ -10,16 +10,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flexmarl.actors.column_refs import ValueRef, refs_of, unpack
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.sample_id import SampleId, TrajectoryName
-from flexmarl.actors.store.column_refs import Bulk, bulk_of, unpack
+from flexmarl.actors.store.policy_queue import LeaseOrder
 from flexmarl.actors.store.query import select
 from flexmarl.actors.store.schema import Schema
-from flexmarl.actors.store.tables import Change, Tables
+from flexmarl.actors.store.tables import TableChange, Tables
 
 COLUMNS = {"tokens": Column(type="tokens", required=True), "note": Column(type="str")}
 AGENTS = ("a", "b")
+A, B, SHARED = PolicyName("a"), PolicyName("b"), PolicyName("shared")
+OWN = {AgentName("a"): A, AgentName("b"): B}
+ONE = dict.fromkeys(OWN, SHARED)
 REQUIRED = {"reward", "tokens"}
 NAMES = [
     f"{query}_{turn}_{trajectory}"
@@ -37,10 +42,17 @@ SOME_IDS = st.lists(
     max_size=6,
 )
 Ids = list[tuple[int, str]]
+Policies = dict[AgentName, PolicyName]
+Keys = list[tuple[str, str]]  # agent and sample id
 
 
-def make(deterministic: bool = False) -> Tables:
-    return Tables({agent: Schema(COLUMNS) for agent in AGENTS}, deterministic=deterministic)
+def make(policies: Policies = OWN, order: LeaseOrder = "arrival") -> Tables:
+    # What the agents declare besides the tokens differs, in its place too.
+    schemas = {
+        AgentName("a"): Schema(COLUMNS),
+        AgentName("b"): Schema({"only_b": Column(type="int"), **COLUMNS}),
+    }
+    return Tables(policies, schemas, order=order)
 
 
 @dataclass(frozen=True)
@@ -61,51 +73,60 @@ class Ideal:
     @property
     def key(self) -> tuple[Any, ...]:
         sample = SampleId.parse(self.sample_id)
-        return sample.step, self.position, sample.query, sample.turn, sample.trajectory
+        return sample.step, self.position, sample.query, sample.turn, sample.trajectory, self.agent
 
 
 Rows = dict[tuple[str, str], Ideal]  # in the order of arrival
 
 
-class Life(RuleBasedStateMachine):
-    """``told``: what the model was when each record was written, the newest last."""
+Lease = tuple[PolicyName, Keys, float]  # and its deadline
 
-    @initialize(deterministic=st.booleans())
-    def start(self, deterministic: bool) -> None:
-        self.deterministic = deterministic
-        self.tables = make(deterministic)
+
+class Life(RuleBasedStateMachine):
+    """Two agents, each on a policy of its own or both on one. ``told``: the state of the model when each record was
+    written, the newest last."""
+
+    @initialize(policies=st.sampled_from([OWN, ONE]), order=st.sampled_from(["arrival", "query"]))
+    def start(self, policies: Policies, order: LeaseOrder) -> None:
+        self.policies, self.order = policies, order
+        self.tables = make(policies, order)
         self.rows: Rows = {}
         self.closed_before = 0
-        self.steps = dict.fromkeys(AGENTS, -1)
-        self.commits: dict[str, tuple[list[int], int]] = {}
+        self.versions = dict.fromkeys(policies.values(), -1)
+        self.commits: dict[PolicyName, tuple[list[int], int]] = {}
         self.totals: dict[str, int] = {
             f"{agent} {end}": 0 for agent in AGENTS for end in ("consumed", "discarded")
         }
-        self.leases: dict[int, tuple[str, list[str], float]] = {}
+        self.leases: dict[int, Lease] = {}
         self.records: list[tuple[bytes, Any]] = []
-        self.changes: list[tuple[Change, Any, dict[int, tuple[str, list[str], float]]]] = []
+        self.changes: list[tuple[TableChange, Any, dict[int, Lease]]] = []
         self.compacted: list[bytes] = []
         self.now = 0.0
-        self.last_token = 0
+        self.last_fence = 0
         self.offset = 0
-        self.dead_tokens: list[tuple[str, int, str]] = []
+        self.ended_fences: list[tuple[PolicyName, int, str]] = []
         self.begin()
 
     # ------------------------------------------------------------------ keeping books
 
-    def state(self) -> Any:
-        return dict(self.rows), self.closed_before, dict(self.steps), dict(self.commits), dict(self.totals)
+    def policy(self, agent: str) -> PolicyName:
+        return self.policies[AgentName(agent)]
 
-    def set_state(self, state: Any) -> None:
-        rows, self.closed_before, steps, commits, totals = state
-        self.rows, self.steps, self.commits, self.totals = (
-            dict(rows),
-            dict(steps),
-            dict(commits),
-            dict(totals),
+    def state(self) -> Any:
+        return (
+            dict(self.rows),
+            self.closed_before,
+            dict(self.versions),
+            dict(self.commits),
+            dict(self.totals),
         )
 
-    def told(self, change: Change, before: Any, leases: dict[int, tuple[str, list[str], float]]) -> None:
+    def set_state(self, state: Any) -> None:
+        rows, self.closed_before, versions, commits, totals = state
+        self.rows, self.versions = dict(rows), dict(versions)
+        self.commits, self.totals = dict(commits), dict(totals)
+
+    def told(self, change: TableChange, before: Any, leases: dict[int, Lease]) -> None:
         assert change.record is not None
         self.records.append((change.record, self.state()))
         self.changes.append((change, before, leases))
@@ -124,13 +145,13 @@ class Life(RuleBasedStateMachine):
         self.offset += count
         return [("m-1", 64 * (self.offset + n), 8, "int32", (2,)) for n in range(count)]
 
-    def over_by(self, agent: str, ids: list[str], end: str) -> None:
-        for sample_id in ids:
-            row = self.rows[agent, sample_id]
+    def over_by(self, keys: Keys, end: str) -> None:
+        for key in keys:
+            row = self.rows[key]
             assert row.over is None, "a row ends twice"
             cells = {name: cell for name, cell in row.cells.items() if type(cell) is not tuple}
-            self.rows[agent, sample_id] = replace(row, cells=cells, over=end)
-        self.totals[f"{agent} {end}"] += len(ids)
+            self.rows[key] = replace(row, cells=cells, over=end)
+            self.totals[f"{row.agent} {end}"] += 1
 
     def ids(self, some: Ids) -> list[str]:
         return list(dict.fromkeys(f"{max(0, self.closed_before + step)}:{name}" for step, name in some))
@@ -138,7 +159,7 @@ class Life(RuleBasedStateMachine):
     def is_closed(self, sample_id: str) -> bool:
         return int(sample_id[: sample_id.index(":")]) < self.closed_before
 
-    def expect(self, refused: bool, act: Callable[[], Change]) -> Change | None:
+    def expect(self, refused: bool, act: Callable[[], TableChange]) -> TableChange | None:
         if refused:
             with pytest.raises(StoreError):
                 act()
@@ -150,7 +171,7 @@ class Life(RuleBasedStateMachine):
     @rule(
         some=SOME_IDS,
         fresh=st.sampled_from([True, True, True, False]),
-        agents=st.sampled_from([("a",), ("b",), ("a", "b")]),
+        agents=st.sampled_from([("a",), ("b",), ("a", "b"), ("b", "a")]),
         version=st.integers(0, 2),
         names=SOME_NAMES,
         position=st.integers(0, 2),
@@ -179,7 +200,7 @@ class Life(RuleBasedStateMachine):
             before = self.state()
             self.rows |= {(row.agent, row.sample_id): row for row in new}
             assert change.rows == len(new)
-            assert change.held == [ref for row in new for ref in bulk_of(row.cells.values())]
+            assert change.held == [ref for row in new for ref in refs_of(row.cells.values())]
             self.told(change, before, {})
 
     @rule(
@@ -209,112 +230,98 @@ class Life(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ leases
 
-    def leased(self, agent: str) -> set[str]:
-        return {sample_id for of, ids, _ in self.leases.values() if of == agent for sample_id in ids}
+    def leased(self) -> set[tuple[str, str]]:
+        return {key for _, keys, _ in self.leases.values() for key in keys}
 
-    def queue(self, agent: str, first: int, last: int) -> list[Ideal]:
-        leased = self.leased(agent)
+    def queue(self, policy: PolicyName, first: int, last: int) -> list[Ideal]:
+        leased = self.leased()
         ready = [
             row
-            for row in self.rows.values()
-            if row.agent == agent
+            for key, row in self.rows.items()
+            if self.policy(row.agent) == policy
             and row.is_ready
-            and row.sample_id not in leased
+            and key not in leased
             and first <= row.version <= last
         ]
-        return sorted(ready, key=lambda row: (row.version, row.key if self.deterministic else ()))
+        return sorted(ready, key=lambda row: (row.version, row.key if self.order == "query" else ()))
 
     @rule(data=st.data(), staleness=st.integers(0, 2), lasts=st.integers(1, 3), too_many=st.booleans())
     def lease(self, data: st.DataObject, staleness: int, lasts: int, too_many: bool) -> None:
-        choices = [(agent, row.version) for agent in AGENTS for row in self.queue(agent, 0, 2)]
-        agent, version = data.draw(st.sampled_from([*choices, ("a", 0)]))
-        queue = self.queue(agent, version - staleness, version)
+        choices = [(policy, row.version) for policy in self.versions for row in self.queue(policy, 0, 2)]
+        policy, version = data.draw(st.sampled_from([*choices, (next(iter(self.versions)), 0)]))
+        queue = self.queue(policy, version - staleness, version)
         count = len(queue) + 1 if too_many else data.draw(st.integers(min(1, len(queue)), len(queue)))
-        assert self.tables.table(agent).ready(version, staleness) == len(queue)
+        assert self.tables.queue(policy).ready(version, staleness) == len(queue)
         if not 1 <= count <= len(queue):
             with pytest.raises(
                 StoreError, match=f"{count} rows of .* were asked for, {len(queue)} are ready"
             ):
-                self.tables.lease(agent, "trainer", version, count, 9.0, staleness)
+                self.tables.lease(policy, version, count, 9.0, staleness)
             return
-        lease = self.tables.lease(agent, "trainer", version, count, self.now + lasts, staleness)
-        assert lease.token > self.last_token
-        self.last_token = lease.token
-        assert lease.columns["sample_id"] == [row.sample_id for row in queue[:count]]
-        assert lease.columns["policy_version"] == [row.version for row in queue[:count]]
-        tokens: list[Bulk] = unpack(lease.columns["tokens"])  # type: ignore[arg-type]
-        assert tokens == [row.cells["tokens"] for row in queue[:count]]
-        assert list(lease.columns["note"]) == [row.cells.get("note") for row in queue[:count]]
-        self.leases[lease.token] = (agent, [row.sample_id for row in queue[:count]], self.now + lasts)
+        batch = self.tables.lease(policy, version, count, self.now + lasts, staleness)
+        assert batch.fence > self.last_fence
+        self.last_fence = batch.fence
+        rows = queue[:count]
+        assert batch.columns["agent"] == [row.agent for row in rows]
+        assert batch.columns["sample_id"] == [row.sample_id for row in rows]
+        assert batch.columns["policy_version"] == [row.version for row in rows]
+        tokens: list[ValueRef] = unpack(batch.columns["tokens"])
+        assert tokens == [row.cells["tokens"] for row in rows]
+        assert list(batch.columns["note"]) == [row.cells.get("note") for row in rows]
+        assert set(batch.columns.get("only_b", [None])) == {None}
+        self.leases[batch.fence] = (policy, [(row.agent, row.sample_id) for row in rows], self.now + lasts)
 
     @rule(passed=st.integers(0, 2))
     def time_passes(self, passed: int) -> None:
         self.now += passed
-        gone = {token: lease for token, lease in self.leases.items() if lease[2] <= self.now}
-        expired = self.tables.advance(self.now)
-        assert sorted(token for tokens in expired.values() for token in tokens) == sorted(gone)
-        for token, (agent, _, _) in gone.items():
-            self.dead_tokens.append((agent, token, "it expired, held by trainer"))
-            del self.leases[token]
+        gone = {fence: lease for fence, lease in self.leases.items() if lease[2] <= self.now}
+        expired = self.tables.expire(self.now)
+        assert sorted(fence for fences in expired.values() for fence in fences) == sorted(gone)
+        for fence, (policy, _, _) in gone.items():
+            self.ended_fences.append((policy, fence, "it expired"))
+            del self.leases[fence]
 
-    @precondition(lambda self: self.leases)
-    @rule(data=st.data())
-    def renew(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(sorted(self.leases)))
-        agent, ids, _ = self.leases[token]
-        self.tables.table(agent).renew(token, self.now + 5)
-        self.leases[token] = (agent, ids, self.now + 5)
-
-    @rule(agent=st.sampled_from(AGENTS))
-    def the_trainer_dies(self, agent: str) -> None:
-        mine = [token for token, lease in self.leases.items() if lease[0] == agent]
-        assert self.tables.table(agent).release("somebody else") == []
-        assert self.tables.table(agent).release("trainer") == mine
-        for token in mine:
-            self.dead_tokens.append((agent, token, "trainer is gone"))
-            del self.leases[token]
-
-    @precondition(lambda self: self.dead_tokens)
+    @precondition(lambda self: self.ended_fences)
     @rule(data=st.data())
     def a_late_acknowledgement_is_refused(self, data: st.DataObject) -> None:
-        agent, token, why = data.draw(st.sampled_from(self.dead_tokens))
-        with pytest.raises(StoreError, match=f"no lease with token {token} is out: {why}"):
-            self.tables.commit(agent, [token], self.steps[agent] + 1)
-        with pytest.raises(StoreError, match=f"no lease with token {token} is out: {why}"):
-            self.tables.table(agent).renew(token, self.now + 99)
+        policy, fence, why = data.draw(st.sampled_from(self.ended_fences))
+        with pytest.raises(StoreError, match=f"no lease with fence {fence} is active: {why}"):
+            self.tables.commit(policy, [fence], self.versions[policy] + 1)
 
     # ------------------------------------------------------------------ ends
 
-    @rule(agent=st.sampled_from(AGENTS), data=st.data())
-    def commit(self, agent: str, data: st.DataObject) -> None:
-        mine = sorted(token for token, lease in self.leases.items() if lease[0] == agent)
-        tokens = data.draw(st.lists(st.sampled_from(mine), unique=True, min_size=1)) if mine else []
-        step = self.steps[agent] + 1
-        before, leases = self.state(), {token: self.leases[token] for token in tokens}
-        ids = [sample_id for token in sorted(tokens) for sample_id in self.leases.pop(token)[1]]
-        change = self.tables.commit(agent, [*tokens, *tokens], step)
-        freed = [ref for sample_id in ids for ref in bulk_of(self.rows[agent, sample_id].cells.values())]
-        assert (change.rows, change.freed) == (len(ids), freed)
-        self.over_by(agent, ids, "consumed")
-        self.steps[agent], self.commits[agent] = step, (tokens, len(ids))
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        policy = data.draw(st.sampled_from(list(self.versions)))
+        mine = sorted(fence for fence, lease in self.leases.items() if lease[0] == policy)
+        fences = data.draw(st.lists(st.sampled_from(mine), unique=True, min_size=1)) if mine else []
+        version = self.versions[policy] + 1
+        before, leases = self.state(), {fence: self.leases[fence] for fence in fences}
+        keys = [key for fence in sorted(fences) for key in self.leases.pop(fence)[1]]
+        change = self.tables.commit(policy, [*fences, *fences], version)
+        freed = [ref for key in keys for ref in refs_of(self.rows[key].cells.values())]
+        assert (change.rows, change.freed) == (len(keys), freed)
+        self.over_by(keys, "consumed")
+        self.versions[policy], self.commits[policy] = version, (fences, len(keys))
         self.told(change, before, leases)
 
-    @rule(agent=st.sampled_from(AGENTS))
-    def commit_again(self, agent: str) -> None:
-        if agent in self.commits:
-            tokens, rows = self.commits[agent]
-            change = self.tables.commit(agent, tokens, self.steps[agent])
+    @rule()
+    def commit_again(self) -> None:
+        for policy, (fences, rows) in self.commits.items():
+            change = self.tables.commit(policy, fences, self.versions[policy])
             assert (change.record, change.rows, change.freed) == (None, rows, [])
             with pytest.raises(StoreError, match="does not follow"):
-                self.tables.commit(agent, [*tokens, 77], self.steps[agent])
+                self.tables.commit(policy, [*fences, 77], self.versions[policy])
 
     @rule(agent=st.sampled_from(AGENTS), data=st.data())
     def discard(self, agent: str, data: st.DataObject) -> None:
         mine = [sample_id for of, sample_id in self.rows if of == agent]
         ids = data.draw(st.lists(st.sampled_from([*mine, "0:nobody's_0_0"]), unique=True, max_size=3))
         rows = [self.rows.get((agent, sample_id)) for sample_id in ids]
-        leased = self.leased(agent)
-        refused = any(row is None or row.over == "consumed" or row.sample_id in leased for row in rows)
+        leased = self.leased()
+        refused = any(
+            row is None or row.over == "consumed" or (agent, row.sample_id) in leased for row in rows
+        )
         change = self.expect(refused, lambda: self.tables.discard({agent: ids}))
         new = [row.sample_id for row in rows if row is not None and row.over is None]
         if change is not None:
@@ -322,7 +329,7 @@ class Life(RuleBasedStateMachine):
             assert (change.record is None) == (not new)
             if new:
                 before = self.state()
-                self.over_by(agent, new, "discarded")
+                self.over_by([(agent, sample_id) for sample_id in new], "discarded")
                 self.told(change, before, {})
 
     @rule(further=st.integers(0, 1))
@@ -352,10 +359,10 @@ class Life(RuleBasedStateMachine):
             change.undo()
             self.set_state(before)
             self.leases |= leases
-            for token, (agent, ids, _) in list(self.leases.items()):
-                if not all((row := self.rows.get((agent, i))) and row.is_ready for i in ids):
-                    self.dead_tokens.append((agent, token, "rows of it could not be written"))
-                    del self.leases[token]
+            for fence, (policy, keys, _) in list(self.leases.items()):
+                if not all((row := self.rows.get(key)) and row.is_ready for key in keys):
+                    self.ended_fences.append((policy, fence, "rows of it could not be written"))
+                    del self.leases[fence]
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
@@ -363,11 +370,11 @@ class Life(RuleBasedStateMachine):
         kept = data.draw(st.integers(0, len(self.records)))
         self.set_state(self.records[kept - 1][1] if kept else self.base)
         self.records = self.records[:kept]
-        self.tables = make(self.deterministic)
+        self.tables = make(self.policies, self.order)
         for record in [*self.compacted, *(record for record, _ in self.records)]:
             self.tables.apply(record)
         why = f"it is of epoch {self.tables.epoch}, the store is in epoch"
-        self.dead_tokens = [(agent, token, why) for token, (agent, _, _) in self.leases.items()]
+        self.ended_fences = [(policy, fence, why) for fence, (policy, _, _) in self.leases.items()]
         self.leases = {}
         self.agrees()
         self.begin()
@@ -389,9 +396,10 @@ class Life(RuleBasedStateMachine):
         found = {(row[0], row[1]): dict(zip(names, row, strict=True)) for row in self.tables.scalars()}
         assert found.keys() == self.rows.keys()
         statuses: dict[str, list[str]] = {agent: [] for agent in AGENTS}
+        leased = self.leased()
         for key, row in self.rows.items():
             status = row.over or ("ready" if row.is_ready else "writing")
-            if row.sample_id in self.leased(row.agent):
+            if key in leased:
                 assert status == "ready", "a row that is leased is over, or lacks a column"
                 status = "leased"
             statuses[row.agent].append(status)
@@ -406,15 +414,18 @@ class Life(RuleBasedStateMachine):
             assert counts.leased == statuses[agent].count("leased")
             assert counts.consumed == self.totals[f"{agent} consumed"]
             assert counts.discarded == self.totals[f"{agent} discarded"]
-            self.waits_agree(agent)
-        live = sorted(ref for row in self.rows.values() for ref in bulk_of(row.cells.values()))
-        assert sorted(self.tables.live_blobs()) == live
+        for policy in self.versions:
+            self.waits_agree(policy)
+        live = sorted(ref for row in self.rows.values() for ref in refs_of(row.cells.values()))
+        assert sorted(self.tables.live_refs()) == live
 
-    def waits_agree(self, agent: str) -> None:
+    def waits_agree(self, policy: PolicyName) -> None:
         """A lease waits for rows of which it would get newer ones first, and for those that it needs."""
-        open_rows = [row for row in self.rows.values() if row.agent == agent and row.over is None]
+        open_rows = [
+            row for row in self.rows.values() if self.policy(row.agent) == policy and row.over is None
+        ]
         versions = sorted({row.version for row in open_rows})
-        ready = [row.version for row in self.queue(agent, 0, max(versions, default=0))]
+        ready = [row.version for row in self.queue(policy, 0, max(versions, default=0))]
         for count in (1, len(ready), len(ready) + 1, len(open_rows) + 1):
             waits = [row.version for row in open_rows if not row.is_ready]
             if 1 <= count <= len(ready):
@@ -424,7 +435,12 @@ class Life(RuleBasedStateMachine):
                 waits = []
             if versions and count:
                 newest = versions[-1]
-                assert self.tables.table(agent).awaited(newest, count, newest) == len(waits)
+                queue = self.tables.queue(policy)
+                assert queue.awaited(newest, count, newest) == len(waits)
+                if waits:
+                    agent, sample_id, lacking = queue.first_awaited(newest, newest)
+                    assert self.rows[agent, sample_id].version == min(waits)
+                    assert set(lacking) == REQUIRED - self.rows[agent, sample_id].cells.keys()
 
 
 Life.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
@@ -441,13 +457,13 @@ def columns(*ids: str, **more: list[Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def tables() -> Tables:
-    """``1:q_0_0`` READY, ``1:q_0_1`` LEASED under the first token, ``1:q_0_2`` consumed, ``1:q_0_3`` discarded."""
+    """``1:q_0_0`` READY, ``1:q_0_1`` LEASED under the second fence, ``1:q_0_2`` consumed, ``1:q_0_3`` discarded."""
     tables = make()
     tables.begin_epoch()
     tables.put({"a": columns("1:q_0_2", "1:q_0_1", "1:q_0_3", "1:q_0_0")})
     tables.discard({"a": ["1:q_0_3"]})
-    tokens = [tables.lease("a", "trainer", 3, 1, 10.0).token for _ in range(2)]
-    tables.commit("a", tokens[:1], 7)
+    fences = [tables.lease(A, 3, 1, 10.0).fence for _ in range(2)]
+    tables.commit(A, fences[:1], 7)
     return tables
 
 
@@ -475,7 +491,7 @@ REFUSED: list[tuple[str, Callable[[Tables], Any], str]] = [
     (
         "a negative version",
         lambda t: t.put({"a": columns("1:q_1_0", policy_version=[-1])}),
-        "column policy_version holds something else than whole numbers",
+        "column policy_version has values that are not whole numbers",
     ),
     (
         "a version too many",
@@ -521,25 +537,25 @@ REFUSED: list[tuple[str, Callable[[Tables], Any], str]] = [
     ),
     (
         "too many rows",
-        lambda t: t.lease("a", "x", 3, 2, 9.0),
+        lambda t: t.lease(A, 3, 2, 9.0),
         "2 rows of version 3 were asked for, 1 are ready",
     ),
     (
         "too many rows of several versions",
-        lambda t: t.lease("a", "x", 5, 2, 9.0, 2),
+        lambda t: t.lease(A, 5, 2, 9.0, 2),
         "2 rows of versions 3 to 5 were asked for, 1 are ready",
     ),
-    ("no rows", lambda t: t.lease("a", "x", 3, 0, 9.0), "0 rows of version 3 were asked for"),
-    ("a token never given", lambda t: t.commit("a", [FIRST + 1, FIRST + 2], 8), "it was never given out"),
-    ("no token at all", lambda t: t.commit("a", [5], 8), "token 5 is out: it was never given out"),
-    ("a used token", lambda t: t.commit("a", [FIRST], 8), "optimizer step 7 committed it"),
-    ("another agent's token", lambda t: t.commit("b", [FIRST + 1], 8), "is another table's"),
+    ("no rows", lambda t: t.lease(A, 3, 0, 9.0), "0 rows of version 3 were asked for"),
+    ("a fence never given", lambda t: t.commit(A, [FIRST + 1, FIRST + 2], 8), "it was never given out"),
+    ("no fence at all", lambda t: t.commit(A, [5], 8), "fence 5 is active: it was never given out"),
+    ("a used fence", lambda t: t.commit(A, [FIRST], 8), "version 7 was committed with it"),
+    ("another policy's fence", lambda t: t.commit(B, [FIRST + 1], 8), "is another policy's"),
     (
-        "the step again with other leases",
-        lambda t: t.commit("a", [FIRST + 1], 7),
-        "optimizer step 7 does not follow 7, which was committed with 1 leases, not these",
+        "the version again with other leases",
+        lambda t: t.commit(A, [FIRST + 1], 7),
+        "version 7 does not follow 7, which was committed with 1 leases, not these",
     ),
-    ("an earlier step", lambda t: t.commit("a", [FIRST + 1], 6), "optimizer step 6 does not follow 7"),
+    ("an earlier version", lambda t: t.commit(A, [FIRST + 1], 6), "version 6 does not follow 7"),
     ("discarding what is leased", lambda t: t.discard({"a": ["1:q_0_0", "1:q_0_1"]}), "1:q_0_1 is leased"),
     ("discarding what is consumed", lambda t: t.discard({"a": ["1:q_0_2"]}), "1:q_0_2 is consumed"),
     ("discarding what is not there", lambda t: t.discard({"a": ["1:q_5_0"]}), "there is no sample '1:q_5_0'"),
@@ -562,28 +578,28 @@ def test_what_is_refused_changes_nothing(
     with pytest.raises(StoreError, match=why):
         act(tables)
     assert state() == before
-    assert tables.lease("a", "trainer", 3, 1, 10.0).token == FIRST + 2
+    assert tables.lease(A, 3, 1, 10.0).fence == FIRST + 2
 
 
-def test_a_token_of_an_earlier_epoch_is_refused(tables: Tables) -> None:
+def test_a_fence_of_an_earlier_epoch_is_refused(tables: Tables) -> None:
     tables.begin_epoch()
     with pytest.raises(StoreError, match="it is of epoch 1, the store is in epoch 2: its rows went back"):
-        tables.commit("a", [FIRST + 1], 8)
-    again = tables.lease("a", "trainer", 3, 2, 10.0)
+        tables.commit(A, [FIRST + 1], 8)
+    again = tables.lease(A, 3, 2, 10.0)
     assert again.columns["sample_id"] == ["1:q_0_1", "1:q_0_0"]
-    assert again.token == 2 << 32 | 1
+    assert again.fence == 2 << 32 | 1
 
 
 def test_nothing_is_leased_before_the_first_epoch() -> None:
     tables = make()
     tables.put({"a": columns("1:q_0_0")})
     with pytest.raises(StoreError, match="before the store's epoch has begun"):
-        tables.lease("a", "trainer", 3, 1, 10.0)
-    assert tables.table("a").ready(3) == 1
+        tables.lease(A, 3, 1, 10.0)
+    assert tables.queue(A).ready(3) == 1
 
 
 def test_a_closed_step_takes_nothing_more(tables: Tables) -> None:
-    tables.commit("a", [FIRST + 1], 8)
+    tables.commit(A, [FIRST + 1], 8)
     tables.discard({"a": ["1:q_0_0"]})
     assert tables.close_steps(2).rows == 4
     again = make()
@@ -607,13 +623,13 @@ def test_a_record_of_a_column_that_the_run_lacks_now_is_refused(tables: Tables) 
     record = tables.put({"a": columns("2:q_0_0", note=["x"])}).record
     assert record is not None
     with pytest.raises(StoreError, match="unknown column"):
-        Tables({"a": Schema({})}).apply(record)
+        Tables({AgentName("a"): A}, {AgentName("a"): Schema({})}).apply(record)
 
 
 def test_two_agents_agree_about_a_columns_type() -> None:
     score = Schema({"score": Column(type="float")})
     with pytest.raises(ConfigError, match="column 'score' is str for agent 'b' and float for another"):
-        Tables({"a": score, "b": Schema({"score": Column(type="str")})})
+        Tables(OWN, {AgentName("a"): score, AgentName("b"): Schema({"score": Column(type="str")})})
 
 
 def test_a_sample_leads_to_its_trajectory_in_all_tables_and_back() -> None:
@@ -665,17 +681,14 @@ def test_rows_whose_segment_is_lost_are_found(tables: Tables) -> None:
     tables.put({"b": columns("4:q_0_0", tokens=[["m-2", 0, 8, "int32", [2]]])})
     assert tables.rows_in({"m-2"}) == {"b": ["4:q_0_0"]}
     assert tables.rows_in({"m-1"}) == {"a": ["1:q_0_1", "1:q_0_0"]}
-    assert ("m-2", 0, 8) in [bulk[:3] for bulk in tables.live_blobs()]
+    assert ("m-2", 0, 8) in [bulk[:3] for bulk in tables.live_refs()]
 
 
-def test_the_next_deadline_is_the_earliest(tables: Tables) -> None:
-    table = tables.table("a")
-    assert table.next_deadline() == 10.0
-    tables.lease("a", "trainer", 3, 1, 5.0)
-    assert table.next_deadline() == 5.0
-    assert tables.advance(4.9) == {}
-    assert tables.advance(10.0) == {"a": [FIRST + 1, FIRST + 2]}
-    assert table.next_deadline() is None
+def test_leases_expire_at_their_deadline(tables: Tables) -> None:
+    tables.lease(A, 3, 1, 5.0)
+    assert tables.expire(4.9) == {}
+    assert tables.expire(10.0) == {A: [FIRST + 1, FIRST + 2]}
+    assert tables.queue(A).ready(3) == 2
 
 
 def test_a_put_that_comes_again_is_known_by_its_bytes() -> None:

@@ -23,6 +23,8 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
+from ..stores import store_setup
+
 RECIPE = """
 async def workflow(query, agents): ...
 def train_query(position, seed): ...
@@ -62,7 +64,7 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
         time = asyncio.get_running_loop().time
         folder = shared / "store"
         folder.mkdir(mode=0o700)
-        store = Store(list(policies), str(shared), str(folder))
+        store = Store(store_setup(policies, shared, folder))
         async with (
             ActorSystem("node", wire=MemoryNetwork().wire("node")) as system,
             StateTransport(shared) as transport,

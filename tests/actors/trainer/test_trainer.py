@@ -29,6 +29,8 @@ from flexmarl.launch import env
 from flexmarl.launch.run_config import RECIPES
 from flexmarl.transport.state import StateTransport
 
+from ..stores import store_setup
+
 torch.set_num_threads(1)
 ARCHITECTURE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -69,7 +71,7 @@ def folder_of(private: Path) -> Path:
 
 async def store_in(system: ActorSystem, private: Path, name: str) -> ActorRef[Store]:
     folder_of(private).mkdir(mode=0o700, parents=True)
-    return await system.add(Store(["sorter"], str(private), str(folder_of(private))), name)
+    return await system.add(Store(store_setup(["sorter"], private, folder_of(private))), name)
 
 
 @pytest.fixture

@@ -64,5 +64,5 @@ def test_the_order_of_arrival_does_not_matter(shuffle: random.Random, grouping: 
 
 def test_a_name_without_turn_and_trajectory_is_refused() -> None:
     odd = Sample("1:q_0", "solver", 1, 0, "q", 1.0, (1.0,), (1,), (2,), (-1.0,))
-    with pytest.raises(StoreError, match="is no sample id"):
+    with pytest.raises(StoreError, match="is not a sample id"):
         grouped([odd], {"solver": "turn"})

@@ -1,0 +1,118 @@
+"""Values that are stored by reference: a reference to one, and to a whole column of them.
+
+The store's client writes and reads this format, the store checks and journals it; no other module knows it.
+
+A column of references is packed in runs, one for each run of rows with values in the same segment, of the same dtype
+and number of dimensions, so that a batch is a few lists of numbers instead of many small objects:
+
+    {"refs": [[segment, dtype, [offset, ...], [[size of dimension 0, ...], ...]], ...]}
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, repeat
+from typing import Any, Final, TypeGuard
+
+from ..transport.handle import DTYPE_BYTES
+from ..transport.segments import ByteRef
+from .errors import StoreError
+
+UTF8: Final = "utf8"
+ITEM_BYTES: Final = {**DTYPE_BYTES, UTF8: 1}
+
+Shape = tuple[int, ...]
+
+ValueRef = tuple[str, int, int, str, Shape]
+"""A value in a segment: segment, offset, size in bytes, dtype and shape of elements that are row-major and
+little-endian. ``dtype``: a name of ``DTYPE_BYTES``, or ``utf8`` for a long string, whose shape is its number of bytes.
+
+A plain tuple, of which there are several in each of perhaps a million rows: Python's garbage collector looks at every
+object of a class again and again, and leaves tuples of numbers and strings alone.
+"""
+
+ColumnRefs = dict[str, Any]
+"""A packed column of references, as above."""
+
+
+def refs_of(cells: Iterable[Any]) -> list[ValueRef]:
+    """The references among ``cells``."""
+    return [cell for cell in cells if type(cell) is tuple]
+
+
+def is_packed(column: Any) -> TypeGuard[ColumnRefs]:
+    return isinstance(column, dict)
+
+
+def pack(values: Iterable[ValueRef]) -> ColumnRefs:
+    runs = []
+    for (segment, dtype, dimensions), run in groupby(
+        values, lambda value: (value[0], value[3], len(value[4]))
+    ):
+        _, offsets, _, _, shapes = zip(*run, strict=True)
+        runs.append([segment, dtype, offsets, list(zip(*shapes, strict=True)) if dimensions else []])
+    return {"refs": runs}
+
+
+def packed(cells: Sequence[Any]) -> Sequence[Any] | ColumnRefs:
+    """A column as it is sent and journaled: packed if every cell is a reference."""
+    return pack(cells) if set(map(type, cells)) == {tuple} else cells
+
+
+def pack_flat(refs: Sequence[ByteRef], dtype: str) -> ColumnRefs:
+    """Packs flat arrays of one dtype that were written together, and so lie in one segment; at least one."""
+    item_bytes = ITEM_BYTES[dtype]
+    segments, offsets, sizes = zip(*refs, strict=True)
+    return {"refs": [[segments[0], dtype, offsets, [[size // item_bytes for size in sizes]]]]}
+
+
+def unpack(column: ColumnRefs) -> list[ValueRef]:
+    """Raises StoreError if ``column`` does not have the format above, has an unknown dtype or a negative number."""
+    values: list[ValueRef] = []
+    try:
+        for segment, dtype, offsets, dimensions in column["refs"]:
+            shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
+            for numbers in (offsets, *dimensions):
+                if type(segment) is not str or set(map(type, numbers)) != {int} or min(numbers) < 0:
+                    raise ValueError
+            item_bytes = ITEM_BYTES[dtype]
+            if len(dimensions) == 1:  # token lists: worth a shorter way
+                sizes = [length * item_bytes for length in dimensions[0]]
+            else:
+                sizes = [math.prod(shape) * item_bytes for shape in shapes]
+            names = repeat(segment, len(offsets)), repeat(dtype, len(offsets))
+            values += zip(names[0], offsets, sizes, names[1], shapes, strict=True)
+    except (KeyError, TypeError, ValueError):
+        raise StoreError(
+            "a packed column is wrong: {'refs': [[segment, dtype, offsets, dimensions], ...]} is wanted"
+        ) from None
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """References of one dtype that follow one another in a column."""
+
+    dtype: str
+    refs: list[ByteRef]
+    shapes: Sequence[Shape]
+
+
+def runs(column: Any) -> Iterator[Run]:
+    """The references of a column as a reader gets it, packed or not, in the order of its rows."""
+    if is_packed(column):
+        for segment, dtype, offsets, dimensions in column["refs"]:
+            shapes = list(zip(*dimensions, strict=True)) if dimensions else [()] * len(offsets)
+            item_bytes = ITEM_BYTES[dtype]
+            sizes = [math.prod(shape) * item_bytes for shape in shapes]
+            yield Run(dtype, list(map(ByteRef, repeat(segment), offsets, sizes)), shapes)
+    else:
+        for cell in column:
+            if is_ref(cell):
+                segment, offset, size_bytes, dtype, shape = cell
+                yield Run(dtype, [ByteRef(segment, offset, size_bytes)], [tuple(shape)])
+
+
+def is_ref(cell: Any) -> bool:
+    """Whether a cell that has come in a message, where tuples become lists, is a reference."""
+    return isinstance(cell, list | tuple)

@@ -1,0 +1,40 @@
+"""What a store is started with."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ...core.ref import ActorRef
+from ..declared_columns import Column
+from ..messages import ConsoleApi
+from ..names import AgentName, PolicyName
+from .policy_queue import LeaseOrder
+from .segment_arena import ArenaLimits
+
+_LIMITS: Final = ArenaLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSetup:
+    """A store's tables, folders and limits.
+
+    ``policies``: the policy of each agent; every agent has a table, every policy a queue. ``runtime_dir``: a private
+    directory on tmpfs; ``store_dir``: a folder on a disk, for the journal and for segments that memory has no room for.
+    ``max_staleness``: how many versions older than its policy a row may be when it is leased. ``order``: in which rows
+    are leased, ``arrival`` or, for runs that are ``deterministic``, ``query``. ``columns``: by agent, those that the
+    run declares beyond what training needs. ``lease_s``: seconds until the rows of a lease are READY again.
+    ``patience_s``: seconds that a store that is full by its own limits waits for a row to come or to be consumed,
+    before it refuses a writer. ``console``: is notified when there is no room, when there is room again, and of a long
+    wait for external columns.
+    """
+
+    policies: dict[AgentName, PolicyName]
+    runtime_dir: Path
+    store_dir: Path
+    max_staleness: int = 0
+    order: LeaseOrder = "arrival"
+    columns: dict[AgentName, dict[str, Column]] = field(default_factory=dict)
+    limits: ArenaLimits = _LIMITS
+    lease_s: float = 24 * 3600.0
+    patience_s: float = 1800.0
+    console: ActorRef[ConsoleApi] | None = None
