@@ -15,6 +15,7 @@ from ..core.actor import endpoint
 from ..transport.handle import StateHandle
 from ..transport.segments import BlobRef, SegmentGrant
 from .config_base import Config
+from .names import PolicyName
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -128,7 +129,7 @@ class Sample:
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty where one
-    version generated all.
+    version generated all. ``temperature``: of the distribution that the tokens were drawn from.
     """
 
     sample_id: str
@@ -144,6 +145,7 @@ class Sample:
     query_position: int = 0
     columns: dict[str, Any] = field(default_factory=dict)
     version_changes: tuple[int, ...] = ()
+    temperature: float = 1.0
 
     @property
     def token_versions(self) -> tuple[int, ...]:
@@ -283,23 +285,24 @@ class PolicyStepped:
 
 
 class TrainerApi(Protocol):
-    async def sft(self, agent: str, first_batch: int, count: int) -> float:
-        """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe; returns the last loss."""
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe, with equal shares
+        of the policy's agents; returns the last loss."""
 
-    async def publish(self, agent: str) -> Published:
+    async def publish(self, policy: PolicyName) -> Published:
         """Makes the current weights available to the instances.
 
         It ends the SFT too, which ``train`` wants done: reinforcement learning starts with fresh optimizer
         moments, so a ``sft`` after it would start afresh as well.
         """
 
-    async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
+    async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
         """Leases ``count`` rows and accumulates their gradient."""
 
-    async def optimizer_step(self, agent: str) -> PolicyStepped:
+    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
         """Steps the policy, commits the rows that were used, publishes the new weights."""
 
-    async def save(self, agent: str, folder: str) -> None:
+    async def save(self, policy: PolicyName, folder: str) -> None:
         """Writes the policy's Hugging Face checkpoint and training state into ``folder``."""
 
 
