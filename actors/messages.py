@@ -286,23 +286,24 @@ class PolicyStepped:
 
 
 class TrainerApi(Protocol):
-    async def sft(self, agent: str, first_batch: int, count: int) -> float:
-        """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe; returns the last loss."""
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe, with equal shares
+        of the policy's agents; returns the last loss."""
 
-    async def publish(self, agent: str) -> Published:
+    async def publish(self, policy: PolicyName) -> Published:
         """Makes the current weights available to the instances.
 
         It ends the SFT too, which ``train`` wants done: reinforcement learning starts with fresh optimizer
         moments, so a ``sft`` after it would start afresh as well.
         """
 
-    async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
+    async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
         """Leases ``count`` rows and accumulates their gradient."""
 
-    async def optimizer_step(self, agent: str) -> PolicyStepped:
+    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
         """Steps the policy, commits the rows that were used, publishes the new weights."""
 
-    async def save(self, agent: str, folder: str) -> None:
+    async def save(self, policy: PolicyName, folder: str) -> None:
         """Writes the policy's Hugging Face checkpoint and training state into ``folder``."""
 
 

@@ -23,12 +23,13 @@ from ..core.errors import ActorDead, ActorFailed, FlexmarlError
 from ..core.telemetry import configure_logging
 from . import env, local_launcher
 from .bench.command import bench
+from .config_reading import check, read_yaml, resolve, to_yaml
 from .console.lossy_output import LossyOutput
 from .console.progress import Progress
 from .errors import Interrupted
 from .formatting import change, count, duration
 from .report.report import write_report
-from .run_config import RunConfig, check, read_yaml, resolve, to_yaml
+from .run_config import RunConfig
 from .run_directory import JsonLines, RunDirectory
 
 EXIT_FAILED = 1

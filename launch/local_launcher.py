@@ -19,10 +19,10 @@ from typing import Any, Self
 
 from ..actors.inference.instance_setup import InstanceSetup
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
-from ..actors.names import AgentName, PolicyName
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.store.store_setup import StoreSetup
 from ..actors.store_client import segment_places
+from ..actors.trainer.trainer_setup import TrainerSetup
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
 from ..core.supervision.supervisor import Supervisor, private_directory
@@ -181,17 +181,17 @@ async def _start_actors(
 ) -> ActorRef[OrchestratorApi]:
     """Spawns all actors at once; their references are known before their processes run."""
     instances = {
-        agent: [supervisor.reference(f"{agent}-{n}", InstanceApi) for n in range(settings.instances)]
-        for agent, settings in config.agents.items()
+        str(policy): [supervisor.reference(f"{policy}-{n}", InstanceApi) for n in range(settings.instances)]
+        for policy, settings in config.policies.items()
     }
     _prepare_store(directory, private, supervisor.reference("store", StoreApi))
     arguments = _arguments(config, directory, private, supervisor, console, resume, instances)
     classes = _SIMULATED_CLASSES if config.simulated else _CLASSES
     spawned = {name: supervisor.spawn(classes[name], name, kwargs) for name, kwargs in arguments.items()}
-    for agent, refs in instances.items():
-        settings = config.agents[agent]
-        setup = InstanceSetup(PolicyName(agent), settings.model, config.engine(agent), private)
-        spawned |= {ref.name: supervisor.spawn(classes["instance"], ref.name, setup) for ref in refs}
+    for policy, settings in config.policies.items():
+        setup = InstanceSetup(policy, settings.model, config.engine(policy), private)
+        for ref in instances[policy]:
+            spawned[ref.name] = supervisor.spawn(classes["instance"], ref.name, setup)
     await _all_started(spawned, console)
     return supervisor.reference("orchestrator", OrchestratorApi)
 
@@ -221,28 +221,31 @@ def _arguments(
     places = {"memory": str(private), "folder": str(directory.store)}
     return {
         "store": StoreSetup(
-            policies={AgentName(agent): PolicyName(agent) for agent in config.agents},
+            policies={name: agent.policy for name, agent in config.agents.items()},
             runtime_dir=private,
             store_dir=directory.store,
             max_staleness=config.staleness,
             order="query" if config.deterministic else "arrival",
-            columns={AgentName(agent): columns for agent, columns in config.columns().items()},
+            columns=config.columns(),
             limits=config.store.limits(),
             console=console.ref,
         ),
-        "trainer": {
-            "policies": config.policies(),
-            "recipe": recipe,
-            "total_steps": config.training.steps,
-            "store": store,
-            "directory": str(private),
-            "store_folder": places["folder"],
-            "resume_from": str(resume[0]) if resume else None,
-        },
+        "trainer": TrainerSetup(
+            policies=config.policy_setups(),
+            recipe=recipe,
+            total_steps=config.training.steps,
+            store=store,
+            runtime_dir=private,
+            store_dir=directory.store,
+            resume_from=resume[0] if resume else None,
+        ),
         "rollout": {
             "recipe": recipe,
             "sampling": {name: agent.sampling for name, agent in config.agents.items()},
-            "tokenizers": {name: agent.model.tokenizer_source for name, agent in config.agents.items()},
+            "tokenizers": {
+                name: config.policies[agent.policy].model.tokenizer_source
+                for name, agent in config.agents.items()
+            },
             "instances": instances,
             "store": store,
             "orchestrator": supervisor.reference("orchestrator", OrchestratorApi),

@@ -29,7 +29,8 @@ from pydantic.fields import FieldInfo
 from flexmarl.actors.config_base import Config
 from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.launch.commands import cli
-from flexmarl.launch.run_config import RunConfig, resolve
+from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.run_config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "launch" / "docs"

@@ -37,6 +37,7 @@ from ..messages import (
     TrainerApi,
     TrajectoryFailed,
 )
+from ..names import PolicyName
 from ..workflow import Recipe, RecipeConfig
 from . import checkpoint
 from .checkpoint import RunState
@@ -175,7 +176,7 @@ class Orchestrator(Actor):
                     return
                 await self._console.tell("phase", f"warming up {agent}", done, batches)
                 count = min(_WARM_UP_CHUNK, batches - done)
-                loss = await self._trainer.within(_WORK_TIMEOUT_S).sft(agent, done, count)
+                loss = await self._trainer.within(_WORK_TIMEOUT_S).sft(PolicyName(agent), done, count)
             if batches:
                 await self._console.tell(
                     "event", "warmed_up", {"agent": agent, "batches": batches, "loss": loss}
@@ -184,7 +185,7 @@ class Orchestrator(Actor):
     async def _publish_all(self) -> dict[str, int]:
         """The first weights of every agent reach its instances."""
         for agent in self._instances:
-            published = await self._trainer.within(_WORK_TIMEOUT_S).publish(agent)
+            published = await self._trainer.within(_WORK_TIMEOUT_S).publish(PolicyName(agent))
             await self._install(published)
             self._published[agent] = published
         return {agent: published.version for agent, published in self._published.items()}
@@ -216,7 +217,7 @@ class Orchestrator(Actor):
                 await self._publish(decision)
             case Save(agent, step):
                 folder = checkpoint.partial_folder(self._checkpoints, step) / agent
-                await self._trainer.within(_WORK_TIMEOUT_S).save(agent, str(folder))
+                await self._trainer.within(_WORK_TIMEOUT_S).save(PolicyName(agent), str(folder))
                 self._carry_out(self._running.saved(agent, step))
             case CommitCheckpoint():
                 await self._commit(decision)
@@ -263,13 +264,13 @@ class Orchestrator(Actor):
 
     async def _train(self, decision: Train) -> None:
         trainer = self._trainer.within(_WORK_TIMEOUT_S)
-        result = await trainer.train(decision.agent, decision.version, decision.count)
+        result = await trainer.train(PolicyName(decision.agent), decision.version, decision.count)
         record = self._records[decision.step]
         record.trained(decision.agent, result, decision.version, time.monotonic())
         self._carry_out(self._running.trained(decision.agent, decision.step, result.samples))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
-        result = await self._trainer.within(_WORK_TIMEOUT_S).optimizer_step(decision.agent)
+        result = await self._trainer.within(_WORK_TIMEOUT_S).optimizer_step(PolicyName(decision.agent))
         self._records[decision.step].optimizer_stepped(decision.agent, result, time.monotonic())
         self._published[decision.agent] = result.published
         self._carry_out(self._running.stepped(decision.agent, decision.step))

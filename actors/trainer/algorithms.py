@@ -130,9 +130,9 @@ def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
     return None
 
 
-def sync_warning(agent: str, name: AlgorithmName, reason: str) -> str:
+def sync_warning(policy: str, name: AlgorithmName, reason: str) -> str:
     """What to tell the user, once, about a policy that can't stream."""
     return (
-        f"agent {agent}: {name} can't train on a micro-batch before the step's rollout has ended, for {reason}. "
-        "Its policy runs as in mode sync; the other policies are not affected"
+        f"policy {policy}: {name} can't train on a micro-batch before the step's rollout has ended, for {reason}. "
+        "The policy runs as in mode sync; the other policies are not affected"
     )

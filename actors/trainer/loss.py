@@ -28,17 +28,20 @@ class TokenLosses(NamedTuple):
     ratio: Tensor
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
+def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """The log-probability of each token under ``softmax(logits / temperature)``.
 
     ``log p(t) = z_t - logsumexp(z)`` with ``z = logits / temperature``: what an inference engine reports
     as *processed* log-probabilities, so that the two sides' ratio is 1 on-policy at any temperature.
 
     ``logits``: ``[N, V]``, any floating dtype, computed with in float32 at least. ``tokens``: ``[N]`` int64.
+    ``temperature``: one for all tokens, or ``[N]``, one for each.
     Returns ``[N]``, float32 (float64 for float64 logits).
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if temperature != 1.0:
+    if isinstance(temperature, Tensor):
+        scores = scores / temperature.to(scores.dtype).unsqueeze(-1)
+    elif temperature != 1.0:
         scores = scores / temperature
     chosen = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return chosen - scores.logsumexp(-1)

@@ -1,12 +1,13 @@
 """A policy's objective: the functions that its algorithm names, put together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..messages import Sample
+from ..names import AgentName
 from .advantage import (
     group_advantage,
     leave_one_out_advantage,
@@ -27,7 +28,7 @@ from .loss import (
     sequence_sums,
     summed,
 )
-from .trainer_config import AlgorithmConfig
+from .trainer_config import CreditConfig, LossConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class CompletionTokens:
     reference_logprobs: Tensor | None = None
 
 
-def batch_loss(config: AlgorithmConfig, batch: CompletionTokens) -> tuple[Tensor, Tensor]:
+def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Tensor]:
     """The summed loss of a batch, to be divided by the step's `loss.denominator`.
 
     Without a correction the surrogate's ratio is that of trainer to engine. With one it is that of the policy to the
@@ -80,7 +81,7 @@ def batch_loss(config: AlgorithmConfig, batch: CompletionTokens) -> tuple[Tensor
     return loss, diagnostics
 
 
-def _surrogate(config: AlgorithmConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:
+def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:
     low, high = config.clip_low, config.clip_high
     logprobs, advantages = batch.logprobs, batch.advantages
     match config.row.surrogate:
@@ -96,23 +97,23 @@ def _surrogate(config: AlgorithmConfig, batch: CompletionTokens, old_logprobs: T
             return reinforce_loss(logprobs, advantages)
 
 
-def sample_advantage(config: AlgorithmConfig, sample: Sample) -> float:
+def sample_advantage(credit: CreditConfig, sample: Sample) -> float:
     """A sample's advantage from its group's rewards alone, before what needs the whole step or the critic.
 
     Raises ``ValueError`` where the reward is not among its group's or is not finite.
     """
-    match config.row.baseline:
+    match credit.row.baseline:
         case "leave_one_out":
             return leave_one_out_advantage(sample.reward, sample.group_rewards)
         case "group_mean":
-            return group_advantage(sample.reward, sample.group_rewards, scale=config.scale_rewards)
+            return group_advantage(sample.reward, sample.group_rewards, scale=credit.scale_rewards)
         case "critic" | "none":
             group_advantage(sample.reward, (sample.reward,), scale=False)  # only that it is finite
             return float(sample.reward)
 
 
 def critic_advantages(
-    config: AlgorithmConfig,
+    config: LossConfig,
     rewards: Tensor,
     values: Tensor,
     lengths: Tensor,
@@ -128,7 +129,7 @@ def critic_advantages(
     if config.critic is None:
         raise ValueError(f"{config.name} has no critic")
     penalties = torch.zeros_like(values)
-    if config.kl_coefficient and config.kl_in_reward:
+    if config.penalises_rewards:
         if reference_logprobs is None:
             raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
         kl = kl_estimate(engine_logprobs.to(values.dtype), reference_logprobs, config.kl_estimator)
@@ -143,26 +144,34 @@ def critic_advantages(
 
 
 def step_advantages(
-    config: AlgorithmConfig, samples: Sequence[Sample], reference_logprobs: Sequence[Tensor] | None
+    config: LossConfig,
+    credit: Mapping[AgentName, CreditConfig],
+    samples: Sequence[Sample],
+    reference_logprobs: Sequence[Tensor] | None,
 ) -> Tensor:
-    """The advantages of all completion tokens of a step, for an algorithm that doesn't stream: ``[N]`` float64.
+    """The advantages of all completion tokens of a step, for a loss that doesn't stream: ``[N]`` float64.
 
-    ``samples`` (at least one) are those of the step; ``reference_logprobs`` has ``[T]`` for each and is needed for a
-    KL in the reward alone. That KL is between the engine's policy, which drew the tokens, and the reference.
+    ``samples`` (at least one) are those of the step, of all of the policy's agents; ``credit`` is by agent.
+    ``reference_logprobs`` has ``[T]`` for each sample and is needed for a KL in the reward alone. That KL is between
+    the engine's policy, which drew the tokens, and the reference. It is compared with that of the same agent's samples
+    of the group; the normalisation (``whiten``) is over the tokens of all agents, as the divisor of the gradient is.
     """
     float64 = torch.float64
     lengths = torch.tensor([len(sample.tokens) for sample in samples])
-    advantages = torch.tensor([sample_advantage(config, sample) for sample in samples], dtype=float64)
+    advantages = torch.tensor(
+        [sample_advantage(credit[AgentName(sample.agent)], sample) for sample in samples], dtype=float64
+    )
     penalties = torch.zeros(int(lengths.sum()), dtype=float64)
-    if config.kl_coefficient and config.kl_in_reward:
+    if config.penalises_rewards:
         if reference_logprobs is None:
             raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
         drawn = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], dtype=float64)
         kl = kl_estimate(drawn, torch.cat(list(reference_logprobs)), config.kl_estimator)
         penalties = config.kl_coefficient * kl
     if config.row.baseline == "leave_one_out":
-        numbers: dict[str, int] = {}
-        groups = torch.tensor([numbers.setdefault(sample.group, len(numbers)) for sample in samples])
+        numbers: dict[tuple[str, str], int] = {}
+        keys = [(sample.agent, sample.group) for sample in samples]
+        groups = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
         advantages -= leave_one_out_penalties(sequence_sums(penalties, lengths), groups)
         return advantages.repeat_interleave(lengths)
     tokens = rewards_to_go(advantages, -penalties, lengths)

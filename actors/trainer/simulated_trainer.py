@@ -1,4 +1,4 @@
-"""The trainer actor with simulated policies. What they take is slept on the event loop's clock, not computed.
+"""The trainer actor with simulated policies: their computing time is slept on the event loop's clock.
 
 Everything else, leases, commits, publishing and saving, is the trainer's own.
 """
@@ -10,43 +10,43 @@ from typing import TypeVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from ..names import PolicyName
 from .backends.policy_backend import PolicyBackend
 from .backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig
 from .trainer import Trainer
-from .trainer_config import PolicyConfig
+from .trainer_setup import PolicySetup
 
 T = TypeVar("T")
 
 
 class SimulatedTrainer(Trainer):
-    """Fulfils ``TrainerApi``, for models ``{"model_type": "simulated", "trainer": {...}}``, where ``trainer`` is a
-    ``SimulatedTrainerConfig``. One computation at a time, in the order in which they were asked for."""
+    """A ``Trainer`` for models ``{"model_type": "simulated", "trainer": {...}}``; ``trainer`` is a
+    ``SimulatedTrainerConfig``. One computation at a time, in the order of the calls."""
 
     async def on_start(self) -> None:
         self._computing = asyncio.Lock()
         self._owed_s = 0.0
-        self._free_s = 0.0  # by the loop's clock, when all that was asked for so far is done
+        self._free_s = 0.0  # the end of all computations so far, by the loop's clock
         await super().on_start()
 
-    def _build(self, agent: str, config: PolicyConfig) -> PolicyBackend:
-        settings = SimulatedTrainerConfig.model_validate((config.model.config or {}).get("trainer", {}))
-        policy = SimulatedPolicy(
-            agent,
+    def _backend(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
+        settings = SimulatedTrainerConfig.model_validate((setup.model.config or {}).get("trainer", {}))
+        return SimulatedPolicy(
+            policy,
             settings,
-            seed=self._recipe_config.seed,
+            seed=self._setup.recipe.seed,
             sleep=self._owe,
-            max_staleness=config.max_staleness,
+            max_staleness=setup.max_staleness,
         )
-        self._tokenizers[agent] = cast(PreTrainedTokenizerBase, _Bytes())
-        if self._resume_from is not None:
-            policy.load(self._resume_from / agent)
-        return policy
+
+    def _tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
+        return cast(PreTrainedTokenizerBase, _Bytes())
 
     def _owe(self, seconds: float) -> None:
         self._owed_s += seconds
 
     async def _compute(self, function: Callable[[], T]) -> T:
-        """What waits begins the moment the one before it ends, however late this loop wakes: a GPU's queue does so."""
+        """The next begins the moment the one before it ends, however late this loop wakes: a GPU's queue does so."""
         time = asyncio.get_running_loop().time
         asked_s = time()
         async with self._computing:
@@ -63,7 +63,7 @@ class _Encoded:
 
 
 class _Bytes:
-    """Text as its bytes of UTF-8, as far as the trainer asks for a tokenizer."""
+    """A tokenizer, as far as the trainer needs one: text as its bytes of UTF-8."""
 
     eos_token_id = 0
 

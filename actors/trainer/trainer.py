@@ -7,26 +7,26 @@ publishing are messages and shared memory, and happen around the computing.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from ...core.actor import Actor, endpoint
-from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
-from ..messages import MicroBatchTrained, PolicyStepped, Published, StoreApi
-from ..names import PolicyName
+from ..messages import MicroBatchTrained, PolicyStepped, Published, TrainerApi
+from ..names import AgentName, PolicyName
 from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_places
-from ..workflow import Recipe, RecipeConfig
+from ..workflow import Recipe
 from .backends.policy_backend import PolicyBackend, StepStats
 from .backends.torch_policy.torch_policy import TorchPolicy
-from .trainer_config import PolicyConfig
+from .trainer_setup import PolicySetup, TrainerSetup
 
 T = TypeVar("T")
 
@@ -40,48 +40,33 @@ _LEASE_TIMEOUT_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What to publish. ``tensors`` may alias the live weights: publish them before the next step."""
+    """Weights to publish. ``tensors`` may alias the live weights: publish them before the next step."""
 
     version: int
     tensors: Mapping[str, Any]
 
 
-class Trainer(Actor):
-    """Fulfils ``TrainerApi``."""
-
-    def __init__(
-        self,
-        policies: dict[str, PolicyConfig],
-        recipe: RecipeConfig,
-        total_steps: int,
-        store: ActorRef[StoreApi],
-        directory: str,
-        store_folder: str,
-        resume_from: str | None,
-    ) -> None:
-        """``directory``: where this run's transport and store keep their shared memory; ``store_folder``: the store's
-        on the disk. ``resume_from``: the folder of a joint checkpoint, with one folder per policy in it."""
-        self._configs = policies
-        self._recipe_config = recipe
-        self._total_steps = total_steps
-        self._store = store
-        self._transport = StateTransport(Path(directory))
-        self._places = segment_places(directory, store_folder)
-        self._resume_from = Path(resume_from) if resume_from else None
-        self._policies: dict[str, PolicyBackend] = {}
-        self._tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-        self._leases: dict[str, list[int]] = {agent: [] for agent in policies}
+class Trainer(Actor, TrainerApi):
+    def __init__(self, setup: TrainerSetup) -> None:
+        self._setup = setup
+        self._store = setup.store
+        self._transport = StateTransport(setup.runtime_dir)
+        self._places = segment_places(setup.runtime_dir, setup.store_dir)
+        self._policies: dict[PolicyName, PolicyBackend] = {}
+        self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
+        self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}
 
     async def on_start(self) -> None:
-        self._recipe = Recipe(self._recipe_config)
+        self._recipe = Recipe(self._setup.recipe)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._experience = ExperienceReader(self._store, self._places)
         await self._transport.__aenter__()
-        for agent, config in self._configs.items():
-            self._policies[agent] = await self._compute(lambda a=agent, c=config: self._build(a, c))  # type: ignore[misc]
+        for policy, setup in self._setup.policies.items():
+            build = partial(self._build, policy, setup)
+            self._policies[policy] = await self._compute(build)
 
     async def on_stop(self) -> None:
-        # Not waiting: what computes now can't be interrupted, and the loop has other actors to serve. The
+        # Not waiting: a computation under way can't be interrupted, and the loop has other actors to serve. The
         # process ends after it.
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._experience.close()
@@ -90,34 +75,34 @@ class Trainer(Actor):
     # ------------------------------------------------------------------ endpoints
 
     @endpoint
-    async def sft(self, agent: str, first_batch: int, count: int) -> float:
-        return await self._compute(lambda: self._sft(agent, first_batch, count))
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        return await self._compute(lambda: self._sft(policy, first_batch, count))
 
     @endpoint
-    async def publish(self, agent: str) -> Published:
-        return await self._publish(agent, await self._compute(lambda: self._end_sft(agent)))
+    async def publish(self, policy: PolicyName) -> Published:
+        return await self._publish(policy, await self._compute(lambda: self._end_sft(policy)))
 
     @endpoint
-    async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
-        leased = await self._store.within(_LEASE_TIMEOUT_S).lease(PolicyName(agent), policy_version, count)
-        self._leases[agent].append(leased.fence)
+    async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
+        leased = await self._store.within(_LEASE_TIMEOUT_S).lease(policy, policy_version, count)
+        self._leases[policy].append(leased.fence)
         samples = await self._experience.samples(leased)
-        stats = await self._compute(lambda: self._policies[agent].accumulate(samples))
+        stats = await self._compute(lambda: self._policies[policy].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
         )
 
     @endpoint
-    async def optimizer_step(self, agent: str) -> PolicyStepped:
+    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
         started = time.perf_counter()
-        stats, weights = await self._compute(lambda: self._step(agent))
+        stats, weights = await self._compute(lambda: self._step(policy))
         stepped = time.perf_counter()
-        fences, self._leases[agent] = self._leases[agent], []
+        fences, self._leases[policy] = self._leases[policy], []
         with first_error():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._committed(agent, fences, weights.version))
-                publishing = group.create_task(self._publish(agent, weights))
+                group.create_task(self._committed(policy, fences, weights.version))
+                publishing = group.create_task(self._publish(policy, weights))
         self._experience.forget_consumed()
         published = publishing.result()
         publish_s = time.perf_counter() - stepped
@@ -137,35 +122,33 @@ class Trainer(Actor):
         )
 
     @endpoint
-    async def save(self, agent: str, folder: str) -> None:
-        await self._compute(lambda: self._policies[agent].save(Path(folder), self._tokenizers[agent]))
+    async def save(self, policy: PolicyName, folder: str) -> None:
+        await self._compute(lambda: self._policies[policy].save(Path(folder), self._tokenizers[policy]))
 
     # ------------------------------------------------------------------ on the worker thread
 
-    def _build(self, agent: str, config: PolicyConfig) -> PolicyBackend:
-        policy = TorchPolicy(
-            agent,
-            config.model,
-            config.optimizer,
-            config.algorithm,
-            config.sft,
-            seed=self._recipe_config.seed,
-            total_steps=self._total_steps,
-            temperature=config.temperature,
-            device=config.model.device,
-            max_staleness=config.max_staleness,
-        )
-        self._tokenizers[agent] = load_tokenizer(config.model)
-        if self._resume_from is not None:
-            policy.load(self._resume_from / agent)
-        return policy
+    def _build(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
+        backend = self._backend(policy, setup)
+        self._tokenizers[policy] = self._tokenizer(setup)
+        if self._setup.resume_from is not None:
+            backend.load(self._setup.resume_from / policy)
+        return backend
 
-    def _sft(self, agent: str, first_batch: int, count: int) -> float:
-        tokenizer, size = self._tokenizers[agent], self._configs[agent].sft.batch_size
+    def _backend(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
+        return TorchPolicy(policy, setup, seed=self._setup.recipe.seed, total_steps=self._setup.total_steps)
+
+    def _tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
+        return load_tokenizer(setup.model)
+
+    def _sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        setup, tokenizer = self._setup.policies[policy], self._tokenizers[policy]
         loss = 0.0
         for batch in range(first_batch, first_batch + count):
-            examples = self._recipe.sft(agent, batch, size)
-            loss = self._policies[agent].sft(
+            shares = sft_shares(tuple(setup.credit), setup.sft.batch_size, batch)
+            examples = [
+                example for agent, size in shares.items() for example in self._recipe.sft(agent, batch, size)
+            ]
+            loss = self._policies[policy].sft(
                 [
                     (
                         tuple(tokenizer(prompt).input_ids),
@@ -176,30 +159,44 @@ class Trainer(Actor):
             )
         return loss
 
-    def _end_sft(self, agent: str) -> _Weights:
-        policy = self._policies[agent]
-        policy.sft_done()
-        return _weights(policy)
+    def _end_sft(self, policy: PolicyName) -> _Weights:
+        backend = self._policies[policy]
+        backend.sft_done()
+        return _weights(backend)
 
-    def _step(self, agent: str) -> tuple[StepStats, _Weights]:
-        policy = self._policies[agent]
-        return policy.optimizer_step(), _weights(policy)
+    def _step(self, policy: PolicyName) -> tuple[StepStats, _Weights]:
+        backend = self._policies[policy]
+        return backend.optimizer_step(), _weights(backend)
 
     # ------------------------------------------------------------------ small things
 
-    async def _committed(self, agent: str, fences: list[int], version: int) -> None:
-        await self._store.within(_COMMIT_TIMEOUT_S).commit(PolicyName(agent), fences, version)
+    async def _committed(self, policy: PolicyName, fences: list[int], version: int) -> None:
+        await self._store.within(_COMMIT_TIMEOUT_S).commit(policy, fences, version)
 
-    async def _publish(self, agent: str, weights: _Weights) -> Published:
+    async def _publish(self, policy: PolicyName, weights: _Weights) -> Published:
         handle = await self._transport.set(
-            agent, weights.tensors, version=weights.version, timeout_s=_TRANSFER_TIMEOUT_S
+            policy, weights.tensors, version=weights.version, timeout_s=_TRANSFER_TIMEOUT_S
         )
-        return Published(agent, weights.version, handle)
+        return Published(policy, weights.version, handle)
 
     async def _compute(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
-def _weights(policy: PolicyBackend) -> _Weights:
+def sft_shares(agents: Sequence[AgentName], size: int, batch: int) -> dict[AgentName, int]:
+    """Examples of each agent in a supervised batch of ``size``: equal shares, agents without an example left out.
+
+    Examples that are left over go to one agent each, to others in the next batch, so that over the batches all agents
+    have as many.
+    """
+    share, left_over = divmod(size, len(agents))
+    first = batch * left_over
+    counts = {
+        agent: share + ((number - first) % len(agents) < left_over) for number, agent in enumerate(agents)
+    }
+    return {agent: count for agent, count in counts.items() if count}
+
+
+def _weights(backend: PolicyBackend) -> _Weights:
     # Casting a whole model takes long enough that it must not happen on the event loop.
-    return _Weights(policy.version, policy.weights())
+    return _Weights(backend.version, backend.weights())

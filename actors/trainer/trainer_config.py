@@ -1,11 +1,11 @@
-"""What a run configures about training a policy: optimizer and algorithm."""
+"""Settings of training: a policy's optimizer, loss and supervised batches; an agent's credit assignment."""
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
-from ..messages import ModelConfig
 from .algorithms import (
     ALGORITHMS,
     CORRECTION_BOUNDS,
@@ -38,7 +38,7 @@ class OptimizerConfig(Config):
 
 
 class CriticConfig(Config):
-    """PPO's critic, a second model of the policy's size; what is not said here of its optimizer is the policy's.
+    """PPO's critic, a second model of the policy's size. Settings of its optimizer that are not here are the policy's.
 
     ``lr`` and ``max_grad_norm`` are its own, on the policy's schedule; 9e-6 beside the policy's 1e-6 is OpenRLHF's
     default. ``gamma``, ``lam``: discount and trace of the advantage estimator; 1 and 0.95 are InstructGPT's (Ouyang et
@@ -51,23 +51,51 @@ class CriticConfig(Config):
     lam: Share = 0.95
 
 
-class AlgorithmConfig(Config):
-    """Which algorithm trains the policy; every number left out is the one in `ALGORITHMS`, from its paper.
+class CreditConfig(Config):
+    """Credit assignment of one agent: how rewards become advantages. Part of the agent's ``algorithm`` section.
 
-    ``clip_low``, ``clip_high``: the ratio's range is [1 - clip_low, 1 + clip_high]. ``scale_rewards``: divide the
-    group-centred reward by the group's standard deviation. ``aggregation``: what the sum over tokens is divided by
-    (`loss.denominator`); ``constant_length`` is ``constant``'s, by default ``sampling.max_new_tokens``.
-    ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; 0 does
-    without one. ``kl_in_reward``: in the rewards (ppo, rloo and both reinforce_pp), or else a term of the loss.
-    ``correction``: for what the trainer's log-probabilities differ from the engine's (`importance_weights.py`), with
-    bounds
-    of its weight. Under ``async`` it is what makes the objective the decoupled one. ``critic``: ppo's, which has one.
+    ``name`` chooses the row of ``ALGORITHMS``, and with it the baseline and the samples that a reward is compared with.
+    ``scale_rewards``: divide the group-centred reward by the group's standard deviation; by default as in the paper.
+    """
+
+    name: AlgorithmName = "grpo"
+    scale_rewards: bool = bool(_DEFAULT.scale_rewards)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_the_paper(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {"scale_rewards": bool(_row_of(given).scale_rewards)} | given
+
+    @model_validator(mode="after")
+    def _fits_the_algorithm(self) -> "CreditConfig":
+        if self.row.scale_rewards is None and self.scale_rewards:
+            raise ValueError(f"{self.name} does not divide by a group's deviation: leave out scale_rewards")
+        return self
+
+    @property
+    def row(self) -> Algorithm:
+        return ALGORITHMS[self.name]
+
+
+class LossConfig(Config):
+    """The loss of one policy. Part of the policy's ``algorithm`` section; numbers left out are the paper's.
+
+    ``name`` chooses the row of ``ALGORITHMS``, and with it the surrogate.
+    ``clip_low``, ``clip_high``: the ratio's range is [1 - clip_low, 1 + clip_high]. ``aggregation``: the divisor of the
+    sum over tokens (``loss.denominator``); ``constant_length`` is ``constant``'s, by default the largest
+    ``sampling.max_new_tokens`` of the policy's agents, so that a token weighs the same whichever agent generated it.
+    ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; with 0 there is
+    no reference policy. ``kl_in_reward``: the KL is in the rewards (ppo, rloo and both reinforce_pp), otherwise a term
+    of the loss. ``correction``: for differences between the log-probabilities of trainer and engine
+    (``importance_weights.py``), with bounds of its weight. Under ``async``, ``decoupled`` makes the objective the
+    decoupled one. ``critic``: for ppo alone.
     """
 
     name: AlgorithmName = "grpo"
     clip_low: Share = _DEFAULT.clip_low
     clip_high: NonNegative = _DEFAULT.clip_high
-    scale_rewards: bool = bool(_DEFAULT.scale_rewards)
     aggregation: Aggregation = _DEFAULT.aggregation
     constant_length: Count | None = None
     kl_coefficient: NonNegative = 0.0
@@ -83,13 +111,10 @@ class AlgorithmConfig(Config):
     def _numbers_of_the_paper(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        row = _DEFAULT
-        if isinstance(name := given.get("name"), str):
-            row = ALGORITHMS.get(name, row)  # type: ignore[call-overload]  # an unknown name is refused later
+        row = _row_of(given)
         numbers: dict[str, Any] = {
             "clip_low": row.clip_low,
             "clip_high": row.clip_high,
-            "scale_rewards": bool(row.scale_rewards),
             "aggregation": row.aggregation,
             "kl_estimator": row.kl_estimator,
             "kl_in_reward": row.kl_in_reward,
@@ -102,38 +127,14 @@ class AlgorithmConfig(Config):
         return numbers | given
 
     @model_validator(mode="after")
-    def _fits_the_algorithm(self) -> "AlgorithmConfig":
-        row = self.row
-        if row.surrogate == "reinforce" and (self.clip_low or self.clip_high):
-            raise ValueError(f"{self.name} clips nothing: leave out clip_low and clip_high")
-        if row.scale_rewards is None and self.scale_rewards:
-            raise ValueError(f"{self.name} does not divide by a group's deviation: leave out scale_rewards")
-        if (self.critic is None) == (row.baseline == "critic"):
-            raise ValueError("ppo wants a critic" if self.critic is None else f"{self.name} has no critic")
-        if self.kl_in_reward and not row.whiten and row.baseline not in ("leave_one_out", "critic"):
-            raise ValueError(
-                f"{self.name} has its KL in the loss; kl_in_reward is for ppo, rloo and reinforce_pp"
-            )
-        if self.kl_coefficient and self.kl_estimator == "k1" and not self.kl_in_reward:
-            raise ValueError(
-                "the gradient of k1 in the loss is zero on average: take k2 or k3, or kl_in_reward"
-            )
-        if self.constant_length is not None and self.aggregation != "constant":
-            raise ValueError("constant_length is for aggregation constant")
-        low, high = self.correction_low, self.correction_high
-        if self.correction == "none" and not low is high is None:
-            raise ValueError(
-                "correction_low and correction_high want a correction: truncate, mask or decoupled"
-            )
-        if self.correction == "truncate" and low is not None:
-            raise ValueError("correction truncate has no lower bound: leave out correction_low")
-        if low is not None and high is not None and low >= high:
-            raise ValueError(f"correction_low={low} must be less than correction_high={high}")
+    def _fits_the_algorithm(self) -> "LossConfig":
+        for refused, message in _LOSS_REFUSALS:
+            if refused(self):
+                raise ValueError(message.format(loss=self))
         return self
 
     @property
     def row(self) -> Algorithm:
-        """What the algorithm is made of."""
         return ALGORITHMS[self.name]
 
     @property
@@ -141,25 +142,120 @@ class AlgorithmConfig(Config):
         return self.kl_coefficient > 0 and not self.kl_in_reward
 
     @property
+    def penalises_rewards(self) -> bool:
+        """True if a KL to the reference policy lowers the rewards."""
+        return self.kl_coefficient > 0 and self.kl_in_reward
+
+    @property
     def whole_batch_reason(self) -> str | None:
-        """Why the policy must run ``sync``; None where micro-batches may flow. Words for the user: `sync_warning`."""
-        return whole_batch_reason(self.row, self.kl_in_reward and self.kl_coefficient > 0)
+        """The reason why the policy must run ``sync``; None if micro-batches may flow. For users: ``sync_warning``."""
+        return whole_batch_reason(self.row, self.penalises_rewards)
 
     @property
     def compares_within_batch(self) -> bool:
-        """Whether all samples of a group must be in the same optimizer step."""
+        """True if all samples of a group must be in the same optimizer step."""
         return self.whole_batch_reason is not None and not self.row.whiten
 
     @property
     def streams(self) -> bool:
-        """Whether a sample can be trained on before the last sample of its step is there."""
+        """True if a sample can be trained before the last sample of its step is there."""
         return self.whole_batch_reason is None
 
-    def with_constant_length(self, tokens: int) -> "AlgorithmConfig":
-        """The same, divided by ``tokens`` where a constant is wanted and none was given."""
+    def with_constant_length(self, tokens: int) -> "LossConfig":
+        """The same, divided by ``tokens`` if the aggregation is ``constant`` and no constant was given."""
         if self.aggregation != "constant" or self.constant_length is not None:
             return self
         return self.model_copy(update={"constant_length": tokens})
+
+
+_LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
+    (
+        lambda loss: loss.row.surrogate == "reinforce" and bool(loss.clip_low or loss.clip_high),
+        "{loss.name} clips nothing: leave out clip_low and clip_high",
+    ),
+    (lambda loss: loss.critic is None and loss.row.baseline == "critic", "{loss.name} wants a critic"),
+    (lambda loss: loss.critic is not None and loss.row.baseline != "critic", "{loss.name} has no critic"),
+    (
+        lambda loss: loss.kl_in_reward and not _takes_kl_in_reward(loss.row),
+        "{loss.name} has its KL in the loss; kl_in_reward is for ppo, rloo and reinforce_pp",
+    ),
+    (
+        lambda loss: loss.kl_in_loss and loss.kl_estimator == "k1",
+        "the gradient of k1 in the loss is zero on average: take k2 or k3, or kl_in_reward",
+    ),
+    (
+        lambda loss: loss.constant_length is not None and loss.aggregation != "constant",
+        "constant_length is for aggregation constant",
+    ),
+    (
+        lambda loss: loss.correction == "none" and (loss.correction_low, loss.correction_high) != (None, None),
+        "correction_low and correction_high want a correction: truncate, mask or decoupled",
+    ),
+    (
+        lambda loss: loss.correction == "truncate" and loss.correction_low is not None,
+        "correction truncate has no lower bound: leave out correction_low",
+    ),
+    (
+        lambda loss: None not in (loss.correction_low, loss.correction_high)
+        and loss.correction_low >= loss.correction_high,  # type: ignore[operator]
+        "correction_low={loss.correction_low} must be less than correction_high={loss.correction_high}",
+    ),
+)  # fmt: skip
+"""Combinations that a loss refuses, in the order in which they are checked."""
+
+_CREDIT_REFUSALS: tuple[tuple[Callable[[Algorithm, LossConfig], bool], str], ...] = (
+    (
+        lambda credit, loss: credit.baseline == "critic" and loss.critic is None,
+        "takes its advantages from a critic, and the policy's {loss.name} has none",
+    ),
+    (
+        lambda credit, loss: credit.baseline != "critic" and loss.critic is not None,
+        "does not take its advantages from the critic that the policy's {loss.name} trains",
+    ),
+    (
+        lambda credit, loss: credit.whiten and not loss.row.whiten,
+        "wants advantages normalised over the policy's step, which the policy's {loss.name} does not do",
+    ),
+    (
+        lambda credit, loss: not credit.whiten and loss.row.whiten,
+        "wants advantages that are not normalised over the policy's step, as the policy's {loss.name} does",
+    ),
+    (
+        lambda credit, loss: loss.penalises_rewards and not _takes_kl_in_reward(credit),
+        "has no place for the KL that the policy's {loss.name} puts into the rewards (kl_in_reward)",
+    ),
+)
+"""Credit assignments that a loss can't train with, in the order in which they are checked."""
+
+
+def divided_algorithm(section: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The agent's part and the policy's part of a section with both; ``name`` is in both, unknown keys in the last."""
+    credit, loss = CreditConfig.model_fields, LossConfig.model_fields
+    return (
+        {key: value for key, value in section.items() if key in credit},
+        {key: value for key, value in section.items() if key in loss or key not in credit},
+    )
+
+
+def credit_problem(credit: CreditConfig, loss: LossConfig) -> str | None:
+    """The reason why an agent with ``credit`` can't use a policy with ``loss``, as a predicate; None if it can.
+
+    Most pairs fit. Three traits are of both halves, and the policy and all of its agents must agree on them: the critic
+    (it learns from every sample of the policy), the normalisation over the policy's step, and a KL in the rewards.
+    """
+    return next(
+        (text.format(loss=loss) for refused, text in _CREDIT_REFUSALS if refused(credit.row, loss)), None
+    )
+
+
+def _row_of(given: dict[Any, Any]) -> Algorithm:
+    """The row of ``given``'s name; the default row for an unknown name, which is refused later."""
+    name = given.get("name")
+    return next((row for known, row in ALGORITHMS.items() if known == name), _DEFAULT)
+
+
+def _takes_kl_in_reward(row: Algorithm) -> bool:
+    return row.whiten or row.baseline in ("leave_one_out", "critic")
 
 
 class SftConfig(Config):
@@ -168,15 +264,3 @@ class SftConfig(Config):
     lr: Positive = 1e-3
     batches: Natural = 0
     batch_size: Count = 64
-
-
-class PolicyConfig(Config):
-    """What a policy is and how it is trained. ``temperature``: the one its samples are drawn at. ``max_staleness``:
-    how many versions older than the policy a sample may be (0 unless the run is ``async``)."""
-
-    model: ModelConfig
-    optimizer: OptimizerConfig
-    algorithm: AlgorithmConfig
-    sft: SftConfig
-    temperature: float
-    max_staleness: Natural = 0

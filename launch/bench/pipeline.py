@@ -31,11 +31,9 @@ import psutil
 import uvloop
 from rich.console import Console
 
-from ...actors.inference.engines.simulated_engine import SimulatedEngineConfig
 from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.simulated_instance import SimulatedInstance
 from ...actors.messages import GroupClosed, InstanceApi, LeasedBatch, Published, Sample
-from ...actors.names import PolicyName
 from ...actors.orchestrator.pipeline import Mode
 from ...actors.rollout.rollout import Rollout
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
@@ -49,9 +47,10 @@ from ...core.testing import virtual_time
 from ...core.wire.memory import MemoryNetwork
 from ...transport.state import StateTransport
 from .. import env, local_launcher
+from ..config_reading import resolve, to_yaml
 from ..console.progress import Progress
 from ..errors import BenchmarkFailed, Interrupted
-from ..run_config import AgentConfig, RunConfig, resolve, to_yaml
+from ..run_config import RunConfig
 from ..run_directory import RunDirectory
 from .call_goals import PIPELINE, judge_all
 from .calls import Tell, busy_percent, rounded, versions
@@ -169,8 +168,8 @@ def barrier_bound_s(
 
 def lower_bounds_s(config: RunConfig) -> list[float]:
     """``barrier_bound_s`` of every step. Not to be called while a loop runs in this thread."""
-    trainers = {name: _trainer(agent) for name, agent in config.agents.items()}
-    install_s = min(_engine(agent).install_s for agent in config.agents.values())
+    trainers = {str(name): policy.simulated_trainer for name, policy in config.policies.items()}
+    install_s = min(policy.simulated_engine.install_s for policy in config.policies.values())
     with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
         steps = virtual_time.run(_ideal_rollouts(config, Path(directory)))
     micro_batch = config.training.micro_batch
@@ -216,16 +215,16 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
     ):
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
         instances: dict[str, list[ActorRef[InstanceApi]]] = {}
-        for name, agent in config.agents.items():
-            setup = InstanceSetup(PolicyName(name), agent.model, agent.engine, directory)
+        for name, settings in config.policies.items():
+            setup = InstanceSetup(name, settings.model, settings.engine, directory)
             instances[name] = [
-                await system.add(SimulatedInstance(setup), f"{name}-{n}") for n in range(agent.instances)
+                await system.add(SimulatedInstance(setup), f"{name}-{n}") for n in range(settings.instances)
             ]
         rollout = await system.add(_rollout(config, instances, recorded, directory), "rollout")
-        for name, refs in instances.items():
+        for name in config.policies:
             policy = SimulatedPolicy(name, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
             handle = await transport.set(name, policy.weights(), version=0)
-            for ref in refs:
+            for ref in instances[name]:
                 await ref.within(_IDEAL_TIMEOUT_S).apply_weights(Published(name, 0, handle))
             await rollout.api.serve(name, 0)
         return [
@@ -239,8 +238,11 @@ def _rollout(
     recorded: ActorRef[Any],
     directory: Path,
 ) -> Rollout:
-    sampling = {name: agent.sampling for name, agent in config.agents.items()}
-    tokenizers = {name: agent.model.tokenizer_source for name, agent in config.agents.items()}
+    agents = {str(name): agent for name, agent in config.agents.items()}
+    sampling = {name: agent.sampling for name, agent in agents.items()}
+    tokenizers = {
+        name: config.policies[agent.policy].model.tokenizer_source for name, agent in agents.items()
+    }
     return Rollout(
         config.recipe_config(),
         sampling,
@@ -251,7 +253,7 @@ def _rollout(
         config.rollout,
         str(directory),
         str(directory / "store"),
-        columns=config.columns(),
+        columns={name: agent.columns for name, agent in agents.items()},
     )
 
 
@@ -262,7 +264,7 @@ async def _ideal_step(
     first = (step - 1) * training.queries_per_step
     queries = [recipe.train_query(first + n) for n in range(training.queries_per_step)]
     started_s = asyncio.get_running_loop().time()
-    versions = dict.fromkeys(config.agents, 0)
+    versions = dict.fromkeys(map(str, config.agents), 0)
     await rollout.api.start_step(step, queries, training.trajectories_per_query, versions)
     groups = []
     for _ in queries:
@@ -371,21 +373,15 @@ def _interrupts() -> Iterator[None]:
 
 def scaled(config: RunConfig, factor: float) -> RunConfig:
     """The same with all simulated times multiplied by ``factor``."""
-    agents = {}
-    for name, agent in config.agents.items():
+    policies = {}
+    for name, policy in config.policies.items():
         model: dict[str, Any] = {"model_type": "simulated"}
-        for part, times in (("engine", _engine(agent)), ("trainer", _trainer(agent))):
+        for part, times in (("engine", policy.simulated_engine), ("trainer", policy.simulated_trainer)):
             model[part] = {
                 key: value * factor if key.endswith("_s") else value
                 for key, value in times.model_dump().items()
             }
-        agents[name] = agent.model_copy(update={"model": agent.model.model_copy(update={"config": model})})
-    return config.model_copy(update={"agents": agents})
-
-
-def _engine(agent: AgentConfig) -> SimulatedEngineConfig:
-    return SimulatedEngineConfig.model_validate((agent.model.config or {}).get("engine", {}))
-
-
-def _trainer(agent: AgentConfig) -> SimulatedTrainerConfig:
-    return SimulatedTrainerConfig.model_validate((agent.model.config or {}).get("trainer", {}))
+        policies[name] = policy.model_copy(
+            update={"model": policy.model.model_copy(update={"config": model})}
+        )
+    return config.model_copy(update={"policies": policies})

@@ -40,7 +40,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flexmarl.launch.run_config import RunConfig, resolve
+from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.run_config import RunConfig
 
 RECIPE = Path(__file__).parent / "race"
 WARM_UP_STEPS = 5
@@ -98,11 +99,11 @@ def make_model(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    (agent,) = resolve(str(RECIPE), []).agents.values()
-    assert agent.model.config is not None
+    (policy,) = resolve(str(RECIPE), []).policies.values()
+    assert policy.model.config is not None
     torch.manual_seed(0)
     auto_model: Any = AutoModelForCausalLM  # half of its methods have no types
-    auto_model.from_config(AutoConfig.for_model(**agent.model.config)).save_pretrained(folder)
+    auto_model.from_config(AutoConfig.for_model(**policy.model.config)).save_pretrained(folder)
 
 
 def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:

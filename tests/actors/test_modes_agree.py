@@ -17,7 +17,8 @@ from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOpti
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .stores import policies as own_policies
 
@@ -34,14 +35,10 @@ ARCHITECTURE = {
 def policy(agent: str) -> TorchPolicy:
     model = ModelConfig(config=ARCHITECTURE, tokenizer="unused")
     return TorchPolicy(
-        agent,
-        model,
-        OptimizerConfig(),
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName(agent),
+        PolicySetup(model=model, credit={AgentName(agent): CreditConfig()}),
         seed=0,
         total_steps=1,
-        temperature=1.0,
     )
 
 

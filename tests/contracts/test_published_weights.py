@@ -7,9 +7,11 @@ import torch
 
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.state import StateTransport
 
 
@@ -26,14 +28,10 @@ async def test_an_engine_computes_what_the_trainer_does(
     }  # fmt: skip
     config = ModelConfig.model_validate({"config": architecture, "tokenizer": "unused", "dtype": dtype})
     policy = TorchPolicy(
-        "agent",
-        config,
-        OptimizerConfig(),
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName("agent"),
+        PolicySetup(model=config, credit={AgentName("agent"): CreditConfig()}),
         seed=0,
         total_steps=1,
-        temperature=1.0,
     )
     served = empty_model(config)
     engine = TransformersEngine(served, [15], max_batch=2)

@@ -18,9 +18,9 @@ from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.launch import commands, local_launcher
 from flexmarl.launch.cli import main
+from flexmarl.launch.config_reading import check, resolve, to_yaml
 from flexmarl.launch.console.progress import Progress
 from flexmarl.launch.errors import Interrupted
-from flexmarl.launch.run_config import check, resolve, to_yaml
 from flexmarl.launch.run_directory import JsonLines, RunDirectory
 
 from .conftest import SOURCES, TINY

@@ -1,129 +1,11 @@
-"""What a config may say, and how it is told otherwise."""
-
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+"""Configs that are refused, by name and with the reason."""
 
 import pytest
-import yaml
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import ConfigError
-from flexmarl.launch import run_config as config_module
-from flexmarl.launch.run_config import RunConfig, check, read_yaml, resolve, to_yaml
+from flexmarl.launch.config_reading import resolve
 
 from .conftest import TINY
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    """A copy of the tiny recipe, to be changed."""
-    return shutil.copytree(TINY, tmp_path / "my-recipe")
-
-
-def change(recipe: Path, **sections: Any) -> None:
-    file = recipe / "config.yaml"
-    file.write_text(yaml.safe_dump({**read_yaml(file), **sections}))
-
-
-class TestResolving:
-    def test_agents_get_the_defaults_and_say_what_differs(self, recipe: Path) -> None:
-        change(recipe, agents={"solver": {"sampling": {"temperature": 0.5}}, "checker": None})
-        config = resolve(str(recipe), ["agents.checker.instances=2", "agent_defaults.optimizer.lr=3e-4"])
-        solver, checker = config.agents["solver"], config.agents["checker"]
-        assert (solver.sampling.temperature, solver.sampling.max_new_tokens) == (0.5, 3)
-        assert (checker.sampling.temperature, checker.instances) == (1.0, 2)
-        assert solver.optimizer.lr == checker.optimizer.lr == 3e-4
-
-    def test_paths_within_the_recipe_are_made_absolute(
-        self, recipe: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(recipe.parent)
-        (recipe.parent / "words").mkdir()
-        overrides = ["agents.solver.model={path: some/hub-name, config: null, tokenizer: words}"]
-        config = resolve("my-recipe", overrides)
-        assert config.recipe == str(recipe)
-        assert config.agents["solver"].model.tokenizer == str(recipe.parent / "words")
-        assert config.agents["checker"].model.tokenizer == str(recipe / "tokenizer")
-        assert config.agents["solver"].model.path == "some/hub-name"
-
-    def test_staleness_is_one_version_under_async_unless_said(self) -> None:
-        assert resolve(str(TINY), []).schedule().max_staleness == 0
-        config = resolve(str(TINY), ["mode=async", "agents.solver.global_batch=6"])
-        assert config.schedule().max_staleness == 1 and config.schedule().global_batch == {"solver": 6}
-        assert {policy.max_staleness for policy in config.policies().values()} == {1}
-        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).schedule().max_staleness == 3
-
-    def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
-        config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
-        assert config.schedule().whole_step == ("solver",)
-        assert "solver: reinforce_pp can't train" in config.warnings()[0]
-
-    @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
-    def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
-        config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
-        assert config.schedule().whole_step == () and config.warnings() == []
-
-    def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
-        config = resolve(
-            str(TINY), ["agents.solver.algorithm.name=ppo", "agents.solver.algorithm.critic.lr=1.0e-4"]
-        )
-        critics = {name: agent.algorithm.critic for name, agent in config.agents.items()}
-        assert critics["checker"] is None
-        assert critics["solver"] is not None and critics["solver"].lr == 1e-4
-        assert check(yaml.safe_load(to_yaml(config)), "config.yaml") == config
-
-    def test_a_resolved_config_resolves_to_itself(self) -> None:
-        config = resolve(
-            str(TINY), ["data={a: [1, null, {b: 2.5}], c: '5e-4'}", "agents.solver.optimizer.lr=1e-7"]
-        )
-        written = to_yaml(config)
-        assert check(yaml.safe_load(written), "config.yaml") == config
-        assert to_yaml(check(yaml.safe_load(written), "config.yaml")) == written
-
-    def test_columns_are_declared_by_agent(self) -> None:
-        declared = "{plan: {type: tokens}, embedding: {type: tensor, dtype: float32, shape: [null, 8]}}"
-        config = resolve(str(TINY), [f"agents.solver.columns={declared}"])
-        plan, embedding = Column(type="tokens"), Column(type="tensor", dtype="float32", shape=(None, 8))
-        assert config.columns() == {"solver": {"plan": plan, "embedding": embedding}, "checker": {}}
-        assert check(yaml.safe_load(to_yaml(config)), "config.yaml") == config
-
-    def test_a_path_never_means_a_built_in_recipe_or_a_neighbour(
-        self, recipe: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        shutil.copytree(recipe, recipe.parent / "my_recipe")
-        built_in = shutil.copytree(recipe, recipe.parent / "built_in" / "my_recipe")
-        monkeypatch.setattr(config_module, "RECIPES", built_in.parent)
-        monkeypatch.chdir(recipe.parent)
-        assert resolve("my-recipe", []).recipe == str(built_in)
-        assert resolve("./my-recipe", []).recipe == str(recipe)
-        assert resolve(str(recipe), []).recipe == str(recipe)
-
-    @pytest.mark.parametrize("file", ["config.yaml", "workflow.py"])
-    def test_a_recipe_without_its_files_is_none(self, recipe: Path, file: str) -> None:
-        (recipe / file).unlink()
-        with pytest.raises(
-            ConfigError, match=rf"no recipe '.*my-recipe': neither built in .* nor a folder with a {file}"
-        ):
-            resolve(str(recipe), [])
-
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            (b"training: [1", "is no YAML"),
-            (b"agents: \xff", "is no YAML"),
-            (b"a: !!python/object/apply:os.getcwd []", "is no YAML"),
-            (b"", "holds no mapping"),
-            (b"- 1", "holds no mapping"),
-        ],
-    )
-    def test_a_broken_file_is_named(self, recipe: Path, content: bytes, message: str) -> None:
-        (recipe / "config.yaml").write_bytes(content)
-        with pytest.raises(ConfigError, match=f"config.yaml {message}"):
-            resolve(str(recipe), [])
 
 
 class TestRefusals:
@@ -232,7 +114,7 @@ class TestRefusals:
             ("=3", "override '=3': write key.key=value"),
             ("a..b=3", "override 'a..b=3': write key.key=value"),
             ("training.steps.x=5", "training.steps is the value 6, not a section"),
-            ("training.steps=[1", "the value is no YAML"),
+            ("training.steps=[1", "the value is invalid YAML"),
         ],
     )
     def test_of_an_override_name_key_value_and_what_is_allowed(self, override: str, message: str) -> None:
@@ -242,7 +124,7 @@ class TestRefusals:
     def test_of_dynamic_sampling_for_who_compares_nothing(self) -> None:
         sampling = "rollout={drop_zero_advantage: true, replacement_queries: 4}"
         with pytest.raises(
-            ConfigError, match=r"agents.solver.algorithm.name=ppo learns where they are equal"
+            ConfigError, match=r"agents.solver.algorithm.name=ppo learns from equal rewards too"
         ):
             resolve(str(TINY), ["agents.solver.algorithm.name=ppo", sampling])
 
@@ -265,54 +147,6 @@ class TestRefusals:
         before = (TINY / "config.yaml").read_bytes()
         resolve(str(TINY), ["training.steps=1"])
         assert (TINY / "config.yaml").read_bytes() == before
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[RunConfig]:
-    yield resolve(str(TINY), [])
-
-
-keys = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(
-    lambda key: key not in ("on", "off", "y", "n", "no", "yes", "true", "false", "null")
-)
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=6,
-)
-
-
-class TestOverrides:
-    @given(path=st.lists(keys, min_size=1, max_size=3), value=values)
-    @example(path=["x"], value="a=b")
-    @example(path=["x"], value="5e-4")
-    def test_any_value_arrives_as_it_was_written(self, path: list[str], value: Any) -> None:
-        override = (
-            f"data.{'.'.join(path)}={yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)}"
-        )
-        found: Any = resolve(str(TINY), [override]).data
-        for key in path:
-            found = found[key]
-        assert found == value and type(found) is type(value)
-
-    @given(override=st.text(max_size=30))
-    @example("training.steps=0x10")
-    @example("data.a=&x [*x]")
-    @example("data=.inf")
-    def test_whatever_is_written_gives_a_config_or_a_refusal(self, override: str) -> None:
-        try:
-            config = resolve(str(TINY), [override])
-        except ConfigError as error:
-            assert str(error)
-        else:
-            assert check(yaml.safe_load(to_yaml(config)), "again") == config
-
-    def test_the_last_one_counts(self) -> None:
-        assert resolve(str(TINY), ["training.steps=1", "training.steps=2"]).training.steps == 2
 
 
 def test_what_time_decides_is_refused_where_it_may_decide_nothing() -> None:

@@ -83,11 +83,11 @@ def test_the_race_is_of_sixteen_completions_of_64_tokens_that_cannot_end_early()
     from transformers import AutoTokenizer
 
     config = race_trl.resolve(str(race_trl.RECIPE), [])
-    (agent,) = config.agents.values()
-    tokenizer = AutoTokenizer.from_pretrained(agent.model.tokenizer)
+    (policy,) = config.policies.values()
+    tokenizer = AutoTokenizer.from_pretrained(policy.model.tokenizer)
     assert race_trl.tokens_per_step(config) == 16 * 64
-    assert tokenizer.eos_token_id >= agent.model.config["vocab_size"]
-    assert tokenizer.pad_token_id >= agent.model.config["vocab_size"]
+    assert tokenizer.eos_token_id >= policy.model.config["vocab_size"]
+    assert tokenizer.pad_token_id >= policy.model.config["vocab_size"]
 
 
 def test_without_trl_it_says_what_to_install(

@@ -18,7 +18,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from flexmarl.launch.run_config import AgentConfig, RunConfig, resolve
+from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.run_config import RunConfig
 
 HERE = Path(__file__).parent
 
@@ -70,7 +71,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = resolve(str(HERE), [])
-    (agent,) = config.agents.values()
+    (policy,) = config.policies.values()
     recipe = runpy.run_path(str(HERE / "workflow.py"))
     count = arguments.steps * config.training.queries_per_step
     prompts = [recipe["train_query"](position, config.seed).text for position in range(count)]
@@ -78,9 +79,9 @@ def main() -> None:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
         reward_funcs=rewards,
-        args=GRPOConfig(**grpo_settings(config, agent, arguments.steps, arguments.out)),
+        args=GRPOConfig(**grpo_settings(config, arguments.steps, arguments.out)),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=AutoTokenizer.from_pretrained(agent.model.tokenizer),
+        processing_class=AutoTokenizer.from_pretrained(policy.model.tokenizer_source),
         callbacks=[stopwatch],
     )
     trainer.remove_callback(PrinterCallback)
@@ -95,9 +96,10 @@ def main() -> None:
     (arguments.out / "result.json").write_text(json.dumps(result))
 
 
-def grpo_settings(config: RunConfig, agent: AgentConfig, steps: int, out: Path) -> dict[str, Any]:
+def grpo_settings(config: RunConfig, steps: int, out: Path) -> dict[str, Any]:
     """``GRPOConfig``'s keyword arguments: the race's task, and nothing that only costs time."""
-    training, optimizer = config.training, agent.optimizer
+    (agent,), (policy,) = config.agents.values(), config.policies.values()
+    training, optimizer = config.training, policy.optimizer
     return {
         # the task, as flexmarl has it
         "max_steps": steps,
@@ -110,8 +112,8 @@ def grpo_settings(config: RunConfig, agent: AgentConfig, steps: int, out: Path) 
         "top_k": 0,
         "beta": 0.0,
         "loss_type": "dapo",
-        "epsilon": agent.algorithm.clip_low,
-        "epsilon_high": agent.algorithm.clip_high,
+        "epsilon": policy.algorithm.clip_low,
+        "epsilon_high": policy.algorithm.clip_high,
         "scale_rewards": "group" if agent.algorithm.scale_rewards else "none",
         "learning_rate": optimizer.lr,
         "lr_scheduler_type": optimizer.schedule,

@@ -8,39 +8,45 @@ import pytest
 from pydantic import ValidationError
 
 from flexmarl.actors.trainer.algorithms import ALGORITHMS, sync_warning
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
 from flexmarl.launch import env
 
+from .algorithm import Algorithm, algorithm
 
-def config(**given: Any) -> AlgorithmConfig:
-    return AlgorithmConfig.model_validate(given)
+
+def loss(**given: Any) -> LossConfig:
+    return algorithm(**given).loss
 
 
 def test_without_a_word_it_is_grpo_with_clip_higher_and_the_token_mean() -> None:
-    default = config()
-    assert default == AlgorithmConfig()
-    assert (default.name, default.clip_low, default.clip_high) == ("grpo", 0.2, 0.28)
-    assert (default.scale_rewards, default.aggregation, default.correction) == (True, "token_mean", "none")
-    assert default.kl_coefficient == 0.0 and default.streams
+    default = algorithm()
+    assert default == Algorithm(CreditConfig(), LossConfig())
+    credit, of_policy = default.credit, default.loss
+    assert (credit.name, of_policy.name) == ("grpo", "grpo")
+    assert (of_policy.clip_low, of_policy.clip_high) == (0.2, 0.28)
+    assert (credit.scale_rewards, of_policy.aggregation, of_policy.correction) == (True, "token_mean", "none")
+    assert of_policy.kl_coefficient == 0.0 and of_policy.streams
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_name_brings_its_papers_numbers_and_what_is_given_wins(name: str) -> None:
-    found, row = config(name=name), ALGORITHMS[name]  # type: ignore[index]
+    both, row = algorithm(name=name), ALGORITHMS[name]  # type: ignore[index]
+    found = both.loss
     assert (found.clip_low, found.clip_high) == (row.clip_low, row.clip_high)
     assert (found.aggregation, found.kl_estimator) == (row.aggregation, row.kl_estimator)
-    assert found.scale_rewards == bool(row.scale_rewards)
+    assert both.credit.scale_rewards == bool(row.scale_rewards)
     if row.surrogate != "reinforce":
-        assert config(name=name, clip_low=0.125).clip_low == 0.125
+        assert loss(name=name, clip_low=0.125).clip_low == 0.125
     assert "arXiv" in row.paper
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "decoupled"])
 def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> None:
-    found = config(name=name, correction=correction, kl_coefficient=0.01)
-    assert AlgorithmConfig.model_validate(found.model_dump(mode="json")) == found
-    assert AlgorithmConfig.model_validate_json(found.model_dump_json()) == found
+    found = algorithm(name=name, correction=correction, kl_coefficient=0.01)
+    for half in (found.credit, found.loss):
+        assert type(half).model_validate(half.model_dump(mode="json")) == half
+        assert type(half).model_validate_json(half.model_dump_json()) == half
 
 
 @pytest.mark.parametrize(
@@ -65,37 +71,35 @@ def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> Non
 )
 def test_what_does_not_fit_is_refused_with_the_reason(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        config(**given)
+        algorithm(**given)
 
 
 def test_what_needs_the_whole_batch_does_not_stream_and_says_why() -> None:
-    streams = {name for name in ALGORITHMS if config(name=name).streams}
+    streams = {name for name in ALGORITHMS if loss(name=name).streams}
     assert ALGORITHMS.keys() - streams == {"reinforce_pp", "reinforce_pp_baseline"}
-    assert (
-        config(name="ppo", kl_coefficient=0.1).kl_in_reward and config(name="ppo", kl_coefficient=0.1).streams
-    )
-    assert config(name="grpo", kl_coefficient=0.1).streams
-    assert not config(name="rloo", kl_coefficient=0.1).streams
-    assert config(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3").streams
+    assert loss(name="ppo", kl_coefficient=0.1).kl_in_reward and loss(name="ppo", kl_coefficient=0.1).streams
+    assert loss(name="grpo", kl_coefficient=0.1).streams
+    assert not loss(name="rloo", kl_coefficient=0.1).streams
+    assert loss(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3").streams
     for name in ALGORITHMS:
-        found = config(name=name)
+        found = loss(name=name)
         if (reason := found.whole_batch_reason) is not None:
             words = sync_warning("solver", found.name, reason)
             assert (
-                words.startswith(f"agent solver: {name} can't train") and reason in words and "sync" in words
+                words.startswith(f"policy solver: {name} can't train") and reason in words and "sync" in words
             )
 
 
 def test_a_critic_has_numbers_of_its_own() -> None:
-    critic = config(name="ppo", critic={"lr": 1e-4}).critic
+    critic = loss(name="ppo", critic={"lr": 1e-4}).critic
     assert critic is not None and (critic.lr, critic.gamma, critic.lam) == (1e-4, 1.0, 0.95)
-    assert config(name="grpo").critic is None
+    assert loss(name="grpo").critic is None
 
 
 def test_the_constant_is_the_longest_completion_unless_given() -> None:
-    assert config(name="dr_grpo").with_constant_length(64).constant_length == 64
-    assert config(name="dr_grpo", constant_length=9).with_constant_length(64).constant_length == 9
-    assert config().with_constant_length(64).constant_length is None
+    assert loss(name="dr_grpo").with_constant_length(64).constant_length == 64
+    assert loss(name="dr_grpo", constant_length=9).with_constant_length(64).constant_length == 9
+    assert loss().with_constant_length(64).constant_length is None
 
 
 def test_reading_a_config_does_not_import_torch() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.groups.comparison import grouped
 from flexmarl.actors.trainer.critic import explained_variance, value_loss, value_sums
 from flexmarl.actors.trainer.loss import denominator
@@ -25,7 +26,9 @@ from flexmarl.actors.trainer.objective import (
     sample_advantage,
     step_advantages,
 )
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig
+
+from .algorithm import Algorithm, algorithm
 
 torch.set_num_threads(1)
 CONFIGS: tuple[dict[str, Any], ...] = (
@@ -94,10 +97,10 @@ def make_step(seed: int, queries: int = 3, trajectories: int = 4) -> list[Row]:
 # --------------------------------------------------------------------------- the reference, in loops
 
 
-def plain_kl(config: AlgorithmConfig, ours: Any, theirs: float) -> Any:
+def plain_kl(config: Algorithm, ours: Any, theirs: float) -> Any:
     d = ours - theirs
     exp = torch.exp if isinstance(d, Tensor) else math.exp
-    return {"k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}[config.kl_estimator]
+    return {"k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}[config.loss.kl_estimator]
 
 
 def plain_group(row: Row, rows: Sequence[Row], name: str) -> list[float]:
@@ -110,17 +113,17 @@ def plain_group(row: Row, rows: Sequence[Row], name: str) -> list[float]:
     return list(mine.group_rewards)
 
 
-def plain_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[list[float]]:
+def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]]:
     """Per row and token, as the papers say it."""
-    beta = config.kl_coefficient if config.kl_in_reward else 0.0
+    beta = config.loss.kl_coefficient if config.loss.kl_in_reward else 0.0
     kls = [
         [beta * plain_kl(config, a, b) for a, b in zip(row.sample.logprobs, row.reference, strict=True)]
         for row in rows
     ]
     found: list[list[float]] = []
     for n, row in enumerate(rows):
-        rewards, reward = plain_group(row, rows, config.name), row.sample.reward
-        if config.name == "rloo":
+        rewards, reward = plain_group(row, rows, config.loss.name), row.sample.reward
+        if config.loss.name == "rloo":
             advantage = (reward - fmean(rewards)) * len(rewards) / (len(rewards) - 1)
             others = [
                 sum(kls[m])
@@ -128,16 +131,16 @@ def plain_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[list[
                 if m != n and other.sample.group == row.sample.group
             ]
             found.append([advantage - (sum(kls[n]) - fmean(others))] * len(row.logprobs))
-        elif config.name == "reinforce_pp":
+        elif config.loss.name == "reinforce_pp":
             found.append([reward - sum(kls[n][t:]) for t in range(len(row.logprobs))])
-        elif config.critic is not None:
+        elif config.loss.critic is not None:
             found.append(plain_gae(config, row, [-kl for kl in kls[n]]))
         else:
             advantage = reward - fmean(rewards)
-            if config.scale_rewards:
+            if config.credit.scale_rewards:
                 advantage /= (stdev(rewards) if len(rewards) > 1 else 0.0) + 1e-4
             found.append([advantage] * len(row.logprobs))
-    if config.name.startswith("reinforce_pp"):
+    if config.loss.name.startswith("reinforce_pp"):
         flat = [a for each in found for a in each]
         mean = fmean(flat)
         spread = math.sqrt(max(fmean((a - mean) ** 2 for a in flat), 1e-8))
@@ -145,55 +148,55 @@ def plain_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[list[
     return found
 
 
-def plain_gae(config: AlgorithmConfig, row: Row, rewards: list[float]) -> list[float]:
+def plain_gae(config: Algorithm, row: Row, rewards: list[float]) -> list[float]:
     """The sum of eq. 16 as it is written, over what is left of the turn."""
-    assert config.critic is not None
-    gamma, lam = config.critic.gamma, config.critic.lam
+    assert config.loss.critic is not None
+    gamma, lam = config.loss.critic.gamma, config.loss.critic.lam
     rewards = [*rewards[:-1], rewards[-1] + row.sample.reward]
     after = [*row.values[1:], 0.0]
     deltas = [r + gamma * later - v for r, later, v in zip(rewards, after, row.values, strict=True)]
     return [sum((gamma * lam) ** k * d for k, d in enumerate(deltas[t:])) for t in range(len(deltas))]
 
 
-def plain_token_loss(config: AlgorithmConfig, logprob: Tensor, old: Any, advantage: float) -> Tensor:
-    low, high = 1 - config.clip_low, 1 + config.clip_high
-    if config.name == "rloo":
+def plain_token_loss(config: Algorithm, logprob: Tensor, old: Any, advantage: float) -> Tensor:
+    low, high = 1 - config.loss.clip_low, 1 + config.loss.clip_high
+    if config.loss.name == "rloo":
         return -advantage * logprob
     ratio = torch.exp(logprob - old)
-    if config.name == "cispo":
+    if config.loss.name == "cispo":
         return -min(max(ratio.item(), low), high) * advantage * logprob
     return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
 
 
-def plain_weight(config: AlgorithmConfig, gap: float) -> float:
-    weight, low, high = math.exp(gap), config.correction_low, config.correction_high
-    if config.correction == "none":
+def plain_weight(config: Algorithm, gap: float) -> float:
+    weight, low, high = math.exp(gap), config.loss.correction_low, config.loss.correction_high
+    if config.loss.correction == "none":
         return 1.0
-    if config.correction == "truncate":
+    if config.loss.correction == "truncate":
         assert high is not None
         return min(weight, high)
     return 0.0 if (low is not None and weight < low) or (high is not None and weight > high) else weight
 
 
-def plain_loss(config: AlgorithmConfig, rows: Sequence[Row], logprobs: list[list[Tensor]]) -> Tensor:
+def plain_loss(config: Algorithm, rows: Sequence[Row], logprobs: list[list[Tensor]]) -> Tensor:
     """The mean loss of a whole step."""
     advantages = plain_advantages(config, rows)
     total = torch.zeros((), dtype=torch.float64)
     for row, ours, advantage in zip(rows, logprobs, advantages, strict=True):
         engine = row.sample.logprobs
-        old = [lp.item() for lp in ours] if config.correction != "none" else list(engine)
+        old = [lp.item() for lp in ours] if config.loss.correction != "none" else list(engine)
         sequence = torch.zeros((), dtype=torch.float64)
         mean_gap = sum((a - b for a, b in zip(ours, old, strict=True)), torch.zeros(())) / len(ours)
         for t, logprob in enumerate(ours):
             weight = plain_weight(config, logprob.item() - engine[t])
-            if config.name == "gspo":
+            if config.loss.name == "gspo":
                 loss = plain_token_loss(config, mean_gap, 0.0, advantage[t])
             else:
                 loss = plain_token_loss(config, logprob, old[t], advantage[t])
             sequence = sequence + weight * loss
-            if config.kl_coefficient and not config.kl_in_reward:
-                sequence = sequence + config.kl_coefficient * plain_kl(config, logprob, row.reference[t])
-        total = total + (sequence / len(ours) if config.aggregation == "sequence_mean" else sequence)
+            if config.loss.kl_coefficient and not config.loss.kl_in_reward:
+                sequence = sequence + config.loss.kl_coefficient * plain_kl(config, logprob, row.reference[t])
+        total = total + (sequence / len(ours) if config.loss.aggregation == "sequence_mean" else sequence)
     tokens = sum(len(row.logprobs) for row in rows)
     return (
         total
@@ -201,15 +204,15 @@ def plain_loss(config: AlgorithmConfig, rows: Sequence[Row], logprobs: list[list
             "token_mean": tokens,
             "sequence_mean": len(rows),
             "sequence_sum": len(rows),
-            "constant": len(rows) * (config.constant_length or 0),
-        }[config.aggregation]
+            "constant": len(rows) * (config.loss.constant_length or 0),
+        }[config.loss.aggregation]
     )
 
 
 # --------------------------------------------------------------------------- what the trainer does
 
 
-def as_grouped(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Sample]:
+def as_grouped(config: Algorithm, rows: Sequence[Row]) -> list[Sample]:
     """The samples as the rollout sends them, group by group when each closes."""
     groups = {
         row.sample.group: [r.sample for r in rows if r.sample.group == row.sample.group] for row in rows
@@ -217,22 +220,22 @@ def as_grouped(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Sample]:
     named = {
         sample.sample_id: sample
         for group in groups.values()
-        for sample in grouped(group, {"solver": config.row.grouping})
+        for sample in grouped(group, {"solver": config.credit.row.grouping})
     }
     return [named[row.sample.sample_id] for row in rows]
 
 
-def token_advantages(config: AlgorithmConfig, rows: Sequence[Row]) -> list[Tensor]:
+def token_advantages(config: Algorithm, rows: Sequence[Row]) -> list[Tensor]:
     samples = as_grouped(config, rows)
-    if config.critic is not None:
+    if config.loss.critic is not None:
         return [advantages_and_returns(config, [row])[0] for row in rows]
-    if config.streams:
+    if config.loss.streams:
         return [
-            torch.full((len(row.logprobs),), sample_advantage(config, sample), dtype=torch.float64)
+            torch.full((len(row.logprobs),), sample_advantage(config.credit, sample), dtype=torch.float64)
             for row, sample in zip(rows, samples, strict=True)
         ]
     references = [torch.tensor(row.reference, dtype=torch.float64) for row in rows]
-    found = step_advantages(config, samples, references)
+    found = step_advantages(config.loss, {AgentName("solver"): config.credit}, samples, references)
     return list(torch.split(found, [len(row.logprobs) for row in rows]))
 
 
@@ -240,9 +243,9 @@ def tokens(rows: Sequence[Row], of: Callable[[Row], Sequence[float]]) -> Tensor:
     return torch.tensor([each for row in rows for each in of(row)], dtype=torch.float64)
 
 
-def advantages_and_returns(config: AlgorithmConfig, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def advantages_and_returns(config: Algorithm, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     return critic_advantages(
-        config,
+        config.loss,
         torch.tensor([row.sample.reward for row in rows]),
         tokens(rows, lambda row: row.values),
         torch.tensor([len(row.logprobs) for row in rows]),
@@ -251,25 +254,23 @@ def advantages_and_returns(config: AlgorithmConfig, rows: Sequence[Row]) -> tupl
     )
 
 
-def accumulated(
-    config: AlgorithmConfig, batches: Sequence[Sequence[Row]]
-) -> tuple[float, dict[str, list[float]]]:
+def accumulated(config: Algorithm, batches: Sequence[Sequence[Row]]) -> tuple[float, dict[str, list[float]]]:
     """The step's mean loss, and the gradient by each sample's log-probabilities, divided once."""
     rows = [row for batch in batches for row in batch]
     advantages = dict(
         zip((row.sample.sample_id for row in rows), token_advantages(config, rows), strict=True)
     )
     divisor = denominator(
-        config.aggregation,
+        config.loss.aggregation,
         tokens=sum(len(row.logprobs) for row in rows),
         sequences=len(rows),
-        constant=config.constant_length,
+        constant=config.loss.constant_length,
     )
     loss, gradients = 0.0, {}
     for batch in batches:
         leaves = [torch.tensor(row.logprobs, dtype=torch.float64, requires_grad=True) for row in batch]
         summed, diagnostics = batch_loss(
-            config,
+            config.loss,
             CompletionTokens(
                 logprobs=torch.cat(leaves),
                 engine_logprobs=torch.tensor(
@@ -296,7 +297,7 @@ def accumulated(
 def test_any_split_gives_the_loss_and_gradient_of_the_formula(
     given_config: dict[str, Any], data: st.DataObject, seed: int
 ) -> None:
-    config = AlgorithmConfig.model_validate(given_config)
+    config = algorithm(**given_config)
     rows = make_step(seed)
     leaves = [
         [torch.tensor(lp, dtype=torch.float64, requires_grad=True) for lp in row.logprobs] for row in rows
@@ -329,7 +330,7 @@ def cut(data: st.DataObject, rows: Sequence[Row]) -> list[list[Row]]:
 def test_any_split_gives_the_critics_loss_gradient_and_foresight(
     given_config: dict[str, Any], data: st.DataObject, seed: int
 ) -> None:
-    config = AlgorithmConfig.model_validate(given_config)
+    config = algorithm(**given_config)
     rows = make_step(seed)
     count = sum(len(row.logprobs) for row in rows)
     targets, mistakes, wanted = [], [], {}
@@ -372,7 +373,7 @@ def one(logprobs: Sequence[float], engine: Sequence[float]) -> CompletionTokens:
 
 
 def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -> None:
-    config = AlgorithmConfig(name="grpo", correction="mask", correction_low=0.5, correction_high=5.0)
+    config = LossConfig(name="grpo", correction="mask", correction_low=0.5, correction_high=5.0)
     batch = one([-1.0, -2.0], [-9.0, -30.0])
     loss, diagnostics = batch_loss(config, batch)
     torch.autograd.backward(loss)
@@ -382,7 +383,7 @@ def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -
 
 @pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: dict[str, Any]) -> None:
-    config = AlgorithmConfig.model_validate(given_config)
+    config = algorithm(**given_config)
     for trajectories in (1, 3):
         rows = [
             Row(Sample(f"1:q_0_{n}", "solver", 1, 0, "1:q", 1.0, (1.0,) * trajectories, (1,), (2, 3), (-1.0, -500.0)),
@@ -392,32 +393,32 @@ def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: 
         loss, gradients = accumulated(config, [rows])
         flat = list(chain.from_iterable(gradients.values()))
         assert math.isfinite(loss) and all(map(math.isfinite, flat))
-        if not config.kl_coefficient and config.critic is None:
+        if not config.loss.kl_coefficient and config.loss.critic is None:
             assert not any(flat), "equal rewards teach nothing"
 
 
 def test_the_decoupled_ratio_is_one_at_the_proximal_policy() -> None:
     """However far the behaviour policy is, the clip refers to the proximal one and holds nothing back."""
-    config = AlgorithmConfig(name="grpo", correction="decoupled", correction_high=5.0)
+    config = LossConfig(name="grpo", correction="decoupled", correction_high=5.0)
     batch = one([-1.0, -1.0], [-1.5, -0.5])
     loss, diagnostics = batch_loss(config, batch)
     torch.autograd.backward(loss)
     assert batch.logprobs.grad is not None
     assert batch.logprobs.grad.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5)])
     assert diagnostics[1].item() == 0.0
-    free, _ = batch_loss(AlgorithmConfig(), one([-1.0, -1.0], [-1.5, -0.5]))
+    free, _ = batch_loss(LossConfig(), one([-1.0, -1.0], [-1.5, -0.5]))
     assert free.item() != pytest.approx(loss.item()), "without a correction the clip does hold back"
 
 
 def test_a_kl_without_a_reference_is_refused() -> None:
-    in_loss = AlgorithmConfig(name="grpo", kl_coefficient=0.1)
+    in_loss = LossConfig(name="grpo", kl_coefficient=0.1)
     with pytest.raises(ValueError, match="reference policy"):
         batch_loss(in_loss, one([-1.0], [-1.0]))
     with pytest.raises(ValueError, match="reference policy"):
-        step_advantages(AlgorithmConfig(name="rloo", kl_coefficient=0.1, clip_low=0, clip_high=0, scale_rewards=False,
-                                        kl_in_reward=True), [make_step(0)[0].sample], None)  # fmt: skip
+        rloo = algorithm(name="rloo", kl_coefficient=0.1)
+        step_advantages(rloo.loss, {AgentName("solver"): rloo.credit}, [make_step(0)[0].sample], None)
     with pytest.raises(ValueError, match="reference policy"):
-        critic_advantages(AlgorithmConfig.model_validate({"name": "ppo", "kl_coefficient": 0.1}), torch.ones(1),
+        critic_advantages(LossConfig.model_validate({"name": "ppo", "kl_coefficient": 0.1}), torch.ones(1),
                           torch.zeros(1), torch.tensor([1]), torch.zeros(1), None)  # fmt: skip
 
 
@@ -425,4 +426,4 @@ def test_a_reward_that_is_not_finite_is_refused_by_every_baseline() -> None:
     sample = Sample("q_0_0", "solver", 1, 0, "q", math.nan, (math.nan,), (1,), (2,), (-1.0,))
     for name in ("grpo", "rloo", "reinforce_pp", "ppo"):
         with pytest.raises(ValueError, match="reward"):
-            sample_advantage(AlgorithmConfig.model_validate({"name": name}), sample)
+            sample_advantage(algorithm(name=name).credit, sample)

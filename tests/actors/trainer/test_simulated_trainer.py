@@ -7,16 +7,13 @@ import pytest
 
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_places
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
 from flexmarl.actors.trainer.simulated_trainer import SimulatedTrainer
-from flexmarl.actors.trainer.trainer_config import (
-    AlgorithmConfig,
-    OptimizerConfig,
-    PolicyConfig,
-    SftConfig,
-)
+from flexmarl.actors.trainer.trainer_config import CreditConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -40,24 +37,19 @@ def sample(agent: str, number: int) -> Sample:
     return Sample(f"1:q_{turn}_{number}", agent, 1, 0, "1:q", 1.0, (1.0, 0.0), *tokens)
 
 
-def simulated_policy(**costs: float) -> PolicyConfig:
+def simulated_policy(agent: str, **costs: float) -> PolicySetup:
     model = ModelConfig(config={"model_type": "simulated", "trainer": costs}, tokenizer="bytes")
-    return PolicyConfig(
-        model=model,
-        optimizer=OptimizerConfig(),
-        algorithm=AlgorithmConfig(),
-        sft=SftConfig(),
-        temperature=1.0,
-    )
+    return PolicySetup(model=model, credit={AgentName(agent): CreditConfig()})
 
 
 def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
     (tmp_path / "workflow.py").write_text(RECIPE)
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o700)
+    solver, judge = PolicyName("solver"), PolicyName("judge")
     policies = {
-        "solver": simulated_policy(token_s=100.0, optimizer_s=30.0),
-        "judge": simulated_policy(token_s=1.0, micro_batch_s=5.0),
+        solver: simulated_policy("solver", token_s=100.0, optimizer_s=30.0),
+        judge: simulated_policy("judge", token_s=1.0, micro_batch_s=5.0),
     }
 
     async def main() -> None:
@@ -73,28 +65,29 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
             writer = ExperienceWriter(store_ref, "tests", segment_places(shared, folder))
             await writer.put([sample("solver", n) for n in range(4)] + [sample("judge", n) for n in range(2)])
             recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=3)
-            actor = SimulatedTrainer(policies, recipe, 10, store_ref, str(shared), str(folder), None)
+            setup = TrainerSetup(policies, recipe, 10, store_ref, shared, folder)
+            actor = SimulatedTrainer(setup)
             trainer = (await system.add(actor, "trainer")).within(1e6)
             assert time() == 0.0
-            assert 0 <= await trainer.sft("judge", 0, 2) < 1
+            assert 0 <= await trainer.sft(judge, 0, 2) < 1
             assert time() == pytest.approx(2 * 64 * 5)  # two batches; two letters each way and the end
-            for agent in policies:
-                await trainer.publish(agent)
+            for policy in policies:
+                await trainer.publish(policy)
             start = time()
 
-            async def train(agent: str, count: int) -> float:
-                await trainer.train(agent, 0, count)
+            async def train(policy: PolicyName, count: int) -> float:
+                await trainer.train(policy, 0, count)
                 return time() - start
 
-            ended = await asyncio.gather(train("solver", 3), train("judge", 2), train("solver", 1))
+            ended = await asyncio.gather(train(solver, 3), train(judge, 2), train(solver, 1))
             assert ended == pytest.approx([600.0, 609.0, 809.0])
-            stepped = await trainer.optimizer_step("solver")
+            stepped = await trainer.optimizer_step(solver)
             assert time() - start == pytest.approx(839.0)
             assert (stepped.samples, stepped.published.version) == (4, 1)
             assert (await store.table_statistics())["solver"].consumed == 4
             weights = await transport.get(stepped.published.handle)
             assert weights["state"][0] == 1
-            await trainer.save("solver", str(tmp_path / "saved"))
+            await trainer.save(solver, str(tmp_path / "saved"))
             saved = read_json(tmp_path / "saved" / STATE_FILE)["trained"]
             assert saved == {"0": [f"1:q_0_{n}" for n in range(4)]}
 

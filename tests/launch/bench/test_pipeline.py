@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.pipeline import (
@@ -72,7 +73,8 @@ def test_bounds_are_those_of_the_seed() -> None:
 
 def test_nothing_else_is_scaled() -> None:
     whole, quarter = (
-        scaled(Options().config("strict"), factor).agents["solver"].model.config for factor in (1, 0.25)
+        scaled(Options().config("strict"), factor).policies[PolicyName("solver")].model.config
+        for factor in (1, 0.25)
     )
     assert whole is not None and quarter is not None
     assert quarter["engine"] == whole["engine"] | {"token_s": 1e-3, "install_s": 0.0125}

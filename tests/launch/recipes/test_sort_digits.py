@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.workflow import Prompt, Query, Recipe, RecipeConfig, Turn
-from flexmarl.launch.run_config import recipe_folder, resolve
+from flexmarl.launch.config_reading import recipe_folder, resolve
 
 FOLDER = recipe_folder("sort-digits")
 DATA = {"digits": 5, "eval_problems": 500}
@@ -176,8 +176,9 @@ def test_the_config_fits_tokenizer_and_workflow(tokenizer: Any) -> None:
     assert set(config.agents) == {"sorter", "checker"}
     longest_problem = Recipe(config.recipe_config()).train_query(0).text
     for agent in config.agents.values():
-        assert agent.model.tokenizer == str(FOLDER / "tokenizer")
-        model = AutoConfig.for_model(**(agent.model.config or {}))
+        policy = config.policies[agent.policy]
+        assert policy.model.tokenizer == str(FOLDER / "tokenizer")
+        model = AutoConfig.for_model(**(policy.model.config or {}))
         assert model.vocab_size == len(tokenizer)
         assert (model.eos_token_id, model.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
         answer = agent.sampling.max_new_tokens

@@ -28,26 +28,26 @@ def build_model(config: ModelConfig, seed: int) -> Any:
 
 
 class CompletionModel:
-    """``model`` is the live module on ``device``, its parameters float32."""
+    """``model`` is the live module on the config's device, its parameters float32."""
 
-    def __init__(self, config: ModelConfig, seed: int, device: torch.device) -> None:
-        self.model = fuse_norms(build_model(config, seed)).to(device)
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self._device = torch.device(config.device)
+        self.model = fuse_norms(build_model(config, seed)).to(self._device)
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
-        self._device = device
         self._bfloat16 = config.dtype == "bfloat16"
         # The output layer and everything after it see the completion tokens only: [N, V], no padding.
         self._positions: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
-    def logprobs(self, rows: PaddedRows, temperature: float) -> Tensor:
-        """Log-probabilities ``[N]`` of the completion tokens, with gradient."""
+    def logprobs(self, rows: PaddedRows, temperatures: float | Tensor = 1.0) -> Tensor:
+        """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``."""
         self._positions = rows.positions
         try:
             with self.autocast():
                 logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
         finally:
             self._positions = None
-        return token_logprobs(logits, rows.targets, temperature)
+        return token_logprobs(logits, rows.targets, temperatures)
 
     def autocast(self) -> torch.autocast:
         """The precision to compute in, for a ``with``."""

@@ -26,8 +26,9 @@ class TrainedSample:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: which of the samples they are.
-    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64."""
+    """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
+    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64;
+    ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ."""
 
     indices: list[int]
     rows: PaddedRows
@@ -35,6 +36,7 @@ class Chunk:
     advantages: Tensor
     rewards: Tensor
     lengths: Tensor
+    temperatures: float | Tensor
 
 
 def make_chunks(trained: Sequence[TrainedSample], vocab_size: int, device: torch.device) -> list[Chunk]:
@@ -59,7 +61,16 @@ def _chunk(
         torch.from_numpy(advantages).to(device),
         torch.tensor([sample.reward for sample in samples], device=device),
         torch.tensor(lengths, device=device),
+        _temperatures(samples, lengths, device),
     )
+
+
+def _temperatures(samples: Sequence[Sample], lengths: Sequence[int], device: torch.device) -> float | Tensor:
+    """One number for all tokens if the samples agree, as they do unless agents share the policy: that is cheaper."""
+    each = [sample.temperature for sample in samples]
+    if min(each) == max(each):
+        return each[0]
+    return torch.from_numpy(np.repeat(np.array(each), lengths)).to(device)
 
 
 def _token_advantages(

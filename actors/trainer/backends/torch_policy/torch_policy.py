@@ -23,13 +23,14 @@ from transformers import PreTrainedTokenizerBase
 from .....core.telemetry import get_logger
 from ....errors import CheckpointMismatch, NonFiniteGradient, StaleSample
 from ....json_files import read_json, write_json
-from ....messages import ModelConfig, Sample
+from ....messages import Sample
+from ....names import AgentName, PolicyName
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
 from ...objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
-from ...padding import PaddedRows, TokenRow, pad_rows
+from ...padding import TokenRow, pad_rows
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
-from ...trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, StepStats
 from .adamw import apply_gradient, forget_moments, gradient_norm, learning_rate, make_adamw, moments
 from .completion_model import CompletionModel, derived_seed, named_weights, random_stream
@@ -78,42 +79,23 @@ class _StepTotals:
 class TorchPolicy:
     """A `PolicyBackend` on one device. ``model`` is the live module, its parameters the master weights."""
 
-    def __init__(
-        self,
-        name: str,
-        model: ModelConfig,
-        optimizer: OptimizerConfig,
-        algorithm: AlgorithmConfig,
-        sft: SftConfig,
-        *,
-        seed: int,
-        total_steps: int,
-        temperature: float,
-        device: torch.device | str = "cpu",
-        max_staleness: int = 0,
-    ) -> None:
-        """``seed`` is the run's: the policy's own derives from it and ``name``. ``temperature`` is the one
-        the policy's samples are drawn at; raises ``ValueError`` unless it is positive, for greedy decoding
-        has no log-probabilities to train on. ``max_staleness``: versions that a sample may be behind."""
-        if temperature <= 0:
-            raise ValueError(f"policy {name}: can't train on samples drawn at temperature {temperature}")
+    def __init__(self, name: PolicyName, setup: PolicySetup, *, seed: int, total_steps: int) -> None:
+        """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run."""
         self.name = name
-        self._optimizer_config, self._algorithm, self._sft = optimizer, algorithm, sft
-        self._total_steps, self._temperature = total_steps, temperature
-        self._max_staleness = max_staleness
-        self._device = torch.device(device)
+        self._setup, self._loss = setup, setup.loss
+        self._total_steps = total_steps
+        model, loss = setup.model, setup.loss
+        self._device = torch.device(model.device)
         self._autocast = model.dtype == "bfloat16"
         own_seed = derived_seed(seed, name)
-        self._completions = CompletionModel(model, own_seed, self._device)
+        self._completions = CompletionModel(model, own_seed)
         self.model = self._completions.model
         self._vocab_size = self._completions.vocab_size
-        self._reference = CompletionModel(model, own_seed, self._device) if algorithm.kl_coefficient else None
+        self._reference = CompletionModel(model, own_seed) if loss.kl_coefficient else None
         if self._reference is not None:
             self._reference.model.eval().requires_grad_(False)
-        self._critic = (
-            CriticModel(self._completions, algorithm.critic, optimizer) if algorithm.critic else None
-        )
-        self._optimizer = make_adamw(self.model, optimizer)
+        self._critic = CriticModel(self._completions, loss.critic, setup.optimizer) if loss.critic else None
+        self._optimizer = make_adamw(self.model, setup.optimizer)
         self._rng_state = random_stream(own_seed)
         self._version = 0
         self._totals = _StepTotals()
@@ -133,9 +115,9 @@ class TorchPolicy:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         with self._own_randomness():
             rows = pad_rows(examples, self._vocab_size).to(self._device)
-            loss = -self._completions.logprobs(rows, 1.0).mean()
+            loss = -self._completions.logprobs(rows).mean()
             torch.autograd.backward(loss)
-        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._sft.lr)
+        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._setup.sft.lr)
         self._sft_batches += 1
         self._sft_loss = loss.item()
         return self._sft_loss
@@ -166,7 +148,7 @@ class TorchPolicy:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
         checked = self._checked(batch)
         totals = _StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
-        if self._algorithm.streams:
+        if self._loss.streams:
             self._backward(self._chunks(checked), totals)
         else:
             pad_rows([(sample.prompt_tokens, sample.tokens) for sample in batch], self._vocab_size)
@@ -184,15 +166,15 @@ class TorchPolicy:
         sums = torch.zeros(3, device=self._device)
         with self._own_randomness():
             for chunk in chunks:
-                references = self._reference_logprobs(chunk.rows) if self._needs_references else None
+                references = self._reference_logprobs(chunk) if self._needs_references else None
                 advantages = chunk.advantages
                 if self._critic is not None:
                     advantages = self._backward_values(self._critic, chunk, references, totals)
-                logprobs = self._completions.logprobs(chunk.rows, self._temperature)
+                logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
                 tokens = CompletionTokens(
                     logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references
                 )
-                loss, diagnostics = batch_loss(self._algorithm, tokens)
+                loss, diagnostics = batch_loss(self._loss, tokens)
                 torch.autograd.backward(loss)
                 sums += diagnostics
                 totals.trained_tokens += len(chunk.advantages)
@@ -204,7 +186,7 @@ class TorchPolicy:
         """Adds the critic's gradient; returns the policy's advantages ``[N]``."""
         values = critic.values(chunk.rows)
         advantages, returns = critic_advantages(
-            self._algorithm, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
+            self._loss, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
         )
         torch.autograd.backward(value_loss(values, returns).sum())
         totals.values += value_sums(values, returns).cpu()
@@ -214,9 +196,11 @@ class TorchPolicy:
         """The gradient of all samples that waited for the step to be whole."""
         samples, self._held = self._held, []
         references = None
-        if self._algorithm.kl_coefficient and self._algorithm.kl_in_reward:
+        if self._loss.penalises_rewards:
             references = self._reference_logprobs_of(samples)
-        advantages = step_advantages(self._algorithm, samples, references).numpy().astype(np.float32)
+        advantages = (
+            step_advantages(self._loss, self._setup.credit, samples, references).numpy().astype(np.float32)
+        )
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
         totals = _StepTotals()
         self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
@@ -228,12 +212,12 @@ class TorchPolicy:
             self._backward_held()
         totals = self._totals
         divisor = denominator(
-            self._algorithm.aggregation,
+            self._loss.aggregation,
             tokens=totals.tokens,
             sequences=totals.samples,
-            constant=self._algorithm.constant_length,
+            constant=self._loss.constant_length,
         )
-        lr = learning_rate(self._optimizer_config, self._version, self._total_steps)
+        lr = learning_rate(self._setup.optimizer, self._version, self._total_steps)
         grad_norm = self._finite_norm(gradient_norm(self.model, divisor))
         if self._critic is not None:
             tokens = max(1, totals.tokens)
@@ -258,38 +242,49 @@ class TorchPolicy:
         """Every sample with its advantage, as far as its group tells. Raises what `accumulate` raises."""
         checked = []
         for sample in batch:
-            if not 0 <= self._version - sample.policy_version <= self._max_staleness:
+            if not 0 <= self._version - sample.policy_version <= self._setup.max_staleness:
                 raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
             if not len(sample.tokens) == len(sample.logprobs) > 0:
                 counts = f"{len(sample.tokens)} tokens, {len(sample.logprobs)} log-probabilities"
                 raise ValueError(
                     f"sample {sample.sample_id}: {counts}; need as many of each, and one at least"
                 )
-            checked.append(TrainedSample(sample, sample_advantage(self._algorithm, sample)))
+            if not sample.temperature > 0:
+                raise ValueError(
+                    f"sample {sample.sample_id}: drawn at temperature {sample.temperature}, which has no "
+                    "log-probabilities to train on"
+                )
+            credit = self._setup.credit.get(AgentName(sample.agent))
+            if credit is None:
+                users = ", ".join(self._setup.credit)
+                raise ValueError(
+                    f"sample {sample.sample_id}: agent {sample.agent} does not use policy {self.name}; {users} do"
+                )
+            checked.append(TrainedSample(sample, sample_advantage(credit, sample)))
         return checked
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
         """The forwards of those that have a gradient."""
-        every = self._algorithm.kl_in_loss or self._critic is not None
+        every = self._loss.kl_in_loss or self._critic is not None
         trained = [row for row in samples if every or row.has_signal]
         return make_chunks(trained, self._vocab_size, self._device)
 
     @property
     def _needs_references(self) -> bool:
         """Whether a forward needs the reference's: for a KL in the loss, or in the rewards that a critic learns."""
-        return self._algorithm.kl_coefficient > 0 and (self._algorithm.kl_in_loss or self._critic is not None)
+        return self._loss.kl_coefficient > 0 and (self._loss.kl_in_loss or self._critic is not None)
 
-    def _reference_logprobs(self, rows: PaddedRows) -> Tensor:
+    def _reference_logprobs(self, chunk: Chunk) -> Tensor:
         """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
         assert self._reference is not None, "it is built wherever there is a kl_coefficient"
         with torch.no_grad():
-            return self._reference.logprobs(rows, self._temperature)
+            return self._reference.logprobs(chunk.rows, chunk.temperatures)
 
     def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The same, sample by sample, on the CPU."""
         found: dict[int, Tensor] = {}
         for chunk in make_chunks([TrainedSample(s, 0.0) for s in samples], self._vocab_size, self._device):
-            logprobs = self._reference_logprobs(chunk.rows).cpu()
+            logprobs = self._reference_logprobs(chunk).cpu()
             found |= zip(chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=True)
         return [found[index] for index in range(len(samples))]
 
@@ -301,7 +296,7 @@ class TorchPolicy:
             self._optimizer,
             divisor=divisor,
             norm=norm,
-            max_norm=self._optimizer_config.max_grad_norm,
+            max_norm=self._setup.optimizer.max_grad_norm,
             lr=lr,
         )
 

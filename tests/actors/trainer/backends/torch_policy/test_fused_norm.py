@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.fused_norm import FusedRMSNorm, fuse_norms, rms_norm
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 torch.set_num_threads(1)
 MODEL = {
@@ -187,14 +189,10 @@ def test_the_global_random_stream_is_left_alone() -> None:
 def test_a_policy_trains_a_fused_model() -> None:
     config = ModelConfig(config=MODEL | {"model_type": "qwen3"}, tokenizer="unused")
     policy = TorchPolicy(
-        "solver",
-        config,
-        OptimizerConfig(),
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName("solver"),
+        PolicySetup(model=config, credit={AgentName("solver"): CreditConfig()}),
         seed=0,
         total_steps=1,
-        temperature=1.0,
     )
     assert replaced(policy.model) == REPLACED["qwen3"]
 

@@ -4,6 +4,7 @@ import functools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.advantage import group_advantage
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.torch_policy import forward_batches
 from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import split_by_length
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 torch.set_num_threads(1)
 MODEL = {
@@ -39,16 +42,16 @@ MODEL = {
 OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), schedule="linear", warmup_steps=2, weight_decay=0.01)
 
 
-def make_policy(name: str = "solver", seed: int = 0, temperature: float = 1.0, **model: Any) -> TorchPolicy:
+def make_policy(name: str = "solver", seed: int = 0, **model: Any) -> TorchPolicy:
     return TorchPolicy(
-        name,
-        ModelConfig(config=MODEL | model, tokenizer="unused"),
-        OPTIMIZER,
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName(name),
+        PolicySetup(
+            model=ModelConfig(config=MODEL | model, tokenizer="unused"),
+            credit={AgentName("solver"): CreditConfig()},
+            optimizer=OPTIMIZER,
+        ),
         seed=seed,
         total_steps=10,
-        temperature=temperature,
     )
 
 
@@ -138,8 +141,8 @@ def test_any_order_and_split_gives_the_one_batch_gradient(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_gradient_is_that_of_the_plain_loss(temperature: float) -> None:
-    samples = make_samples(1)
-    policy, plain = make_policy(temperature=temperature), make_policy()
+    samples = [replace(sample, temperature=temperature) for sample in make_samples(1)]
+    policy, plain = make_policy(), make_policy()
     for each in (policy, plain):
         each.model.double()
     policy.accumulate(samples)
@@ -184,7 +187,7 @@ def replace_tokens(sample: Sample, tokens: tuple[int, ...]) -> Sample:
 
 
 def test_on_policy_ratios_are_one() -> None:
-    policy = make_policy(temperature=0.7)
+    policy = make_policy()
     samples = []
     for sample in make_samples(3):
         row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
@@ -193,7 +196,7 @@ def test_on_policy_ratios_are_one() -> None:
         start = len(sample.prompt_tokens) - 1
         drawn = tuple(float(logprobs[start + i, token]) for i, token in enumerate(sample.tokens))
         fields = {name: getattr(sample, name) for name in Sample.__slots__}
-        samples.append(Sample(**fields | {"logprobs": drawn}))
+        samples.append(Sample(**fields | {"logprobs": drawn, "temperature": 0.7}))
     policy.accumulate(samples)
     stats = policy.optimizer_step()
     assert stats.clip_fraction == 0.0
@@ -284,8 +287,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad: float) -> N
 
 
 def test_greedy_samples_can_not_be_trained_on() -> None:
+    greedy = replace(make_samples(5)[0], temperature=0.0)
     with pytest.raises(ValueError, match="temperature 0"):
-        make_policy(temperature=0.0)
+        make_policy().accumulate([greedy])
 
 
 # --------------------------------------------------------------------------- the optimizer step
@@ -425,14 +429,10 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
     config = ModelConfig(config=MODEL, tokenizer="unused", dtype="bfloat16")
     full = make_policy()
     half = TorchPolicy(
-        "solver",
-        config,
-        OPTIMIZER,
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName("solver"),
+        PolicySetup(model=config, credit={AgentName("solver"): CreditConfig()}, optimizer=OPTIMIZER),
         seed=0,
         total_steps=10,
-        temperature=1.0,
     )
     for policy in (full, half):
         policy.accumulate(make_samples(11))
@@ -463,7 +463,7 @@ def test_sft_reduces_the_loss_and_leaves_fresh_moments() -> None:
 
 
 def test_the_sft_loss_is_the_mean_over_completion_tokens() -> None:
-    policy, plain = make_policy(temperature=0.5), make_policy()
+    policy, plain = make_policy(), make_policy()
     examples = [((1, 2, 3), (4,)), ((5,), (6, 7, 8))]
     losses = []
     for prompt, completion in examples:

@@ -14,12 +14,16 @@ from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.errors import CheckpointIncomplete, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import CompletionTokens, batch_loss, step_advantages
 from flexmarl.actors.trainer.padding import pad_rows
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from ...algorithm import algorithm
 
 torch.set_num_threads(1)
 MODEL = {
@@ -30,18 +34,19 @@ MODEL = {
 EXAMPLES = [((index % 10, 11), (index % 10, 12, 13)) for index in range(16)]
 
 
-def make_policy(max_staleness: int = 0, **algorithm: Any) -> TorchPolicy:
-    config = AlgorithmConfig.model_validate(algorithm).with_constant_length(8)
+def make_policy(max_staleness: int = 0, **given: Any) -> TorchPolicy:
+    halves = algorithm(**given)
     return TorchPolicy(
-        "solver",
-        ModelConfig(config=MODEL, tokenizer="unused"),
-        OptimizerConfig(lr=1e-2),
-        config,
-        SftConfig(),
+        PolicyName("solver"),
+        PolicySetup(
+            model=ModelConfig(config=MODEL, tokenizer="unused"),
+            credit={AgentName("solver"): halves.credit},
+            loss=halves.loss.with_constant_length(8),
+            optimizer=OptimizerConfig(lr=1e-2),
+            max_staleness=max_staleness,
+        ),
         seed=0,
         total_steps=10,
-        temperature=1.0,
-        max_staleness=max_staleness,
     )
 
 
@@ -127,7 +132,7 @@ def test_any_order_and_split_steps_with_the_one_batch_gradient(
 
 
 def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = AlgorithmConfig.model_validate({"name": "reinforce_pp"})
+    halves = algorithm(name="reinforce_pp")
     samples = make_samples(3)
     held, plain = make_policy(name="reinforce_pp"), make_policy()
     for index in range(0, len(samples), 5):
@@ -142,10 +147,10 @@ def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: p
     tokens = CompletionTokens(
         logprobs=plain._completions.logprobs(rows, 1.0),
         engine_logprobs=torch.tensor([lp for sample in samples for lp in sample.logprobs]),
-        advantages=step_advantages(config, samples, None),
+        advantages=step_advantages(halves.loss, {AgentName("solver"): halves.credit}, samples, None),
         lengths=lengths,
     )
-    loss, _ = batch_loss(config, tokens)
+    loss, _ = batch_loss(halves.loss, tokens)
     divisor = denominator("token_mean", tokens=int(lengths.sum()), sequences=len(samples), constant=None)
     parameters = list(plain.model.parameters())
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss / divisor, parameters)])

@@ -11,10 +11,14 @@ from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.errors import CheckpointIncomplete, NonFiniteGradient
 from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.critic_model import CriticModel
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from ...algorithm import algorithm
 
 torch.set_num_threads(1)
 MODEL = {
@@ -30,17 +34,19 @@ def make_policy(
     model: dict[str, Any] | None = None,
     seed: int = 0,
     dtype: Any = "float32",
-    **algorithm: Any,
+    **given: Any,
 ) -> TorchPolicy:
+    halves = algorithm(**{"name": "ppo", **given})
     return TorchPolicy(
-        "solver",
-        ModelConfig(config=MODEL | (model or {}), tokenizer="unused", dtype=dtype),
-        OptimizerConfig(lr=lr, schedule="linear", warmup_steps=2),
-        AlgorithmConfig.model_validate({"name": "ppo", **algorithm}),
-        SftConfig(),
+        PolicyName("solver"),
+        PolicySetup(
+            model=ModelConfig(config=MODEL | (model or {}), tokenizer="unused", dtype=dtype),
+            credit={AgentName("solver"): halves.credit},
+            loss=halves.loss,
+            optimizer=OptimizerConfig(lr=lr, schedule="linear", warmup_steps=2),
+        ),
         seed=seed,
         total_steps=100,
-        temperature=1.0,
     )
 
 

@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
 from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import AlgorithmConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 torch.set_num_threads(1)
 MODEL = {
@@ -33,14 +35,14 @@ MODEL = {
 
 def make_policy(seed: int = 0, **model: Any) -> TorchPolicy:
     return TorchPolicy(
-        "solver",
-        ModelConfig(config=MODEL | model, tokenizer="unused"),
-        OptimizerConfig(lr=1e-3, schedule="linear", warmup_steps=3),
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName("solver"),
+        PolicySetup(
+            model=ModelConfig(config=MODEL | model, tokenizer="unused"),
+            credit={AgentName("solver"): CreditConfig()},
+            optimizer=OptimizerConfig(lr=1e-3, schedule="linear", warmup_steps=3),
+        ),
         seed=seed,
         total_steps=8,
-        temperature=1.0,
     )
 
 
@@ -167,14 +169,10 @@ def test_a_policy_starts_from_a_saved_folder_as_from_any_model(
     step(trained)
     trained.save(tmp_path, tokenizer)
     started = TorchPolicy(
-        "solver",
-        ModelConfig(path=str(tmp_path)),
-        OptimizerConfig(),
-        AlgorithmConfig(),
-        SftConfig(),
+        PolicyName("solver"),
+        PolicySetup(model=ModelConfig(path=str(tmp_path)), credit={AgentName("solver"): CreditConfig()}),
         seed=5,
         total_steps=8,
-        temperature=1.0,
     )
     assert started.version == 0
     assert all(torch.equal(t, trained.weights()[name]) for name, t in started.weights().items())

@@ -1,0 +1,42 @@
+"""The trainer's constructor argument: its policies, and where the run's samples and weights are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.ref import ActorRef
+from ..config_base import Config, Natural
+from ..messages import ModelConfig, StoreApi
+from ..names import AgentName, PolicyName
+from ..workflow import RecipeConfig
+from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
+
+
+class PolicySetup(Config):
+    """A policy and its training. ``credit`` has an entry for each of its agents, in the order of the config.
+
+    ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
+    """
+
+    model: ModelConfig
+    credit: dict[AgentName, CreditConfig]
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    sft: SftConfig = SftConfig()
+    max_staleness: Natural = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSetup:
+    """``runtime_dir``: the run's directory in memory, for weights and samples; ``store_dir``: the store's on the disk.
+
+    ``total_steps``: of the run, for the learning rate's schedule. ``resume_from``: the folder of a joint checkpoint
+    with one folder per policy; None: from the beginning.
+    """
+
+    policies: dict[PolicyName, PolicySetup]
+    recipe: RecipeConfig
+    total_steps: int
+    store: ActorRef[StoreApi]
+    runtime_dir: Path
+    store_dir: Path
+    resume_from: Path | None = None

@@ -1,0 +1,188 @@
+"""From a recipe's YAML and dotted overrides to the run's configuration.
+
+    resolve("sort-digits", ["training.steps=10", "agents.sorter.instances=2"])  ->  RunConfig
+
+A run directory keeps the resolved config as ``config.yaml``, which resolves to itself.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+
+from ..actors.errors import ConfigError
+from .config_policies import expanded, with_defaults
+from .run_config import RunConfig
+
+RECIPES = Path(__file__).parent / "recipes"
+_RECIPE_NAME = re.compile(r"[a-z0-9_-]+")
+_NAMED_SECTIONS = {"agents": "agent", "policies": "policy"}
+_POLICY_KEY = re.compile(r"\bpolicies\.(\w+)")
+
+
+def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
+    """The config of a built-in recipe (by name) or of a recipe folder, with dotted overrides applied.
+
+    Raises ConfigError for an unknown recipe, a file that is not a YAML mapping, and anything that the schema refuses.
+    """
+    folder = recipe_folder(recipe)
+    raw = read_yaml(folder / "config.yaml")
+    for override in overrides:
+        _apply_override(raw, override)
+    if "recipe" in raw:
+        raise ConfigError(
+            "the key recipe can't be set: the recipe is the word without '=' on the command line"
+        )
+    raw["recipe"] = str(folder)
+    defaults = raw.pop("agent_defaults", None) or {}
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"agent_defaults={defaults!r}: must be a section with the keys of an agent")
+    return check(_with_absolute_paths(with_defaults(raw, defaults), folder), str(folder / "config.yaml"))
+
+
+def check(raw: dict[str, Any], source: str) -> RunConfig:
+    """The typed config. Raises ConfigError listing every problem, each with its key and value."""
+    whole = expanded(raw)
+    problems = whole.problems
+    if not problems:
+        try:
+            return RunConfig.model_validate(whole.raw)
+        except ValidationError as error:
+            found = [_problem(item, whole.own) for item in error.errors(include_url=False)]
+            problems = list(dict.fromkeys(found))
+    listed = "\n".join(f"  {problem}" for problem in problems)
+    raise ConfigError(f"{source}, overrides included:\n{listed}")
+
+
+def recipe_folder(recipe: str) -> Path:
+    built_in = RECIPES / recipe.replace("-", "_")
+    folder = built_in if _RECIPE_NAME.fullmatch(recipe) and built_in.is_dir() else Path(recipe)
+    for file in ("config.yaml", "workflow.py"):
+        if not (folder / file).is_file():
+            known = ", ".join(sorted(p.parent.name.replace("_", "-") for p in RECIPES.glob("*/config.yaml")))
+            raise ConfigError(f"no recipe {recipe!r}: neither built in ({known}) nor a folder with a {file}")
+    return folder.resolve()
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError if it can't be read or holds something else."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is invalid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds no mapping of keys to values")
+    return raw
+
+
+def to_yaml(config: RunConfig) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    """``a.b.c=value`` with the value read as YAML, so that ``true``, ``[1, 2]`` and ``null`` mean what they say."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"override {override!r}: write key.key=value, for example training.micro_batch=8")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is invalid YAML: {error}") from None
+    *parents, last = key.split(".")
+    _refuse_unknown_name(raw, [*parents, last], override)
+    section = raw
+    for depth, parent in enumerate(parents, 1):
+        if section.get(parent) is None:
+            section[parent] = {}
+        if not isinstance(section[parent], dict):
+            where = ".".join(parents[:depth])
+            raise ConfigError(
+                f"override {override!r}: {where} is the value {section[parent]!r}, not a section"
+            )
+        section = section[parent]
+    section[last] = value
+
+
+def _refuse_unknown_name(raw: dict[str, Any], keys: Sequence[str], override: str) -> None:
+    """Agents and policies have defaults, so a misspelt name would be a further agent or policy."""
+    kind = _NAMED_SECTIONS.get(keys[0])
+    known = raw.get(keys[0])
+    if kind and len(keys) > 1 and isinstance(known, dict) and keys[1] not in known:
+        raise ConfigError(
+            f"override {override!r}: there is no {kind} {keys[1]!r}; there are: {', '.join(map(str, known))}"
+        )
+
+
+def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Changes ``raw``: model and tokenizer paths are relative to the recipe's folder, or else to the working directory.
+
+    Names that are in neither, and are not written as paths, are a hub's. Raises ConfigError if a path leads nowhere.
+    """
+    for key, model in _models(raw):
+        for part in ("path", "tokenizer"):
+            if not isinstance(written := model.get(part), str):
+                continue
+            places = [folder / written, Path(written).expanduser()]
+            if found := next((place for place in places if place.exists()), None):
+                model[part] = str(found.resolve())
+            elif written.startswith(("/", "./", "../", "~")):
+                raise ConfigError(f"{key}.{part}={written!r}: there is no such file or folder")
+    return raw
+
+
+def _models(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every model section with its key. Values that are not sections are left for the schema to refuse."""
+    for kind in _NAMED_SECTIONS:
+        sections = raw.get(kind)
+        for name, section in sections.items() if isinstance(sections, dict) else ():
+            model = section.get("model") if isinstance(section, dict) else None
+            if isinstance(model, dict):
+                yield f"{kind}.{name}.model", model
+
+
+def _problem(item: Any, own: frozenset[str]) -> str:
+    """One line for a mistake that pydantic found, with the key as it is written. ``own``: see ``Expanded``."""
+    location = item["loc"]
+    if len(location) > 1 and location[0] == "policies" and location[1] in own:
+        location = ("agents", *location[1:])
+    key = ".".join(str(part) for part in location)
+    if item["type"] == "extra_forbidden":
+        return f"{key}: there is no such key (value {item['input']!r}); {_allowed_keys(location, own)}"
+    if item["type"] == "missing":
+        return f"{key}: is missing"
+    message = _POLICY_KEY.sub(
+        lambda found: f"agents.{found[1]}" if found[1] in own else found[0],
+        item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0],
+    )
+    if isinstance(item["input"], dict):  # the message names the value; a section is too long to be shown
+        return f"{key}: {message}" if key else message
+    return f"{key}={item['input']!r}: {message}"
+
+
+def _allowed_keys(location: Sequence[int | str], own: frozenset[str]) -> str:
+    parents = [location[:-1]]
+    if len(location) > 2 and location[0] == "agents" and location[1] in own:  # with its policy's settings
+        parents.append(("policies", *location[1:-1]))
+    keys = dict.fromkeys(key for parent in parents for key in _keys(parent))
+    return f"allowed: {', '.join(keys)}"
+
+
+def _keys(location: Sequence[int | str]) -> Iterable[str]:
+    """Keys of the section at ``location``; none if the schema has no such section."""
+    model: Any = RunConfig
+    for part in location:
+        if get_origin(model) is dict:  # agents, policies and columns are by name
+            model = get_args(model)[1]
+            continue
+        if part not in model.model_fields:
+            return ()
+        annotation = model.model_fields[part].annotation
+        sections = [kind for kind in get_args(annotation) if hasattr(kind, "model_fields")]
+        model = annotation if get_origin(annotation) is dict or not sections else sections[0]
+    fields: Iterable[str] = getattr(model, "model_fields", ())
+    return fields
