@@ -16,6 +16,8 @@ from ..transport.handle import StateHandle
 from ..transport.segments import ByteRef, SegmentGrant
 from .config_base import Config
 from .names import PolicyName
+from .run_events import RunEvent
+from .step_metrics import StepMetrics
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -318,7 +320,7 @@ class InstanceApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryFailed:
+class TrajectoryFailure:
     """A trajectory that was dropped. ``trajectory`` is ``{step}:{query}_{trajectory}``."""
 
     trajectory: str
@@ -344,7 +346,7 @@ class GroupClosed:
     generated_tokens: int
     waited_s: float
     rewards: dict[str, list[float]]
-    failures: list[TrajectoryFailed]
+    failures: list[TrajectoryFailure]
     dropped: str = ""
     zero_advantage: list[str] = field(default_factory=list)
     replaced: int = 0
@@ -359,7 +361,7 @@ class Evaluation:
 
     queries: int
     metrics: dict[str, float]
-    failures: list[TrajectoryFailed]
+    failures: list[TrajectoryFailure]
 
 
 class RolloutApi(Protocol):
@@ -401,7 +403,7 @@ class OrchestratorApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunResult:
     """``stopped``: by request, before the last step. ``evaluations``: step -> metrics."""
 
     last_step: int
@@ -411,12 +413,15 @@ class RunEnded:
 
 
 class ConsoleApi(Protocol):
-    """What the run tells the person who started it."""
+    """Shows the run to the person who started it, and logs it."""
 
-    async def step(self, metrics: dict[str, Any]) -> None: ...
+    async def step(self, metrics: StepMetrics) -> None:
+        """A step is complete, its evaluation included."""
 
-    async def phase(self, text: str, done: int | None, total: int | None) -> None: ...
+    async def phase(self, text: str, done: int | None, total: int | None) -> None:
+        """The run's present work, and how much of it is done."""
 
-    async def event(self, event: str, fields: dict[str, Any]) -> None: ...
+    async def event(self, event: RunEvent) -> None: ...
 
-    async def ended(self, result: RunEnded) -> None: ...
+    async def ended(self, result: RunResult) -> None:
+        """The last message of a run that did not fail."""

@@ -1,11 +1,11 @@
-"""Where the ``flexmarl`` command begins. Imports nothing heavy, so that ctrl-C is answered from the first moment on."""
+"""Entry point of the ``flexmarl`` command. It imports nothing heavy first, so that ctrl-C works from the start."""
 
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the process's exit status: 0 done, 1 failed, 2 refused, 130 stopped."""
+    """Runs a command and returns the exit status of the process: 0 done, 1 failed, 2 refused, 130 stopped."""
     try:
         from . import commands
 

@@ -16,9 +16,11 @@ import uvloop
 from rich.console import Console as Terminal
 
 from ..actors.errors import CheckpointIncomplete, ConfigError
-from ..actors.messages import RunEnded
+from ..actors.messages import RunResult
+from ..actors.names import AgentName, PolicyName, Step
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
+from ..actors.run_events import RunEnded, RunResumed, RunStarted
 from ..core.errors import ActorDead, ActorFailed, FlexmarlError
 from ..core.telemetry import configure_logging
 from . import env, local_launcher
@@ -28,9 +30,10 @@ from .console.lossy_output import LossyOutput
 from .console.progress import Progress
 from .errors import Interrupted
 from .formatting import change, count, duration
+from .json_lines import JsonLines, event_to_json
 from .report.report import write_report
 from .run_config import RunConfig
-from .run_directory import JsonLines, RunDirectory
+from .run_directory import RunDirectory
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -234,13 +237,14 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
     terminal = Terminal(file=output, soft_wrap=True)
     events = JsonLines(directory.events)
     first = resume[1].step if resume else 0
-    events.event("run_resumed" if resume else "run_started", step=first, **env.describe_machine())
+    began = RunResumed if resume else RunStarted
+    events.write(event_to_json(began(Step(first), **env.describe_machine())))
     progress = Progress(
         terminal,
         run_name=directory.path.name,
         mode=config.mode,
         total_steps=config.training.steps,
-        agents=list(config.agents),
+        agents={AgentName(agent): PolicyName(agent) for agent in config.agents},
         first_step=first,
     )
     started = time.monotonic()
@@ -251,7 +255,7 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
                 progress.warn(text)
             progress.phase("starting actors")
             result = uvloop.run(local_launcher.run(config, directory, progress, resume))
-        events.event("run_ended", step=result.last_step, stopped=result.stopped)
+        events.write(event_to_json(RunEnded(result.stopped, Step(result.last_step))))
         events.close()
     except KeyboardInterrupt:  # while no signal handler of the run's own is set
         return _ended_badly(Interrupted("stopped by SIGINT"), directory, events, terminal)
@@ -268,10 +272,10 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
 
 def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
     stopped = isinstance(error, Interrupted)
-    fields = {"traceback": error.remote_traceback} if isinstance(error, ActorFailed) else {}
+    traceback = error.remote_traceback if isinstance(error, ActorFailed) else None
     # Where the disk is full, say, the words below are all there is.
     with contextlib.suppress(OSError), contextlib.closing(events):
-        events.event("run_ended", stopped=stopped, error=str(error), **fields)
+        events.write(event_to_json(RunEnded(stopped, error=str(error), traceback=traceback)))
     with contextlib.suppress(OSError):
         if directory.metrics.exists():
             write_report(directory.path)
@@ -289,7 +293,7 @@ def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLine
 
 
 def _closing_words(
-    result: RunEnded, first: int, directory: RunDirectory, report: Path, seconds: float
+    result: RunResult, first: int, directory: RunDirectory, report: Path, seconds: float
 ) -> str:
     """What was learned, in plain words, and where everything is. ``first``: steps that were finished before."""
     if result.stopped:
@@ -305,7 +309,7 @@ def _closing_words(
     )
 
 
-def _learned(result: RunEnded) -> str:
+def _learned(result: RunResult) -> str:
     """The evaluations before and after training, as a sentence; rewards only where there is nothing else."""
     before, after = result.evaluations.get(0, {}), result.evaluations.get(result.last_step, {})
     names = [name for name in after if not name.startswith("reward/")] or list(after)

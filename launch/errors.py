@@ -1,15 +1,15 @@
-"""Errors of a run's command line, folder and benchmarks."""
+"""Errors of the command line, run directories and benchmarks."""
 
 from ..core.errors import FlexmarlError
 
 
 class RunDirectoryError(FlexmarlError):
-    """The run directory can't be used as asked."""
+    """The run directory is missing, in use, or not a run's."""
 
 
 class Interrupted(FlexmarlError):
-    """A signal ended the run before its actors could."""
+    """A signal ended the run at once."""
 
 
 class BenchmarkFailed(FlexmarlError):
-    """A measurement went wrong, so that there is no figure to show."""
+    """A measurement failed: it has no result."""

@@ -1,4 +1,4 @@
-"""Numbers: as they come in, and as people read them."""
+"""Checks and formats numbers and times."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def number(value: Any) -> float | None:
-    """``value`` where it is a number that can be drawn (finite, no bool, below 1e300), else None."""
+    """``value`` if it is a number that can be drawn (finite, not a bool, below 1e300), else None."""
     if type(value) in (float, int) and -1e300 < value < 1e300:
         return float(value)
     return None
@@ -35,13 +35,13 @@ def count(number: int, noun: str) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """The first three numbers and how many follow."""
+    """The first three numbers and the count of the others: ``1, 2, 3 and 4 more``."""
     shown = ", ".join(map(str, numbers[:3]))
     return f"{shown} and {len(numbers) - 3} more" if len(numbers) > 3 else shown
 
 
 def change(before: float, after: float, form: str) -> str:
-    """``rose from 0.8% to 99.6%``, ``fell from ...``, or ``stayed at 0.8%`` where the two read the same."""
+    """``rose from 0.8% to 99.6%``, ``fell from ...``, or ``stayed at 0.8%`` if both read the same."""
     first, last = format(before, form), format(after, form)
     if first == last:
         return f"stayed at {last}"
@@ -49,7 +49,7 @@ def change(before: float, after: float, form: str) -> str:
 
 
 def clock(unix_seconds: Any) -> str:
-    """Unix seconds as UTC; empty where the time is missing or impossible."""
+    """Unix seconds as UTC; empty if the time is missing or impossible."""
     try:
         return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (TypeError, ValueError, OverflowError, OSError):

@@ -1,7 +1,7 @@
 """One run on this machine: the actor processes, from their start to the last of them gone.
 
     launcher ── Supervisor ──┬─ store
-             └─ Console      ├─ trainer
+             └─ RunConsole     ├─ trainer
                              ├─ <agent>-0, <agent>-1, ...   (instances)
                              ├─ rollout
                              └─ orchestrator
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..actors.inference.instance_setup import InstanceSetup
-from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunEnded, StoreApi, TrainerApi
+from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunResult, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
+from ..actors.run_events import ActorSilent
 from ..actors.store.store_setup import StoreSetup
 from ..actors.store_client import segment_places
 from ..actors.trainer.trainer_setup import TrainerSetup
@@ -29,8 +30,8 @@ from ..core.supervision.supervisor import Supervisor, private_directory
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
 from . import env
-from .console.console import Console
 from .console.progress import Progress
+from .console.run_console import RunConsole
 from .errors import Interrupted
 from .run_config import RunConfig
 from .run_directory import RunDirectory
@@ -54,7 +55,7 @@ _SIMULATED_CLASSES = {
 
 async def run(
     config: RunConfig, directory: RunDirectory, progress: Progress, resume: tuple[Path, RunState] | None
-) -> RunEnded:
+) -> RunResult:
     """Trains until the last step, a stop signal, or a failure.
 
     The first ctrl-C (SIGINT) or SIGTERM ends the run after the steps under way, with a checkpoint; a second one, or
@@ -69,7 +70,7 @@ async def run(
             ActorSystem("launcher", private) as system,
             Supervisor(system, private, directory.logs, env.actor_environment()) as supervisor,
         ):
-            console = Console(directory, progress)
+            console = RunConsole(directory, progress)
             await system.add(console, "console")
             work = asyncio.create_task(
                 _train(config, directory, private, supervisor, console, signals, resume)
@@ -97,10 +98,10 @@ async def _train(
     directory: RunDirectory,
     private: Path,
     supervisor: Supervisor,
-    console: Console,
+    console: RunConsole,
     signals: "_Signals",
     resume: tuple[Path, RunState] | None,
-) -> RunEnded:
+) -> RunResult:
     orchestrator = await _start_actors(config, directory, private, supervisor, console, resume)
     await orchestrator.api.start()
     signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
@@ -108,7 +109,7 @@ async def _train(
     return await console.ended_with
 
 
-async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
+async def _watch_processes(supervisor: Supervisor, console: RunConsole) -> None:
     """Keeps the console's figures fresh. An actor that does not answer is named; raises ActorDead in the end."""
     last_answer = dict.fromkeys(supervisor.running, time.monotonic())
     silent: set[str] = set()
@@ -123,7 +124,7 @@ async def _watch_processes(supervisor: Supervisor, console: Console) -> None:
                 silent.discard(name)
             elif name not in silent:  # also where this process was stopped for long: the next round will tell
                 silent.add(name)
-                await console.event("actor_silent", {"actor": name, "seconds": silent_s})
+                await console.event(ActorSilent(name, silent_s))
             elif silent_s > _SILENCE_S:
                 raise ActorDead(name, f"its process runs, but has not answered for {silent_s:g} s")
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
@@ -176,7 +177,7 @@ async def _start_actors(
     directory: RunDirectory,
     private: Path,
     supervisor: Supervisor,
-    console: Console,
+    console: RunConsole,
     resume: tuple[Path, RunState] | None,
 ) -> ActorRef[OrchestratorApi]:
     """Spawns all actors at once; their references are known before their processes run."""
@@ -210,7 +211,7 @@ def _arguments(
     directory: RunDirectory,
     private: Path,
     supervisor: Supervisor,
-    console: Console,
+    console: RunConsole,
     resume: tuple[Path, RunState] | None,
     instances: dict[str, list[ActorRef[InstanceApi]]],
 ) -> dict[str, Any]:
@@ -267,7 +268,7 @@ def _arguments(
     }
 
 
-async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: Console) -> None:
+async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:
     """Waits for all of them, and shows how far that is; loading a large model lasts. Raises what the first raises."""
     slow_from = time.monotonic() + _SLOW_START_S
     with first_error():

@@ -27,7 +27,7 @@ CORE = (
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
-    "sample_id", "store_client", "workflow",
+    "run_events", "sample_id", "step_metrics", "store_client", "workflow",
 )  # fmt: skip
 
 

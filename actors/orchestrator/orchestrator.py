@@ -18,9 +18,9 @@ decisions. A task that raises ends the run.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
@@ -33,11 +33,13 @@ from ..messages import (
     Published,
     Query,
     RolloutApi,
-    RunEnded,
+    RunResult,
     TrainerApi,
-    TrajectoryFailed,
+    TrajectoryFailure,
 )
-from ..names import PolicyName
+from ..names import AgentName, PolicyName, Step, Version
+from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed
+from ..step_metrics import StepMetrics
 from ..workflow import Recipe, RecipeConfig
 from . import checkpoint
 from .checkpoint import RunState
@@ -89,9 +91,9 @@ class Orchestrator(Actor):
         self._resume_from = resume_from
         self._evaluations = dict(resume_from.evaluations) if resume_from else {}
         self._records: dict[int, StepRecord] = {}
-        self._unreported: dict[int, dict[str, Any]] = {}
+        self._unreported: dict[int, StepMetrics] = {}
         self._published: dict[str, Published] = {}
-        self._first_failure: TrajectoryFailed | None = None
+        self._first_failure: TrajectoryFailure | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
         self._drawing = asyncio.Lock()
@@ -119,7 +121,7 @@ class Orchestrator(Actor):
         if self._finished.done():
             return  # the run has failed, and what still closes is of no use
         record = self._records[group.step]
-        record.group_closed(group, self._schedule.training.trajectories_per_query, time.monotonic())
+        record.group_closed(group, time.monotonic())
         for failure in group.failures:
             self._tell_failure(failure, group.step)
         allowed = self._schedule.max_failed_share * self._trajectories_per_step
@@ -178,9 +180,7 @@ class Orchestrator(Actor):
                 count = min(_WARM_UP_CHUNK, batches - done)
                 loss = await self._trainer.within(_WORK_TIMEOUT_S).sft(PolicyName(agent), done, count)
             if batches:
-                await self._console.tell(
-                    "event", "warmed_up", {"agent": agent, "batches": batches, "loss": loss}
-                )
+                await self._console.tell("event", SftDone(PolicyName(agent), batches, loss))
 
     async def _publish_all(self) -> dict[str, int]:
         """The first weights of every agent reach its instances."""
@@ -228,14 +228,15 @@ class Orchestrator(Actor):
             case Finish(last_step):
                 stopped = last_step < self._schedule.training.steps
                 await self._console.within(_WORK_TIMEOUT_S).ended(
-                    RunEnded(last_step, stopped, self._evaluations, self._last_checkpoint)
+                    RunResult(last_step, stopped, self._evaluations, self._last_checkpoint)
                 )
                 self._finished.set_result(None)
 
     async def _start_step(self, decision: StartStep) -> None:
         self._records[decision.step] = StepRecord(
-            decision.step,
-            decision.versions,
+            Step(decision.step),
+            _by_policy(decision.versions),
+            map(AgentName, self._instances),
             time.monotonic(),
             overlaps_itself=self._schedule.mode != "async",
         )
@@ -257,7 +258,7 @@ class Orchestrator(Actor):
                 step,
                 queries,
                 self._schedule.training.trajectories_per_query,
-                self._records[step].versions,
+                {str(policy): int(version) for policy, version in self._records[step].versions.items()},
                 self._schedule.mode == "async",
                 positions.start,
             )
@@ -266,19 +267,19 @@ class Orchestrator(Actor):
         trainer = self._trainer.within(_WORK_TIMEOUT_S)
         result = await trainer.train(PolicyName(decision.agent), decision.version, decision.count)
         record = self._records[decision.step]
-        record.trained(decision.agent, result, decision.version, time.monotonic())
+        record.trained(PolicyName(decision.agent), result, decision.version, time.monotonic())
         self._carry_out(self._running.trained(decision.agent, decision.step, result.samples))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
         result = await self._trainer.within(_WORK_TIMEOUT_S).optimizer_step(PolicyName(decision.agent))
-        self._records[decision.step].optimizer_stepped(decision.agent, result, time.monotonic())
+        self._records[decision.step].optimizer_stepped(PolicyName(decision.agent), result, time.monotonic())
         self._published[decision.agent] = result.published
         self._carry_out(self._running.stepped(decision.agent, decision.step))
 
     async def _publish(self, decision: Publish) -> None:
         published = self._published[decision.agent]
         await self._install(published)
-        self._records[decision.step].applied(decision.agent, time.monotonic())
+        self._records[decision.step].applied(PolicyName(decision.agent), time.monotonic())
         self._carry_out(self._running.applied(decision.agent, decision.step, published.version))
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
@@ -288,12 +289,12 @@ class Orchestrator(Actor):
         async with self._committing:  # in the order of the steps, however slow the disk
             # An answer to this means that the console has written all it was told before, the step's metrics among
             # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
-            await self._console.within(_WORK_TIMEOUT_S).event("checkpoint_saving", {"step": step})
+            await self._console.within(_WORK_TIMEOUT_S).event(CheckpointSaving(Step(step)))
             folder = await asyncio.to_thread(
                 checkpoint.commit, self._checkpoints, state, self._schedule.checkpoint.keep
             )
         self._last_checkpoint = str(folder)
-        await self._console.tell("event", "checkpoint_saved", {"step": step, "folder": str(folder)})
+        await self._console.tell("event", CheckpointSaved(Step(step), str(folder)))
         self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
@@ -310,12 +311,9 @@ class Orchestrator(Actor):
         self._evaluations[decision.step] = result.metrics
         eval_s = time.monotonic() - started
         self._last_end += eval_s  # no step is under way: its seconds are no step's
-        await self._console.tell(
-            "event", "evaluated", {"step": decision.step, "eval_s": eval_s, **result.metrics}
-        )
+        await self._console.tell("event", Evaluated(Step(decision.step), eval_s, result.metrics))
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
-            evaluated = {f"eval/{name}": value for name, value in result.metrics.items()}
-            await self._console.tell("step", metrics | {"eval_s": eval_s} | evaluated)
+            await self._console.tell("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
         self._carry_out(self._running.evaluated(decision.step))
 
     def _step_complete(self, decision: StepComplete) -> None:
@@ -323,7 +321,13 @@ class Orchestrator(Actor):
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
         self._closing.end(decision.step)
-        metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
+        metrics = record.metrics(
+            _by_policy(decision.versions),
+            {PolicyName(policy): count for policy, count in decision.carried.items()},
+            self._started,
+            self._last_end,
+            now,
+        )
         self._last_end = now
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
@@ -357,12 +361,14 @@ class Orchestrator(Actor):
             f"{first.trajectory}: {first.error}\n{first.remote_traceback}"
         )
 
-    def _tell_failure(self, failure: TrajectoryFailed, step: int) -> None:
+    def _tell_failure(self, failure: TrajectoryFailure, step: int) -> None:
         self._first_failure = self._first_failure or failure
-        fields = {"step": step, "trajectory": failure.trajectory, "error": failure.error}
-        self._console.tell_nowait(
-            "event", "trajectory_failed", fields | {"traceback": failure.remote_traceback}
-        )
+        event = TrajectoryFailed(Step(step), failure.trajectory, failure.error, failure.remote_traceback)
+        self._console.tell_nowait("event", event)
+
+
+def _by_policy(versions: Mapping[str, int]) -> dict[PolicyName, Version]:
+    return {PolicyName(policy): Version(version) for policy, version in versions.items()}
 
 
 async def _applied(instance: ActorRef[InstanceApi], published: Published) -> None:

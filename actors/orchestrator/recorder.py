@@ -1,89 +1,157 @@
-"""What one step measured, gathered while it runs. Pure: the time comes in with every event."""
+"""Measures one step while it runs. Pure: every event comes with its time."""
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
 from ..messages import GroupClosed, MicroBatchTrained, PolicyStepped
+from ..names import AgentName, PolicyName, Step, Version
+from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 
 
 @dataclass(slots=True)
-class StepRecord:
-    """Times are seconds on the orchestrator's clock. ``overlaps_itself``: training overlaps the rollout of its own
-    step; under ``async`` it is later steps that roll out meanwhile."""
+class _AgentRecord:
+    rewards: list[float] = field(default_factory=list)
+    zero_advantage_groups: int = 0
 
-    step: int
-    versions: dict[str, int]
-    started: float
-    overlaps_itself: bool = True
-    waited_s: float = math.inf
-    rolled_out: float | None = None
-    rewards: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    generated_tokens: int = 0
-    trajectories: int = 0
-    failed: int = 0
-    busy: list[tuple[float, float]] = field(default_factory=list)
-    backward_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    nonzero_advantage: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    def metrics(self) -> AgentMetrics:
+        return AgentMetrics(
+            reward=fmean(self.rewards) if self.rewards else None,
+            zero_advantage_groups=self.zero_advantage_groups,
+        )
+
+
+@dataclass(slots=True)
+class _PolicyRecord:
+    generated_by: Version
+    backward_s: float = 0.0
+    nonzero_advantage: int = 0
     stale: int = 0
     staleness: int = 0
-    dropped_groups: int = 0
-    replaced_queries: int = 0
-    replaced_trajectories: int = 0
-    oversampled_trajectories: int = 0
-    resumed_turns: int = 0
-    resumed_tokens: int = 0
-    zero_advantage: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    stepped: dict[str, PolicyStepped] = field(default_factory=dict)
-    stepped_at: dict[str, float] = field(default_factory=dict)
-    publish_s: dict[str, float] = field(default_factory=dict)
+    stepped: PolicyStepped | None = None
+    stepped_at: float = 0.0
+    publish_s: float | None = None
 
-    def group_closed(self, group: GroupClosed, trajectories: int, now: float) -> None:
-        for agent, rewards in group.rewards.items():
-            self.rewards[agent] += rewards
-        self.generated_tokens += group.generated_tokens
-        self.waited_s = min(self.waited_s, group.waited_s)
-        self.trajectories += trajectories
-        self.failed += len(group.failures)
-        self.dropped_groups += bool(group.dropped)
-        self.replaced_trajectories += group.replaced
-        self.oversampled_trajectories += group.oversampled
-        self.resumed_turns += group.resumed_turns
-        self.resumed_tokens += group.resumed_tokens
-        for agent in group.zero_advantage:
-            self.zero_advantage[agent] += 1
-        self.rolled_out = now  # the last group to close leaves its time
-
-    def trained(self, agent: str, result: MicroBatchTrained, version: int, now: float) -> None:
-        """``version``: of the policy that was trained."""
-        self.busy.append((now - result.busy_s, now))
-        self.backward_s[agent] += result.busy_s
-        self.nonzero_advantage[agent] += result.nonzero_advantage
+    def trained(self, result: MicroBatchTrained, version: int) -> None:
+        self.backward_s += result.busy_s
+        self.nonzero_advantage += result.nonzero_advantage
         self.stale += sum(n for generated_by, n in result.versions.items() if generated_by != version)
         self.staleness = max([self.staleness, *(version - generated_by for generated_by in result.versions)])
 
-    def optimizer_stepped(self, agent: str, result: PolicyStepped, now: float) -> None:
-        self.stepped[agent] = result
-        self.stepped_at[agent] = now
+    def applied(self, now: float) -> None:
+        assert self.stepped is not None, "weights are published after an optimizer step"
+        self.publish_s = self.stepped.publish_s + now - self.stepped_at
 
-    def applied(self, agent: str, now: float) -> None:
-        self.publish_s[agent] = self.stepped[agent].publish_s + now - self.stepped_at[agent]
+    def metrics(self, version: Version, carried: int) -> PolicyMetrics:
+        measured = PolicyMetrics(
+            version=version,
+            generated_by=self.generated_by,
+            carried_samples=carried,
+            stale_samples=self.stale,
+            max_staleness=self.staleness,
+            backward_s=self.backward_s,
+        )
+        if (stepped := self.stepped) is None:
+            return measured
+        return replace(
+            measured,
+            samples=stepped.samples,
+            mean_tokens=stepped.tokens / stepped.samples,
+            nonzero_advantage_share=self.nonzero_advantage / stepped.samples,
+            loss=stepped.loss,
+            grad_norm=stepped.grad_norm,
+            lr=stepped.lr,
+            clip_fraction=stepped.clip_fraction,
+            ratio_deviation=stepped.ratio_deviation,
+            optimizer_s=stepped.busy_s,
+            publish_s=self.publish_s,
+            value_loss=stepped.value_loss,
+            explained_variance=stepped.explained_variance,
+        )
+
+
+class StepRecord:
+    """Records one step of ``agents``, whose policies begin it with ``versions``.
+
+    Times are seconds on the orchestrator's clock. ``overlaps_itself``: training overlaps the rollout of its own step;
+    under ``async`` it overlaps the rollout of later steps.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        versions: Mapping[PolicyName, Version],
+        agents: Iterable[AgentName],
+        started: float,
+        *,
+        overlaps_itself: bool = True,
+    ) -> None:
+        self.step = step
+        self.versions = dict(versions)
+        self.failed = 0
+        self.replaced_queries = 0
+        self._started = started
+        self._overlaps_itself = overlaps_itself
+        self._agents = {agent: _AgentRecord() for agent in agents}
+        self._policies = {policy: _PolicyRecord(version) for policy, version in versions.items()}
+        self._waited_s = math.inf
+        self._rolled_out: float | None = None
+        self._busy: list[tuple[float, float]] = []
+        self._generated_tokens = 0
+        self._dropped_groups = 0
+        self._replaced_trajectories = 0
+        self._oversampled_trajectories = 0
+        self._resumed_turns = 0
+        self._resumed_tokens = 0
+
+    # ------------------------------------------------------------------ events
+
+    def group_closed(self, group: GroupClosed, now: float) -> None:
+        for agent, rewards in group.rewards.items():
+            self._agents[AgentName(agent)].rewards += rewards
+        for agent in group.zero_advantage:
+            self._agents[AgentName(agent)].zero_advantage_groups += 1
+        self.failed += len(group.failures)
+        self._generated_tokens += group.generated_tokens
+        self._waited_s = min(self._waited_s, group.waited_s)
+        self._dropped_groups += bool(group.dropped)
+        self._replaced_trajectories += group.replaced
+        self._oversampled_trajectories += group.oversampled
+        self._resumed_turns += group.resumed_turns
+        self._resumed_tokens += group.resumed_tokens
+        self._rolled_out = now  # the last group to close sets the end of the rollout
+
+    def trained(self, policy: PolicyName, result: MicroBatchTrained, version: int, now: float) -> None:
+        """A micro-batch of ``policy``, then at ``version``, was trained."""
+        self._busy.append((now - result.busy_s, now))
+        self._policies[policy].trained(result, version)
+
+    def optimizer_stepped(self, policy: PolicyName, result: PolicyStepped, now: float) -> None:
+        record = self._policies[policy]
+        record.stepped, record.stepped_at = result, now
+
+    def applied(self, policy: PolicyName, now: float) -> None:
+        """All instances of ``policy`` have applied its new weights."""
+        self._policies[policy].applied(now)
+
+    # ------------------------------------------------------------------ results
 
     def rollout_s(self) -> float:
-        """From the step's first turn to the end of its last trajectory. In ``strict`` a step starts early and its
-        turns wait for their agents' versions: that wait belongs to the step before."""
-        if self.rolled_out is None:
+        """Seconds from the step's first turn to the end of its last trajectory.
+
+        In ``strict`` a step starts early and its turns wait for their policies' versions: that wait belongs to the step
+        before.
+        """
+        if self._rolled_out is None:
             return 0.0
-        return max(0.0, self.rolled_out - self.started - self.waited_s)
+        return max(0.0, self._rolled_out - self._started - self._waited_s)
 
     def overlap_s(self) -> float:
-        """Seconds that this step's forward and backward ran while rollouts of this step still ran."""
-        covered, until = 0.0, self.started
-        rolled_out = self.started if self.rolled_out is None else self.rolled_out
-        for start, stop in sorted(self.busy):  # a second that two policies share counts once
+        """Seconds in which this step was both trained and rolled out; seconds shared by two policies count once."""
+        covered, until = 0.0, self._started
+        rolled_out = self._started if self._rolled_out is None else self._rolled_out
+        for start, stop in sorted(self._busy):
             begin, end = max(start, until), min(stop, rolled_out)
             if end > begin:
                 covered, until = covered + end - begin, end
@@ -91,55 +159,35 @@ class StepRecord:
 
     def metrics(
         self,
-        next_versions: Mapping[str, int],
-        carried: Mapping[str, int],
+        next_versions: Mapping[PolicyName, Version],
+        carried: Mapping[PolicyName, int],
         run_started: float,
         previous_end: float,
         now: float,
-    ) -> dict[str, Any]:
-        """The step's line of ``metrics.jsonl``. ``next_versions``, ``carried``: as in ``StepComplete``."""
+    ) -> StepMetrics:
+        """The metrics of the complete step. ``next_versions``, ``carried``: as in ``StepComplete``."""
         step_s = max(now - previous_end, 1e-9)
-        flat: dict[str, Any] = {
-            "step": self.step,
-            "time_s": now - run_started,
-            "step_s": step_s,
-            "rollout_s": self.rollout_s(),
-            **({"overlap_s": self.overlap_s()} if self.overlaps_itself else {}),
-            "tokens": self.generated_tokens,
-            "tokens_per_s": self.generated_tokens / step_s,
-            "versions": dict(next_versions),
-            "generated_by": self.versions,
-            "stale_samples": self.stale,
-            "max_staleness": self.staleness,
-            "failed_trajectories": self.failed,
-            "replaced_trajectories": self.replaced_trajectories,
-            "oversampled_trajectories": self.oversampled_trajectories,
-            "resumed_turns": self.resumed_turns,
-            "resumed_tokens": self.resumed_tokens,
-            "dropped_groups": self.dropped_groups,
-            "replaced_queries": self.replaced_queries,
-        }
-        for agent in self.versions:
-            if self.rewards[agent]:
-                flat[f"reward/{agent}"] = fmean(self.rewards[agent])
-            flat[f"backward_s/{agent}"] = self.backward_s[agent]
-            flat[f"zero_advantage_groups/{agent}"] = self.zero_advantage[agent]
-            flat[f"carried_samples/{agent}"] = carried.get(agent, 0)
-            if (stepped := self.stepped.get(agent)) is not None:
-                flat |= {
-                    f"samples/{agent}": stepped.samples,
-                    f"mean_tokens/{agent}": stepped.tokens / stepped.samples,
-                    f"nonzero_advantage_share/{agent}": self.nonzero_advantage[agent] / stepped.samples,
-                    f"loss/{agent}": stepped.loss,
-                    f"grad_norm/{agent}": stepped.grad_norm,
-                    f"lr/{agent}": stepped.lr,
-                    f"clip_fraction/{agent}": stepped.clip_fraction,
-                    f"ratio_deviation/{agent}": stepped.ratio_deviation,
-                    f"optimizer_s/{agent}": stepped.busy_s,
-                    f"publish_s/{agent}": self.publish_s[agent],
-                }
-                if stepped.value_loss is not None:
-                    flat[f"value_loss/{agent}"] = stepped.value_loss
-                if stepped.explained_variance is not None:
-                    flat[f"explained_variance/{agent}"] = stepped.explained_variance
-        return flat
+        policies = self._policies.values()
+        return StepMetrics(
+            step=self.step,
+            time_s=now - run_started,
+            step_s=step_s,
+            rollout_s=self.rollout_s(),
+            overlap_s=self.overlap_s() if self._overlaps_itself else None,
+            tokens=self._generated_tokens,
+            tokens_per_s=self._generated_tokens / step_s,
+            stale_samples=sum(policy.stale for policy in policies),
+            max_staleness=max((policy.staleness for policy in policies), default=0),
+            failed_trajectories=self.failed,
+            replaced_trajectories=self._replaced_trajectories,
+            oversampled_trajectories=self._oversampled_trajectories,
+            resumed_turns=self._resumed_turns,
+            resumed_tokens=self._resumed_tokens,
+            dropped_groups=self._dropped_groups,
+            replaced_queries=self.replaced_queries,
+            by_agent={agent: record.metrics() for agent, record in self._agents.items()},
+            by_policy={
+                policy: record.metrics(next_versions[policy], carried.get(policy, 0))
+                for policy, record in self._policies.items()
+            },
+        )

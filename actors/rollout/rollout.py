@@ -33,7 +33,7 @@ from ..messages import (
     OrchestratorApi,
     Query,
     StoreApi,
-    TrajectoryFailed,
+    TrajectoryFailure,
 )
 from ..store_client import ExperienceWriter, segment_places
 from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
@@ -196,7 +196,7 @@ class Rollout(Actor):
                 return self._end(trajectory, work)
             frames = self._recipe.frames(where_it_hangs(work))
             what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
-            failure = TrajectoryFailed(trajectory.name, what, frames)
+            failure = TrajectoryFailure(trajectory.name, what, frames)
             return End(trajectory, failure, replacement=self._config.on_timeout == "replace")
         finally:
             trajectory.close()
@@ -222,7 +222,7 @@ class Rollout(Actor):
             return End(trajectory)
         if isinstance(error, RecipeError):
             raise error
-        failure = TrajectoryFailed(
+        failure = TrajectoryFailure(
             trajectory.name, f"{type(error).__name__}: {error}", self._recipe.frames(error)
         )
         agent = trajectory.agent_that_overran(error)

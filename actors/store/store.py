@@ -29,7 +29,8 @@ from ..column_refs import ValueRef
 from ..declared_columns import Column
 from ..errors import StoreError, StoreFull
 from ..messages import LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
-from ..names import PolicyName
+from ..names import AgentName, PolicyName
+from ..run_events import ColumnsAwaited, RunEvent, StoreBlocked, StoreUnblocked
 from ..store_client import ARRAY_COLUMNS, segment_places
 from .policy_queue import PolicyQueue
 from .query import select
@@ -320,7 +321,7 @@ class Store(Actor, StoreApi):
         if not self._full:
             self._full = True
             log.error("no room", problem=str(full))
-            self._notify("store_full", {"problem": str(full)})
+            self._notify(StoreBlocked(str(full)))
         self._room.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ROOM_INTERVAL_S):
@@ -330,7 +331,7 @@ class Store(Actor, StoreApi):
         if self._full:
             self._full = False
             log.info("there is room again")
-            self._notify("store_has_room", {})
+            self._notify(StoreUnblocked())
 
     async def _wait_until_written(
         self, queue: PolicyQueue, policy_version: int, count: int, staleness: int
@@ -364,9 +365,8 @@ class Store(Actor, StoreApi):
     def _report_wait(self, agent: str, missing: int, lacking: list[str]) -> None:
         if agent not in self._waits_reported:
             self._waits_reported.add(agent)
-            fields = {"agent": agent, "samples": missing, "columns": ", ".join(lacking)}
-            self._notify("columns_awaited", fields)
+            self._notify(ColumnsAwaited(AgentName(agent), missing, ", ".join(lacking)))
 
-    def _notify(self, event: str, fields: dict[str, Any]) -> None:
+    def _notify(self, event: RunEvent) -> None:
         if self._setup.console is not None:
-            self._setup.console.tell_nowait("event", event, fields)
+            self._setup.console.tell_nowait("event", event)

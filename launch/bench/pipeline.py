@@ -34,8 +34,10 @@ from rich.console import Console
 from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.simulated_instance import SimulatedInstance
 from ...actors.messages import GroupClosed, InstanceApi, LeasedBatch, Published, Sample
+from ...actors.names import AgentName, PolicyName
 from ...actors.orchestrator.pipeline import Mode
 from ...actors.rollout.rollout import Rollout
+from ...actors.step_metrics import StepMetrics
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from ...actors.store_client import ExperienceReader, segment_places
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
@@ -329,22 +331,21 @@ class _Watch(Progress):
             run_name="bench",
             mode=config.mode,
             total_steps=config.training.steps,
-            agents=list(config.agents),
+            agents={AgentName(agent): PolicyName(agent) for agent in config.agents},
         )
         self.run = _Run()
-        self._agents = list(config.agents)
         self._processes: dict[str, psutil.Process] = {}
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        if metrics["failed_trajectories"]:
+    def step(self, metrics: StepMetrics) -> None:
+        if metrics.failed_trajectories:
             raise BenchmarkFailed(
-                f"{metrics['failed_trajectories']} trajectories failed: the modes can't be compared"
+                f"{metrics.failed_trajectories} trajectories failed: the modes can't be compared"
             )
         if not self._processes:
             self._processes = {_actor_of(child): child for child in psutil.Process().children()}
-        turns = sum(metrics[f"samples/{agent}"] for agent in self._agents)
+        turns = sum(policy.samples or 0 for policy in metrics.by_policy.values())
         cpu_s = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
-        self.run.moments.append(_Moment(metrics["time_s"], turns, cpu_s))
+        self.run.moments.append(_Moment(metrics.time_s, turns, cpu_s))
 
 
 def _actor_of(process: psutil.Process) -> str:

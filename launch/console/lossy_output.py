@@ -1,14 +1,14 @@
-"""Standard output that may go away while a run does not."""
+"""A standard output that survives a closed pipe and a full disk."""
 
 import os
 from typing import Any, TextIO
 
 
 class LossyOutput:
-    """A text stream that carries on into nothing once its reader has left or its disk is full.
+    """A text stream that discards its text after its reader has closed it or its disk is full.
 
-    ``flexmarl train | head`` closes the pipe and logging out closes the terminal; a run keeps its results in files,
-    so neither is a reason to end it. The stream's descriptor is led to /dev/null for good then.
+    ``flexmarl train | head`` closes the pipe and a log-out closes the terminal. A run keeps its results in files, so
+    neither ends it. After the first error the stream's descriptor points to /dev/null.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -18,19 +18,19 @@ class LossyOutput:
         try:
             return self._stream.write(text)
         except OSError:
-            self._lead_to_nowhere()
+            self._redirect_to_null()
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            self._lead_to_nowhere()
+            self._redirect_to_null()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _lead_to_nowhere(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+    def _redirect_to_null(self) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)

@@ -1,8 +1,7 @@
-"""Charts as SVG text: data in, a string out, no I/O and no state.
+"""Draws charts as SVG text. Pure.
 
-Colours are CSS classes (``c0`` ... ``c7`` and ``grey``), so the page that embeds a chart decides them for
-light and dark. Line ``i`` has colour ``i % 8`` and dash pattern ``i // 8``: 24 lines can be told apart.
-Numbers passed in must be finite; text is escaped here.
+Colours are CSS classes (``c0`` ... ``c7`` and ``grey``); the page defines them for light and dark. Line ``i`` has
+colour ``i % 8`` and dash pattern ``i // 8``: 24 lines look different. Numbers must be finite; text is escaped here.
 """
 
 import math
@@ -48,7 +47,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What a chart is called and how its axes read.
+    """A chart's title, and the labels and ranges of its axes.
 
     ``name`` is unique on the page (letters, digits, hyphens). ``y_range`` is widened to hold the data;
     without it the axis starts at 0, or at the lowest value below 0. ``marks``: x of vertical lines.
@@ -115,7 +114,7 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
 
 
 def columns(points: Sequence[Point], edges: Sequence[float]) -> list[float]:
-    """The mean y of the points with edges[i] <= x < edges[i + 1], 0 where there is none. x ascending."""
+    """The mean y of the points with edges[i] <= x < edges[i + 1], 0 if there are none. x ascending."""
     xs = [x for x, _ in points]
     means = []
     for low, high in pairwise(edges):
@@ -240,7 +239,7 @@ def _scales(x_range: Point, ys: Sequence[float], axes: Axes, width: int) -> tupl
 
 
 def _frame(axes: Axes, x: _Scale, y: _Scale, width: int) -> str:
-    """Grid, tick labels and axis labels: what lies behind the data."""
+    """Grid, tick labels and axis labels, drawn behind the data."""
     bottom, right, left = _HEIGHT - _BOTTOM, width - _RIGHT, _LEFT - 7
     parts = []
     for tick in ticks(y.low, y.high, 5):

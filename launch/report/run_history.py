@@ -1,131 +1,145 @@
-"""What a run folder says: ``metrics.jsonl``, ``events.jsonl`` and ``config.yaml``, read with patience.
+"""Reads a run folder: ``metrics.jsonl``, ``events.jsonl`` and ``config.yaml``.
 
-A run may be cut off in the middle of a line, resumed from an earlier step, or still going; every key may be
-missing. What is read here is plain numbers; nothing in it is judged.
+Each file may be missing. A run may have been cut off in the middle of a line, resumed from an earlier step, or still be
+running.
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
-from ..formatting import number
+from ...actors.names import AgentName, PolicyName
+from ...actors.run_events import Evaluated, RunEvent
+from ...actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from ..json_lines import event_from_json, metrics_from_json, read_lines
 from .charts import Point
 
 Part = Literal[
     "rollout only", "rollout and training", "training only", "optimizer", "publishing weights", "other"
 ]
-_STEP_LIMIT = 10**12  # what is beyond is no step, and no float holds it exactly
 PARTS: tuple[Part, ...] = get_args(Part)
+
+Event = TypeVar("Event")
+
+
+@dataclass(frozen=True)
+class LoggedEvent:
+    """A line of ``events.jsonl``. ``event`` is None if its name is unknown or a field is missing."""
+
+    line: Mapping[str, Any]
+    event: RunEvent | None
 
 
 @dataclass(frozen=True)
 class History:
-    """One run. ``records`` ascend by step, one per step: steps repeated after a resume replace the lost ones.
+    """One run. ``steps`` ascend, each is there once: steps repeated after a resume replace the lost ones.
 
-    ``wall_s``: seconds spent from first to last step, the lost steps included, the pauses not.
-    ``resumes``: the steps at which the run was picked up again.
-    ``unreadable``: lines that were no JSON object.
+    ``evaluations``: metrics by name, by step; step 0 is before training. ``wall_s``: seconds from the first to the last
+    step, with the lost steps and without the pauses. ``resumes``: the first steps after each resume. ``policies``: by
+    agent, as far as the config says. ``unreadable``: the number of unreadable lines.
     """
 
     name: str
-    records: Sequence[Mapping[str, Any]] = ()
-    events: Sequence[Mapping[str, Any]] = ()
+    steps: Sequence[StepMetrics] = ()
+    evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    events: Sequence[LoggedEvent] = ()
     config_text: str = ""
     mode: str = ""
+    policy_of: Mapping[str, str] = field(default_factory=dict)
     wall_s: float = 0.0
     resumes: Sequence[int] = ()
     unreadable: int = 0
-    _columns: dict[str, list[Point]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
-    def _keys(self) -> list[str]:
-        return list(dict.fromkeys(key for record in self.records for key in record))
+    def agents(self) -> list[AgentName]:
+        """Agents with a reward, in order of first appearance."""
+        return list(
+            dict.fromkeys(
+                name
+                for step in self.steps
+                for name, metrics in step.by_agent.items()
+                if metrics.reward is not None
+            )
+        )
 
     @cached_property
-    def agents(self) -> list[str]:
-        """Names in the order of their first appearance."""
-        return self.names("reward/")
+    def policies(self) -> list[PolicyName]:
+        return list(dict.fromkeys(name for step in self.steps for name in step.by_policy))
 
     @cached_property
-    def steps(self) -> int:
-        """Training steps finished; a record that holds only an evaluation is none."""
-        return sum(_is_training(record) for record in self.records)
+    def processes(self) -> list[str]:
+        return list(dict.fromkeys(name for step in self.steps for name in step.by_process))
 
     @cached_property
-    def versions(self) -> dict[str, int]:
-        """The last known version of every policy or agent."""
-        last: dict[str, int] = {}
-        for record in self.records:
-            versions = record.get("versions")
-            if isinstance(versions, dict):
-                last.update((name, value) for name, value in versions.items() if isinstance(value, int))
-        return last
+    def versions(self) -> dict[PolicyName, int]:
+        """The last known version of every policy."""
+        return {name: metrics.version for step in self.steps for name, metrics in step.by_policy.items()}
 
-    @cached_property
-    def tokens(self) -> float:
-        return self.total("tokens")
+    def of_step(self, read: Callable[[StepMetrics], float | None]) -> list[Point]:
+        """(step, value) for all steps with a value."""
+        return [(step.step, value) for step in self.steps if (value := read(step)) is not None]
+
+    def of_agent(self, name: AgentName, read: Callable[[AgentMetrics], float | None]) -> list[Point]:
+        return self.of_step(lambda step: read(step.by_agent[name]) if name in step.by_agent else None)
+
+    def of_policy(self, name: PolicyName, read: Callable[[PolicyMetrics], float | None]) -> list[Point]:
+        return self.of_step(lambda step: read(step.by_policy[name]) if name in step.by_policy else None)
+
+    def of_process(self, name: str, read: Callable[[ProcessMetrics], float | None]) -> list[Point]:
+        return self.of_step(lambda step: read(step.by_process[name]) if name in step.by_process else None)
+
+    def evaluated(self, metric: str) -> list[Point]:
+        """(step, value) of all evaluations with that metric."""
+        return [
+            (step, metrics[metric]) for step, metrics in sorted(self.evaluations.items()) if metric in metrics
+        ]
+
+    def total(self, read: Callable[[StepMetrics], float | None]) -> float:
+        return math.fsum(value for _, value in self.of_step(read))
 
     @cached_property
     def step_seconds(self) -> float:
-        return self.total("step_s")
+        return self.total(lambda step: step.step_s)
 
-    def names(self, *prefixes: str) -> list[str]:
-        """What follows one of the prefixes in any key, in order of first appearance."""
-        found = (key[len(prefix) :] for key in self._keys for prefix in prefixes if key.startswith(prefix))
-        return list(dict.fromkeys(found))
-
-    def has(self, key: str) -> bool:
-        return bool(self.column(key))
-
-    def column(self, key: str) -> list[Point]:
-        """(step, value) wherever ``key`` holds a finite number."""
-        if key not in self._columns:
-            self._columns[key] = [
-                (record["step"], value)
-                for record in self.records
-                if key in record and (value := number(record[key])) is not None
-            ]
-        return self._columns[key]
-
-    def total(self, key: str) -> float:
-        return math.fsum(value for _, value in self.column(key))
-
-    def events_named(self, name: str) -> list[Mapping[str, Any]]:
-        return [event for event in self.events if event.get("event") == name]
+    def found(self, *kinds: type[Event]) -> list[Event]:
+        """The events of these classes, in the order of the file."""
+        return [logged.event for logged in self.events if isinstance(logged.event, kinds)]
 
     def time_split(self) -> dict[Part, list[Point]]:
         """(step, seconds) of each part of a step; a step's parts add up to its ``step_s``."""
-        agents = self.names("backward_s/", "optimizer_s/", "publish_s/")
         split: dict[Part, list[Point]] = {part: [] for part in PARTS}
-        for record in self.records:
-            if (step_s := number(record.get("step_s"))) is not None:
-                for part, seconds in zip(PARTS, split_step(record, step_s, agents), strict=True):
-                    split[part].append((record["step"], seconds))
+        for step in self.steps:
+            for part, seconds in zip(PARTS, split_step(step), strict=True):
+                split[part].append((step.step, seconds))
         return split
 
 
-def split_step(record: Mapping[str, Any], step_s: float, agents: Sequence[str]) -> tuple[float, ...]:
-    """The wall time ``step_s`` of one step, cut into `PARTS` (seconds, each >= 0, summing to ``step_s``).
+def split_step(step: StepMetrics) -> tuple[float, ...]:
+    """The wall time ``step_s`` of one step, cut into ``PARTS`` (seconds, each >= 0, summing to ``step_s``).
 
-    Measured: ``rollout_s`` and the ``overlap_s`` in it. The time after the rollout is shared out by the
-    agents' own clocks: backward seconds beyond the overlap, optimizer and publishing, summed over the agents
-    and scaled down together where they exceed it because agents worked at the same time.
+    Measured: ``rollout_s`` and ``overlap_s`` within it. The time after the rollout is divided by the policies' own
+    times: backward seconds beyond the overlap, optimizer and publishing, summed over the policies. They are scaled down
+    together if they exceed the time, because policies worked in parallel.
     """
-    step_s = max(0.0, step_s)
-    rollout = min(max(0.0, number(record.get("rollout_s")) or 0.0), step_s)
-    both = min(max(0.0, number(record.get("overlap_s")) or 0.0), rollout)
+    step_s = max(0.0, step.step_s)
+    rollout = min(max(0.0, step.rollout_s), step_s)
+    both = min(max(0.0, step.overlap_s or 0.0), rollout)
     after = step_s - rollout
 
-    def summed(key: str) -> float:
-        return math.fsum(max(0.0, number(record.get(f"{key}/{agent}")) or 0.0) for agent in agents)
+    def summed(read: Callable[[PolicyMetrics], float | None]) -> float:
+        return math.fsum(max(0.0, read(policy) or 0.0) for policy in step.by_policy.values())
 
-    wanted = (max(0.0, summed("backward_s") - both), summed("optimizer_s"), summed("publish_s"))
+    backward = summed(lambda policy: policy.backward_s)
+    wanted = (
+        max(0.0, backward - both),
+        summed(lambda policy: policy.optimizer_s),
+        summed(lambda policy: policy.publish_s),
+    )
     scale = min(1.0, after / total) if (total := math.fsum(wanted)) else 0.0
     training, optimizer, publishing = (seconds * scale for seconds in wanted)
     other = max(0.0, after - training - optimizer - publishing)
@@ -133,7 +147,7 @@ def split_step(record: Mapping[str, Any], step_s: float, agents: Sequence[str]) 
 
 
 def first_and_last(points: Sequence[Point], share: float = 0.05) -> tuple[float, float] | None:
-    """The means over the first and the last ``share`` of the points, one at least; None without points."""
+    """The means over the first and the last ``share`` of the points, at least one point; None without points."""
     if not points:
         return None
     count = max(1, math.ceil(share * len(points)))
@@ -145,82 +159,75 @@ def first_and_last(points: Sequence[Point], share: float = 0.05) -> tuple[float,
 
 
 def load_history(run_dir: Path) -> History:
-    """Read a run folder. Missing files count as empty; raises `NotADirectoryError` without the folder."""
+    """Reads a run folder. Missing files count as empty; raises NotADirectoryError without the folder."""
     if not run_dir.is_dir():
         raise NotADirectoryError(f"{run_dir} is not a run folder")
-    lines, bad_lines = _read_lines(run_dir / "metrics.jsonl")
-    events, bad_events = _read_lines(run_dir / "events.jsonl")
-    lines = [*_evaluations(events), *lines]
-    steps = [line for line in lines if type(line.get("step")) is int and 0 <= line["step"] < _STEP_LIMIT]
-    records, resumes, wall_s = _joined(steps)
+    lines, bad_lines = read_lines(run_dir / "metrics.jsonl")
+    event_lines, bad_events = read_lines(run_dir / "events.jsonl")
+    written = [step for line in lines if (step := metrics_from_json(line)) is not None]
+    events = [LoggedEvent(line, event_from_json(line)) for line in event_lines]
     config_text = _read_text(run_dir / "config.yaml")
+    config = _config(config_text)
+    mode = config.get("mode")
+    joined = _Joined()
+    for step in written:
+        joined.add(step)
     return History(
         name=run_dir.resolve().name,
-        records=records,
+        steps=joined.steps,
+        evaluations=_evaluations(events, joined.steps),
         events=events,
         config_text=config_text,
-        mode=_mode(config_text),
-        wall_s=wall_s,
-        resumes=resumes,
-        unreadable=bad_lines + bad_events,
+        mode=mode if isinstance(mode, str) else "",
+        policy_of=_policy_of(config),
+        wall_s=joined.wall_s,
+        resumes=joined.resumes,
+        unreadable=bad_lines + bad_events + len(lines) - len(written),
     )
 
 
-def _joined(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[int], float]:
-    """Records by ascending step, steps resumed at, wall time in seconds; from lines in the order written."""
-    by_step: dict[int, Mapping[str, Any]] = {}
-    resumes: list[int] = []
-    wall_s, began, now, last = 0.0, None, 0.0, None
-    for line in lines:
-        step = line["step"]
-        if _is_training(line):
-            rewound = last is not None and step <= last
-            if rewound:  # everything from this step on was lost with the process that did it
-                resumes.append(step)
-                by_step = {kept: record for kept, record in by_step.items() if kept < step}
-            last = step
-            time_s, step_s = number(line.get("time_s")), number(line.get("step_s")) or 0.0
-            if time_s is None:
-                time_s = now + step_s
-            if began is None or rewound or time_s < now:  # a new process, with a clock of its own
-                if began is not None and not rewound:
-                    resumes.append(step)
-                wall_s += now - began if began is not None else 0.0
-                began = max(0.0, time_s - step_s)
-            now = time_s
-        by_step[step] = {**by_step[step], **line} if step in by_step else line
-    wall_s += now - began if began is not None else 0.0
-    return [by_step[step] for step in sorted(by_step)], resumes, wall_s
+class _Joined:
+    """Joins the steps of all processes that worked on a run, in the order written.
+
+    A step that was already there shows a resume: it and all later steps were lost with the process that wrote them. A
+    clock that starts again shows a resume too: the lost steps may have been removed from the file before.
+    """
+
+    def __init__(self) -> None:
+        self._by_step: dict[int, StepMetrics] = {}
+        self._last: StepMetrics | None = None
+        self._began_s = 0.0
+        self._earlier_s = 0.0
+        self.resumes: list[int] = []
+
+    def add(self, step: StepMetrics) -> None:
+        last = self._last
+        if last is None:
+            self._began_s = max(0.0, step.time_s - step.step_s)
+        elif step.step <= last.step or step.time_s < last.time_s:
+            self.resumes.append(step.step)
+            self._by_step = {kept: found for kept, found in self._by_step.items() if kept < step.step}
+            self._earlier_s += last.time_s - self._began_s
+            self._began_s = max(0.0, step.time_s - step.step_s)
+        self._by_step[step.step] = self._last = step
+
+    @property
+    def steps(self) -> list[StepMetrics]:
+        return [self._by_step[number] for number in sorted(self._by_step)]
+
+    @property
+    def wall_s(self) -> float:
+        return self._earlier_s + (self._last.time_s - self._began_s if self._last else 0.0)
 
 
-def _evaluations(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """From their events: the one before training, and one that a resumed run made up for, are on no step's line."""
-    return [
-        {"step": event["step"], **{f"eval/{name}": value for name, value in event.items()}}
-        for event in events
-        if event.get("event") == "evaluated" and "step" in event
-    ]
-
-
-def _is_training(record: Mapping[str, Any]) -> bool:
-    return "step_s" in record or any(key.startswith("reward/") for key in record)
-
-
-def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects of a file of lines, and how many lines were none."""
-    good, bad = [], 0
-    for line in _read_text(path).splitlines():
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError):
-            item = None
-        if isinstance(item, dict):
-            good.append(item)
-        else:
-            bad += 1
-    return good, bad
+def _evaluations(
+    events: Sequence[LoggedEvent], steps: Sequence[StepMetrics]
+) -> dict[int, Mapping[str, float]]:
+    """By step. An evaluation before training, or one that a resumed run caught up on, is in no step's metrics."""
+    from_events: dict[int, Mapping[str, float]] = {
+        logged.event.step: logged.event.metrics for logged in events if isinstance(logged.event, Evaluated)
+    }
+    return {**from_events, **{step.step: step.evaluation for step in steps if step.evaluation}}
 
 
 def _read_text(path: Path) -> str:
@@ -230,11 +237,22 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _mode(config_text: str) -> str:
-    """The run's mode; empty where the config doesn't say or can't be read."""
+def _config(text: str) -> Mapping[str, Any]:
+    """The run's configuration; empty if it can't be read."""
     try:
-        config = yaml.safe_load(config_text)
+        config = yaml.safe_load(text)
     except yaml.YAMLError:
-        return ""
-    mode = config.get("mode") if isinstance(config, dict) else None
-    return mode if isinstance(mode, str) else ""
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _policy_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The policy that each agent names; an agent that names none has one of its own name."""
+    agents = config.get("agents")
+    if not isinstance(agents, dict):
+        return {}
+    return {
+        str(name): str(agent.get("policy") or name)
+        for name, agent in agents.items()
+        if isinstance(agent, dict)
+    }

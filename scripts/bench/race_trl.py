@@ -40,7 +40,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.report.run_history import load_history
 from flexmarl.launch.run_config import RunConfig
 
 RECIPE = Path(__file__).parent / "race"
@@ -121,13 +123,13 @@ def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:
     ]
     command += [f"agents.{name}.model.path={model}", f"agents.{name}.model.config=null"]
     _run("flexmarl", command)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    history = load_history(out)
     (trained,) = (out / "checkpoints").glob(f"*/{name}/model.safetensors")
     return SideResult(
-        seconds=[line["step_s"] for line in lines],
-        tokens=[line["tokens"] for line in lines],
-        rewards=[line[f"reward/{name}"] for line in lines],
-        grad_norm=lines[0][f"grad_norm/{name}"],
+        seconds=[step.step_s for step in history.steps],
+        tokens=[step.tokens for step in history.steps],
+        rewards=[reward for _, reward in history.of_agent(AgentName(name), lambda agent: agent.reward)],
+        grad_norm=history.of_policy(PolicyName(name), lambda policy: policy.grad_norm)[0][1],
         weight_change=weight_change(model / "model.safetensors", trained),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flexmarl.actors.messages import RunEnded
+from flexmarl.actors.messages import RunResult
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.launch import commands, local_launcher
@@ -21,7 +21,8 @@ from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, resolve, to_yaml
 from flexmarl.launch.console.progress import Progress
 from flexmarl.launch.errors import Interrupted
-from flexmarl.launch.run_directory import JsonLines, RunDirectory
+from flexmarl.launch.json_lines import JsonLines
+from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import SOURCES, TINY
 
@@ -97,8 +98,8 @@ class TestRefusals:
             ([str(TINY), "--name", "x" * 300], "can't be made: File name too long"),
             ([str(TINY), "--runs", "/dev/null"], "can't be made: Not a directory"),
             ([str(TINY), "--runs", "/proc/self"], "can't be made"),
-            (["--resume", "nowhere"], "nowhere is no run directory: it has no config.yaml"),
-            (["--resume", str(TINY)], "is no run directory: it has no checkpoints"),
+            (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.yaml"),
+            (["--resume", str(TINY)], "is not a run directory: it has no checkpoints"),
             (["--resume", "x", "training.steps=3"], "--resume takes no recipe, settings"),
         ],
     )
@@ -117,7 +118,7 @@ class TestRefusals:
 
     def test_report_of_what_is_no_run(self, flexmarl: Flexmarl, tmp_path: Path) -> None:
         result = flexmarl("report", str(tmp_path))
-        assert result.status == 2 and "is no run directory" in result.err
+        assert result.status == 2 and "is not a run directory" in result.err
         assert list(tmp_path.iterdir()) == []
 
 
@@ -125,8 +126,8 @@ class TestEndings:
     """What is left of a run, whatever ends it."""
 
     @staticmethod
-    def ends_with(monkeypatch: pytest.MonkeyPatch, ending: BaseException | RunEnded) -> None:
-        async def run(_config: object, _directory: object, progress: Progress, _resume: object) -> RunEnded:
+    def ends_with(monkeypatch: pytest.MonkeyPatch, ending: BaseException | RunResult) -> None:
+        async def run(_config: object, _directory: object, progress: Progress, _resume: object) -> RunResult:
             for n in range(20):
                 progress.warn(f"warning {n}", at_once=True)
             if isinstance(ending, BaseException):
@@ -182,7 +183,7 @@ class TestEndings:
 
     def test_come_as_they_would_where_nobody_reads_the_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """``flexmarl train | head -1``, and ``flexmarl train >&-``"""
-        self.ends_with(monkeypatch, RunEnded(6, False, {}, ""))
+        self.ends_with(monkeypatch, RunResult(6, False, {}, ""))
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "w") as output:

@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from flexmarl.actors.run_events import ActorSilent, RunEvent
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.launch import local_launcher
-from flexmarl.launch.console.console import Console
+from flexmarl.launch.console.run_console import RunConsole
 
 
 class House:
@@ -35,9 +36,9 @@ class House:
     def refresh(self, processes: dict[str, object]) -> None:
         self.processes = processes
 
-    async def event(self, event: str, fields: dict[str, Any]) -> None:
-        assert event == "actor_silent"
-        self.events.append((fields["actor"], fields["seconds"]))
+    async def event(self, event: RunEvent) -> None:
+        assert isinstance(event, ActorSilent)
+        self.events.append((event.actor, event.seconds))
 
     async def phase(self, text: str, done: int, total: int) -> None:
         self.phases.append((text, done, total))
@@ -46,7 +47,7 @@ class House:
         monkeypatch.setattr(local_launcher, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
         async with asyncio.timeout(5):
-            await local_launcher._watch_processes(cast(Supervisor, self), cast(Console, self))
+            await local_launcher._watch_processes(cast(Supervisor, self), cast(RunConsole, self))
 
 
 async def test_an_actor_that_never_answered_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +91,7 @@ async def test_starting_shows_how_many_are_ready_and_after_a_while_who_is_not(
         await ready[name].wait()
 
     spawned: dict[str, Coroutine[Any, Any, None]] = {name: spawn(name) for name in ready}
-    starting = asyncio.create_task(local_launcher._all_started(spawned, cast(Console, house)))
+    starting = asyncio.create_task(local_launcher._all_started(spawned, cast(RunConsole, house)))
     for name in ready:
         await _shown(house, len([event for event in ready.values() if event.is_set()]))
         if name == "trainer":
@@ -120,4 +121,4 @@ async def test_the_first_that_does_not_start_is_what_is_raised() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ActorDead, match="no luck"):
-        await local_launcher._all_started({"trainer": wait(), "store": refuse()}, cast(Console, house))
+        await local_launcher._all_started({"trainer": wait(), "store": refuse()}, cast(RunConsole, house))

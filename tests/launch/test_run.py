@@ -74,7 +74,7 @@ class TestAWholeRun:
         names = Counter(event["event"] for event in whole.events)
         assert names["run_started"] == names["run_ended"] == 1
         assert not names["actor_silent"], "those that are being stopped have no time to answer"
-        assert names["warmed_up"] == names["evaluated"] == 2
+        assert names["sft_done"] == names["evaluated"] == 2
         assert names["checkpoint_saved"] == 3
         assert whole.events[-1] | {"time": 0} == {
             "time": 0,

@@ -109,7 +109,7 @@ def test_a_run_that_has_not_begun(
     status, _, err = flexmarl(str(tmp_path / "dry"))
     assert status == 2 and "dry has no store: has the run begun?" in err
     status, _, err = flexmarl(str(tmp_path))
-    assert status == 2 and "is no run directory" in err
+    assert status == 2 and "is not a run directory" in err
 
 
 def test_a_table_leaves_out_what_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:

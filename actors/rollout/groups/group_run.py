@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...messages import GroupClosed, Grouping, Query, Sample, TrajectoryFailed
+from ...messages import GroupClosed, Grouping, Query, Sample, TrajectoryFailure
 from ..trajectory import Trajectory
 from .comparison import grouped
 from .group import Group, has_signal
@@ -17,7 +17,7 @@ class End:
     """How a trajectory ended. ``replace``: it overran, and another is wanted in its place."""
 
     trajectory: Trajectory
-    failure: TrajectoryFailed | None = None
+    failure: TrajectoryFailure | None = None
     replacement: bool = False
 
 
@@ -45,7 +45,7 @@ class GroupRun:
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     ends: asyncio.Queue[End] = field(default_factory=asyncio.Queue)
-    failures: list[TrajectoryFailed] = field(default_factory=list)
+    failures: list[TrajectoryFailure] = field(default_factory=list)
 
     def begin(self, number: int) -> Trajectory:
         trajectory = Trajectory(

@@ -17,9 +17,10 @@ from flexmarl.actors.messages import (
     PolicyStepped,
     Published,
     Query,
-    RunEnded,
+    RunResult,
     Sample,
 )
+from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_config import (
@@ -32,6 +33,8 @@ from flexmarl.actors.orchestrator.query_order import QueryOrder
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.run_events import RunEvent
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store_client import ExperienceReader, segment_places
 from flexmarl.actors.workflow import RecipeConfig
@@ -159,21 +162,21 @@ class Trainer(Actor):
 
 class Console(Actor):
     def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
-        self.result: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
+        self.steps: list[StepMetrics] = []
+        self.result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
 
     @endpoint
-    async def step(self, metrics: dict[str, Any]) -> None:
+    async def step(self, metrics: StepMetrics) -> None:
         self.steps.append(metrics)
 
     @endpoint
     async def phase(self, text: str, done: int | None, total: int | None) -> None: ...
 
     @endpoint
-    async def event(self, event: str, fields: dict[str, Any]) -> None: ...
+    async def event(self, event: RunEvent) -> None: ...
 
     @endpoint
-    async def ended(self, result: RunEnded) -> None:
+    async def ended(self, result: RunResult) -> None:
         self.result.set_result(result)
 
 
@@ -208,7 +211,7 @@ class House:
         rollout: RolloutConfig = PLAIN,
         *,
         global_batch: dict[str, int] | None = None,
-    ) -> RunEnded:
+    ) -> RunResult:
         (self.folder / "workflow.py").write_text(RECIPE)
         recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
         (self.folder / "checkpoints").mkdir()
@@ -267,9 +270,10 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     assert all(row.policy_version == min(row.token_versions) for row in rows)
     if not max_staleness:
         assert not any(row.version_changes for row in rows)
-    lines = sorted(house.console.steps, key=lambda line: int(line["step"]))
-    assert max(line["max_staleness"] for line in lines) == max(house.trainer.staleness)
-    assert [line["versions"] for line in lines] == [{"solver": n, "judge": n} for n in range(1, 7)]
+    lines = sorted(house.console.steps, key=lambda line: line.step)
+    assert max(line.max_staleness for line in lines) == max(house.trainer.staleness)
+    versions = [{name: policy.version for name, policy in line.by_policy.items()} for line in lines]
+    assert versions == [{"solver": n, "judge": n} for n in range(1, 7)]
 
 
 async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(
@@ -290,8 +294,8 @@ async def test_environments_that_hang_wedge_no_step(system: ActorSystem, tmp_pat
     assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
     positions = sorted(int(group.partition(":q")[2]) for group in house.groups("solver"))
     assert positions == [n for n in range(27) if n % 3 != 1], "queries are drawn in order, each once"
-    assert sum(line["replaced_queries"] for line in house.console.steps) == 9
-    assert sum(line["dropped_groups"] for line in house.console.steps) == 9
+    assert sum(line.replaced_queries for line in house.console.steps) == 9
+    assert sum(line.dropped_groups for line in house.console.steps) == 9
     (last,) = (tmp_path / "checkpoints").glob("step_000006")
     assert checkpoint.load(last).next_position == 27
 
@@ -312,7 +316,7 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
     orchestrator = Orchestrator(
         schedule(), recipe, nobody, rollout, {}, nobody, str(tmp_path / "checkpoints"), None
     )
-    orchestrator._records[1] = StepRecord(1, {}, 0.0)
+    orchestrator._records[1] = StepRecord(Step(1), {}, (), 0.0)
     orchestrator._queries = QueryOrder(0)
     orchestrator._queries.begin(1, 3)
     second_is_read = threading.Event()

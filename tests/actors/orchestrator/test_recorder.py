@@ -1,12 +1,17 @@
-"""A step's line of metrics, from events at given times."""
+"""A step's metrics, from events at given times."""
 
 from dataclasses import replace
 
 import pytest
 
 from flexmarl.actors.messages import GroupClosed, MicroBatchTrained, PolicyStepped, Published
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
+from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 from flexmarl.transport.handle import StateHandle
+
+A, B = PolicyName("a"), PolicyName("b")
+SHARED = PolicyName("shared")
 
 
 def closed(waited_s: float, rewards: list[float]) -> GroupClosed:
@@ -26,12 +31,12 @@ def stepped(version: int) -> PolicyStepped:
 
 def record() -> StepRecord:
     """Started at 100 s; turns from 101 s; rolled out at 110 s; backward 104-106, 105-107 (shared) and 109-113."""
-    record = StepRecord(3, {"a": 7}, started=100.0)
-    record.group_closed(closed(2.0, [1.0, 0.0]), 2, now=103.0)
-    record.trained("a", trained(2.0, {7: 2}), version=7, now=106.0)
-    record.trained("a", trained(2.0, {7: 2}), version=7, now=107.0)
-    record.group_closed(closed(1.0, [1.0, 1.0]), 2, now=110.0)
-    record.trained("a", trained(4.0, {7: 1, 6: 3}), version=7, now=113.0)
+    record = StepRecord(Step(3), {A: Version(7)}, [AgentName("a")], started=100.0)
+    record.group_closed(closed(2.0, [1.0, 0.0]), now=103.0)
+    record.trained(A, trained(2.0, {7: 2}), version=7, now=106.0)
+    record.trained(A, trained(2.0, {7: 2}), version=7, now=107.0)
+    record.group_closed(closed(1.0, [1.0, 1.0]), now=110.0)
+    record.trained(A, trained(4.0, {7: 1, 6: 3}), version=7, now=113.0)
     return record
 
 
@@ -43,49 +48,73 @@ def test_the_wait_for_a_version_is_no_rollout() -> None:
     assert record().rollout_s() == pytest.approx(9.0)
 
 
-def test_the_line() -> None:
-    step = record()
-    step.optimizer_stepped("a", stepped(8), now=114.0)
-    step.applied("a", now=114.5)
-    line = step.metrics({"a": 8}, {"a": 2}, run_started=50.0, previous_end=104.5, now=114.5)
-    assert line["step"] == 3 and line["time_s"] == 64.5 and line["step_s"] == 10.0
-    assert line["versions"] == {"a": 8} and line["generated_by"] == {"a": 7}
-    assert line["tokens"] == 20 and line["tokens_per_s"] == 2.0
-    assert line["mean_tokens/a"] == 10.0
-    assert line["reward/a"] == 0.75 and line["samples/a"] == 4 and line["nonzero_advantage_share/a"] == 1.5
-    assert line["backward_s/a"] == 8.0 and line["publish_s/a"] == 0.625
-    assert line["clip_fraction/a"] == 0.1 and line["ratio_deviation/a"] == 2e-6
-    assert line["stale_samples"] == 3, "samples of another version are counted from the rows themselves"
-    assert line["max_staleness"] == 1 and line["carried_samples/a"] == 2
-    assert not any("value" in key or "explained" in key for key in line), "there is no critic"
+def ended(step: StepRecord, carried: int = 0) -> StepMetrics:
+    return step.metrics({A: Version(8)}, {A: carried}, run_started=50.0, previous_end=104.5, now=114.5)
 
 
-def test_a_critics_figures_are_shown_where_there_are_any() -> None:
+def test_the_metrics() -> None:
     step = record()
-    step.optimizer_stepped("a", replace(stepped(8), value_loss=0.25), now=114.0)
-    step.applied("a", now=114.5)
-    line = step.metrics({"a": 8}, {}, run_started=50.0, previous_end=104.5, now=114.5)
-    assert line["value_loss/a"] == 0.25 and "explained_variance/a" not in line
-    step.optimizer_stepped("a", replace(stepped(8), value_loss=0.25, explained_variance=-0.5), now=114.0)
-    line = step.metrics({"a": 8}, {}, run_started=50.0, previous_end=104.5, now=114.5)
-    assert line["explained_variance/a"] == -0.5
+    step.optimizer_stepped(A, stepped(8), now=114.0)
+    step.applied(A, now=114.5)
+    metrics = ended(step, carried=2)
+    policy = metrics.by_policy[A]
+    assert metrics.step == 3 and metrics.time_s == 64.5 and metrics.step_s == 10.0
+    assert policy.version == 8 and policy.generated_by == 7
+    assert metrics.tokens == 20 and metrics.tokens_per_s == 2.0
+    assert policy.mean_tokens == 10.0
+    assert metrics.by_agent == {"a": AgentMetrics(reward=0.75)}
+    assert policy.samples == 4 and policy.nonzero_advantage_share == 1.5
+    assert policy.backward_s == 8.0 and policy.publish_s == 0.625
+    assert policy.clip_fraction == 0.1 and policy.ratio_deviation == 2e-6
+    assert metrics.stale_samples == 3, "samples of another version are counted from the rows themselves"
+    assert metrics.max_staleness == 1 and policy.carried_samples == 2
+    assert policy.value_loss is None and policy.explained_variance is None, "there is no critic"
+
+
+def test_a_critics_figures_are_shown_if_there_are_any() -> None:
+    step = record()
+    step.optimizer_stepped(A, replace(stepped(8), value_loss=0.25), now=114.0)
+    step.applied(A, now=114.5)
+    policy = ended(step).by_policy[A]
+    assert policy.value_loss == 0.25 and policy.explained_variance is None
+    step.optimizer_stepped(A, replace(stepped(8), value_loss=0.25, explained_variance=-0.5), now=114.0)
+    assert ended(step).by_policy[A].explained_variance == -0.5
+
+
+def two_policies() -> StepRecord:
+    return StepRecord(Step(1), {A: Version(0), B: Version(5)}, [AgentName("a"), AgentName("b")], started=0.0)
 
 
 def test_what_became_of_groups_is_counted() -> None:
-    step = StepRecord(1, {"a": 0, "b": 0}, started=0.0)
+    step = two_policies()
     group = closed(0.0, [1.0, 1.0])
-    step.group_closed(replace(group, dropped="no signal", zero_advantage=["a"], replaced=2), 2, now=1.0)
-    step.group_closed(replace(group, zero_advantage=["a"], oversampled=3), 2, now=2.0)
+    step.group_closed(replace(group, dropped="no signal", zero_advantage=["a"], replaced=2), now=1.0)
+    step.group_closed(replace(group, zero_advantage=["a"], oversampled=3), now=2.0)
     for _ in range(2):
-        step.group_closed(replace(group, resumed_turns=2, resumed_tokens=30), 2, now=2.0)
-    line = step.metrics({"a": 0, "b": 0}, {}, 0.0, 0.0, 3.0)
-    assert line["dropped_groups"] == 1 and line["replaced_trajectories"] == 2
-    assert line["oversampled_trajectories"] == 3
-    assert (line["resumed_turns"], line["resumed_tokens"]) == (4, 60)
-    assert line["zero_advantage_groups/a"] == 2 and line["zero_advantage_groups/b"] == 0
+        step.group_closed(replace(group, resumed_turns=2, resumed_tokens=30), now=2.0)
+    metrics = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0)
+    assert metrics.dropped_groups == 1 and metrics.replaced_trajectories == 2
+    assert metrics.oversampled_trajectories == 3
+    assert (metrics.resumed_turns, metrics.resumed_tokens) == (4, 60)
+    zero_advantage = {name: agent.zero_advantage_groups for name, agent in metrics.by_agent.items()}
+    assert zero_advantage == {"a": 2, "b": 0}
 
 
-def test_an_agent_nobody_called_keeps_its_version() -> None:
-    step = StepRecord(1, {"a": 0, "b": 5}, started=0.0)
-    line = step.metrics({"a": 0, "b": 5}, {}, 0.0, 0.0, 1.0)
-    assert line["versions"] == {"a": 0, "b": 5} and "reward/b" not in line
+def test_an_agent_without_a_turn_keeps_its_version() -> None:
+    metrics = two_policies().metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 1.0)
+    assert {name: policy.version for name, policy in metrics.by_policy.items()} == {"a": 0, "b": 5}
+    assert metrics.by_agent[AgentName("b")].reward is None
+
+
+def test_two_agents_on_one_policy_have_two_rewards_and_one_loss() -> None:
+    step = StepRecord(Step(1), {SHARED: Version(7)}, [AgentName("a"), AgentName("b")], started=0.0)
+    step.group_closed(replace(closed(0.0, []), rewards={"a": [1.0, 0.0], "b": [0.25]}), now=1.0)
+    step.trained(SHARED, trained(1.0, {7: 3, 5: 1}), version=7, now=2.0)
+    step.optimizer_stepped(SHARED, stepped(8), now=3.0)
+    step.applied(SHARED, now=3.0)
+    metrics = step.metrics({SHARED: Version(8)}, {}, 0.0, 0.0, 3.0)
+    assert {name: agent.reward for name, agent in metrics.by_agent.items()} == {"a": 0.5, "b": 0.25}
+    (policy,) = metrics.by_policy.values()
+    assert isinstance(policy, PolicyMetrics)
+    assert (policy.version, policy.loss, policy.samples) == (8, 0.5, 4)
+    assert (policy.stale_samples, policy.max_staleness) == (1, 2)

@@ -1,15 +1,15 @@
-"""A console that keeps what the store tells it."""
+"""A console that keeps the events of the store."""
 
 import asyncio
-from typing import Any
 
+from flexmarl.actors.run_events import RunEvent
 from flexmarl.core.actor import Actor, endpoint
 
 
 class Listener(Actor):
     def __init__(self) -> None:
-        self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.events: asyncio.Queue[RunEvent] = asyncio.Queue()
 
     @endpoint
-    async def event(self, event: str, fields: dict[str, Any]) -> None:
-        self.events.put_nowait((event, fields))
+    async def event(self, event: RunEvent) -> None:
+        self.events.put_nowait(event)

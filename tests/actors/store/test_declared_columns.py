@@ -13,6 +13,8 @@ import pytest
 
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.messages import Sample, StoreApi
+from flexmarl.actors.names import AgentName
+from flexmarl.actors.run_events import ColumnsAwaited
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
@@ -170,7 +172,7 @@ async def test_a_long_wait_is_told_once(
     await house.put(sample(0), sample(1))
     leasing = asyncio.ensure_future(house.store.api.lease(SOLVER, 0, 2))
     told = await asyncio.wait_for(console.events.get(), 30)
-    assert told == ("columns_awaited", {"agent": "solver", "samples": 2, "columns": "judged"})
+    assert told == ColumnsAwaited(AgentName("solver"), 2, "judged")
     await house.write(sample_id=["1:q_0_0"], judged=[1.0])
     await asyncio.wait([leasing], timeout=0.1)  # ten times as long as until it was told
     await house.write(sample_id=["1:q_0_1"], judged=[1.0])

@@ -13,6 +13,7 @@ import pytest
 
 from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
 from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.run_events import StoreBlocked, StoreUnblocked
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
@@ -219,15 +220,15 @@ async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
     put = asyncio.ensure_future(house.writer.put([sample(n) for n in range(8, 16)]))
     commit = asyncio.ensure_future(house.store.api.commit(SOLVER, [leased.fence], 1))
     async with asyncio.timeout(30):
-        event, fields = await console.events.get()
-        assert event == "store_full" and "no room for" in fields["problem"]
+        event = await console.events.get()
+        assert isinstance(event, StoreBlocked) and "no room for" in event.problem
         assert not put.done() and not commit.done()
         counts = (await house.store.api.table_statistics())["solver"]
         assert (counts.ready, counts.leased, counts.consumed) == (0, 8, 0)
         process.rlimit(psutil.RLIMIT_FSIZE, no_limit)
         assert await commit == 8
         await put
-        assert (await console.events.get())[0] == "store_has_room"
+        assert await console.events.get() == StoreUnblocked()
     assert [row.sample_id for row in await house.rows(0, 8)] == [sample(n).sample_id for n in range(8, 16)]
 
 

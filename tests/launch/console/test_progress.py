@@ -1,15 +1,29 @@
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 from flexmarl.launch.console.progress import Progress
 
+SORTER, CHECKER = AgentName("sorter"), AgentName("checker")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def metrics(step: int, **more: Any) -> StepMetrics:
+    plain = StepMetrics(Step(step), 0.07 * step, 0.07, 0.05, 1024, 14400.0)
+    return replace(plain, **more)
+
+
+def policy(version: int, **more: Any) -> PolicyMetrics:
+    return PolicyMetrics(Version(version), Version(version - 1), **more)
 
 
 class Stage:
@@ -21,6 +35,7 @@ class Stage:
         terminal: bool,
         width: int = 100,
         agents: tuple[str, ...] = ("sorter", "checker"),
+        policy_of: Mapping[str, str] | None = None,
         first_step: int = 0,
     ) -> None:
         self.now_s = 100.0
@@ -37,14 +52,18 @@ class Stage:
             run_name="sorting",
             mode="strict",
             total_steps=400,
-            agents=agents,
+            agents={AgentName(name): PolicyName((policy_of or {}).get(name, name)) for name in agents},
             first_step=first_step,
             clock=lambda: self.now_s,
         )
 
-    def step(self, step: int, **more: object) -> None:
-        reward = {"reward/sorter": 0.5, "reward/checker": 0.25, "tokens_per_s": 14400.0, "overlap_s": 0.012}
-        self.progress.step({"step": step, **reward, "versions": {"sorter": step}, **more})
+    def step(self, step: int, **more: Any) -> None:
+        plain = {
+            "overlap_s": 0.012,
+            "by_agent": {SORTER: AgentMetrics(0.5), CHECKER: AgentMetrics(0.25)},
+            "by_policy": {PolicyName("sorter"): policy(step)},
+        }
+        self.progress.step(metrics(step, **{**plain, **more}))
 
     @property
     def text(self) -> str:
@@ -148,7 +167,7 @@ def test_events_have_lines_of_their_own() -> None:
         stage.progress.phase("warming up sorter", 30, 60)
         stage.progress.note("checkpoint saved at step 200")
         stage.now_s += 5
-        stage.step(200, **{"eval/accuracy": 0.934, "failed_trajectories": 2})
+        stage.step(200, evaluation={"accuracy": 0.934}, failed_trajectories=2)
     assert "phase warming up sorter 30/60" in stage.lines
     assert "checkpoint saved at step 200" in stage.lines
     assert "eval step 200 accuracy=0.934" in stage.lines
@@ -171,9 +190,11 @@ def test_text_from_elsewhere_has_no_effect(terminal: bool) -> None:
 def test_missing_and_wrong_values_are_tolerated(terminal: bool) -> None:
     stage = Stage(terminal=terminal)
     with stage.progress:
-        stage.progress.step({})
-        stage.progress.step({"step": 3, "reward/sorter": float("nan"), "versions": None, "tokens_per_s": "x"})
-        stage.progress.step({"step": 4, "reward/sorter": None, "reward/other": 1.0, "versions": {"other": 1}})
+        stage.progress.step(metrics(2))
+        nan = float("nan")
+        stage.progress.step(metrics(3, by_agent={SORTER: AgentMetrics(nan)}, tokens_per_s=nan))
+        by_agent = {SORTER: AgentMetrics(None), AgentName("other"): AgentMetrics(1.0)}
+        stage.progress.step(metrics(4, by_agent=by_agent, by_policy={PolicyName("other"): policy(1)}))
     assert "step 4/400" in stage.text
     assert "nan" not in stage.text and "other" not in stage.text
 
@@ -182,7 +203,7 @@ def test_reward_is_smoothed() -> None:
     stage = Stage(terminal=False, agents=("a",))
     with stage.progress:
         for step in range(1, 101):
-            stage.progress.step({"step": step, "reward/a": step % 2})
+            stage.progress.step(metrics(step, by_agent={AgentName("a"): AgentMetrics(step % 2)}))
     value = re.findall(r"a=(\d\.\d+)", stage.text)[-1]
     assert 0.4 < float(value) < 0.6
 
@@ -192,7 +213,12 @@ def test_terminal_shows_table_trend_and_time_left() -> None:
     with stage.progress:
         for step in range(1, 101):
             stage.now_s += 0.5
-            stage.step(step, **{"reward/sorter": step / 100, "samples/sorter": 128, "loss/sorter": -0.5})
+            of_sorter = policy(step, samples=128, loss=-0.5)
+            stage.step(
+                step,
+                by_agent={SORTER: AgentMetrics(step / 100), CHECKER: AgentMetrics(0.25)},
+                by_policy={PolicyName("sorter"): of_sorter},
+            )
         stage.progress.phase("evaluating", 250, 500)
     last = stage.text[stage.text.rindex("sorting · strict") :]
     assert "evaluating 250/500" in last
@@ -201,6 +227,36 @@ def test_terminal_shows_table_trend_and_time_left() -> None:
     row = next(line for line in last.splitlines() if line.startswith("sorter"))
     assert "▁" in row and "█" in row and "128" in row and "-0.5000" in row and " 100 " in row
     assert last.splitlines()[-1] == "run sorting ended step=100/400 wall=50 s"
+
+
+def test_agents_of_one_policy_show_its_figures_once() -> None:
+    agents = ("sorter", "critic", "checker")
+    stage = Stage(terminal=True, agents=agents, policy_of={"sorter": "shared", "checker": "shared"})
+    with stage.progress:
+        stage.step(
+            7,
+            by_agent={SORTER: AgentMetrics(0.5), CHECKER: AgentMetrics(0.25)},
+            by_policy={
+                PolicyName("shared"): policy(7, samples=128, loss=0.125, max_staleness=3),
+                PolicyName("critic"): policy(6, samples=64, loss=0.75),
+            },
+        )
+    rows = [line.split() for line in stage.lines[-5:-1]]
+    assert rows[0] == [
+        "agent",
+        "reward",
+        "trend",
+        "policy",
+        "version",
+        "loss",
+        "grad",
+        "norm",
+        "samples",
+        "staleness",
+    ]
+    assert rows[1] == ["sorter", "0.500", "▁", "shared", "7", "0.1250", "-", "128", "3"]
+    assert rows[2] == ["checker", "0.250", "▁", "shared"]
+    assert rows[3] == ["critic", "-", "critic", "6", "0.7500", "-", "64", "0"]
 
 
 def test_terminal_is_redrawn_at_most_about_8_times_a_second() -> None:
@@ -244,7 +300,9 @@ def test_terminal_rows_never_wrap(width: int) -> None:
     with stage.progress:
         for step in range(1, 30):
             stage.now_s += 1
-            stage.progress.step({"step": step, "reward/b": 0.1, "loss/b": 12345.6, "samples/b": 10**6})
+            of_b = policy(step, loss=12345.6, samples=10**6)
+            by_agent = {AgentName("b"): AgentMetrics(0.1)}
+            stage.progress.step(metrics(step, by_agent=by_agent, by_policy={PolicyName("b"): of_b}))
         shown = stage.text
     last = shown[shown.rindex("sorting") :].splitlines()
     assert len(last) == 6
@@ -256,10 +314,11 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     environ = {"TERM": "xterm-256color", "NO_COLOR": "1"}
     console = Console(file=out, force_terminal=True, width=100, height=40, _environ=environ)
-    with Progress(console, run_name="r", mode="sync", total_steps=2, agents=["a"]) as progress:
+    agents = {AgentName("a"): PolicyName("a")}
+    with Progress(console, run_name="r", mode="sync", total_steps=2, agents=agents) as progress:
         progress.phase("starting")
         progress.warn("careful")
-        progress.step({"step": 1, "reward/a": 0.1})
+        progress.step(metrics(1, by_agent={AgentName("a"): AgentMetrics(0.1)}))
     assert not re.search(r"\x1b\[[0-9;]*\b(3[0-9]|38|9[0-7])\b[0-9;]*m", out.getvalue())
 
 
@@ -269,5 +328,5 @@ def test_any_rewards_can_be_drawn(rewards: list[float]) -> None:
     with stage.progress:
         for step, reward in enumerate(rewards):
             stage.now_s += 1
-            stage.progress.step({"step": step, "reward/a": reward})
+            stage.progress.step(metrics(step, by_agent={AgentName("a"): AgentMetrics(reward)}))
     assert "run sorting ended" in stage.text

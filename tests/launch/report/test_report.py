@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.names import AgentName, PolicyName, Step
+from flexmarl.actors.run_events import (
+    CheckpointSaved,
+    Evaluated,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    TrajectoryFailed,
+)
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.formatting import change, compact, duration
+from flexmarl.launch.json_lines import event_to_json, metrics_from_json
 from flexmarl.launch.report.charts import (
     NARROW,
     WIDE,
@@ -27,10 +38,13 @@ from flexmarl.launch.report.charts import (
     ticks,
 )
 from flexmarl.launch.report.report import write_report
-from flexmarl.launch.report.run_history import PARTS, first_and_last, load_history, split_step
+from flexmarl.launch.report.run_history import PARTS, History, first_and_last, load_history, split_step
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
 AXES = Axes(name="chart", title="A <title>", description="d & d", x_label="step", y_label="y")
+STARTED = event_to_json(RunStarted(Step(0), "3.12", "linux", 2, 17))
+RESUMED = event_to_json(RunResumed(Step(1), "3.12", "linux", 2, 17))
+ENDED = event_to_json(RunEnded(False, Step(1)))
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
@@ -40,6 +54,7 @@ def record(step: int, agents: Sequence[str] = ("sorter", "checker"), **more: Any
         "time_s": 0.07 * step,
         "step_s": 0.07,
         "versions": dict.fromkeys(agents, step),
+        "generated_by": dict.fromkeys(agents, step - 1),
         "tokens": 1024,
         "tokens_per_s": 14400.0,
         "overlap_s": 0.012,
@@ -112,13 +127,11 @@ def check(page: str) -> Checker:
 
 
 def test_the_headline_says_what_was_learned(tmp_path: Path) -> None:
-    records: list[dict[str, Any]] = [{"step": 0, "eval/accuracy": 0.041}]
-    records += [record(step) | {"reward/sorter": step / 100, "reward/checker": 0.5} for step in range(1, 101)]
+    before = event_to_json(Evaluated(Step(0), 1.0, {"accuracy": 0.041}))
+    records = [record(step) | {"reward/sorter": step / 100, "reward/checker": 0.5} for step in range(1, 101)]
     records[-1] |= {"eval/accuracy": 0.934}
     (tmp_path / "config.yaml").write_text("mode: strict\n")
-    page = written(
-        tmp_path, records, [{"time": 0, "event": "run_started"}, {"time": 9, "event": "run_ended"}]
-    )
+    page = written(tmp_path, records, [STARTED | {"time": 0}, before, ENDED | {"time": 9}])
     check(page)
     assert "Accuracy rose from 4.1% to 93.4% in 100 steps" in page
     assert "sorter 0.030 → 0.980, checker 0.500 → 0.500" in page
@@ -131,14 +144,37 @@ def test_the_headline_says_what_was_learned(tmp_path: Path) -> None:
 
 def test_what_only_some_runs_measure_is_shown_where_it_is(tmp_path: Path) -> None:
     plain = written(tmp_path, [record(step) for step in range(1, 4)], [])
-    assert "value loss" not in plain and "Carried-on turns" not in plain
+    assert "value loss" not in plain and "Resumed turns" not in plain
     more: dict[str, Any] = {"value_loss/sorter": 0.125, "clip_fraction/sorter": 0.05, "resumed_turns": 2}
     more |= {"stale_samples": 8, "max_staleness": 2}
     page = written(tmp_path, [record(step, **more) for step in range(1, 4)], [])
     check(page)
     assert "<td>0.125</td>" in page and "<td>5.00%</td>" in page
-    assert "<dt>Carried-on turns</dt><dd>6<" in page
-    assert "<dt>Stale samples</dt><dd>24<small>by 2 versions at most" in page
+    assert "<dt>Resumed turns</dt><dd>6<" in page
+    assert "<dt>Stale samples</dt><dd>24<small>by at most 2 versions" in page
+
+
+def test_agents_of_one_policy_have_two_rewards_and_one_loss(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("agents: {sorter: {policy: shared}, checker: {policy: shared}}")
+    lines = [
+        record(step, ["shared"]) | {"reward/sorter": 0.5, "reward/checker": 0.25, "max_staleness/shared": 2}
+        for step in range(1, 4)
+    ]
+    for line in lines:
+        del line["reward/shared"]
+    page = written(tmp_path, lines)
+    check(page)
+    assert '<tr><th scope="row">sorter</th><td>shared</td><td>0.500</td><td>0.500</td></tr>' in page
+    assert '<tr><th scope="row">checker</th><td>shared</td><td>0.250</td><td>0.250</td></tr>' in page
+    (row,) = re.findall(r'<tr><th scope="row">shared</th>.*?</tr>', page)
+    assert "<td>3</td><td>384</td><td>2</td>" in row, "version, samples, staleness"
+    assert set(re.findall(r'data-name="(.*?)"', page)) == {"sorter", "checker", "shared", "tokens/s"}
+    history = load_history(tmp_path)
+    assert history.agents == ["sorter", "checker"] and history.policies == ["shared"]
+    assert history.of_policy(PolicyName("shared"), lambda policy: policy.loss) == [
+        (n, 0.01) for n in (1, 2, 3)
+    ]
+    assert history.of_agent(AgentName("shared"), lambda agent: agent.reward) == []
 
 
 @pytest.mark.parametrize("agents", [1, 2, 20])
@@ -154,10 +190,12 @@ def test_any_number_of_agents_and_steps(tmp_path: Path, agents: int, steps: int)
 
 @pytest.mark.parametrize(
     ("events", "over"),
-    [([], False), (["run_started"], False), (["run_ended"], True), (["run_ended", "run_resumed"], False)],
+    [([], False), ([STARTED], False), ([ENDED], True), ([ENDED, RESUMED], False)],
 )
-def test_a_run_without_an_end_is_said_to_have_none(tmp_path: Path, events: list[str], over: bool) -> None:
-    page = written(tmp_path, [record(1)], [{"time": 1.0, "event": event} for event in events])
+def test_a_run_without_an_end_is_said_to_have_none(
+    tmp_path: Path, events: list[dict[str, Any]], over: bool
+) -> None:
+    page = written(tmp_path, [record(1)], events)
     assert ("no end recorded" in page) is not over
 
 
@@ -170,7 +208,7 @@ def test_an_empty_folder_and_a_missing_one(tmp_path: Path) -> None:
 
 
 def test_only_an_evaluation_before_training(tmp_path: Path) -> None:
-    page = written(tmp_path, [{"step": 0, "eval/accuracy": 0.5}])
+    page = written(tmp_path, [], [event_to_json(Evaluated(Step(0), 1.0, {"accuracy": 0.5}))])
     check(page)
     assert "No training step has finished" in page and "1 evaluation; step 0" in page
 
@@ -180,7 +218,7 @@ def test_all_text_from_the_run_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<b>run"
     folder.mkdir()
     (folder / "config.yaml").write_text(f"mode: '{evil}'\n")
-    event = {"time": evil, "event": "trajectory_failed", "error": evil, "field": evil, "traceback": evil}
+    event = event_to_json(TrajectoryFailed(Step(1), evil, evil, evil)) | {"time": evil, "field": evil}
     line = record(1, [evil], **{f"rss_mib/{evil}": 3.0})
     page = written(folder, [line, record(2, [evil])], [event, {"event": evil}])
     checker = check(page)
@@ -191,15 +229,15 @@ def test_all_text_from_the_run_is_escaped(tmp_path: Path) -> None:
 
 def test_the_first_traceback_is_shown(tmp_path: Path) -> None:
     events = [
-        {"time": 1.0, "event": "checkpoint_saved", "step": 1},
-        {"time": 2.0, "event": "trajectory_failed", "sample_id": "q1_0_3", "traceback": "ValueError: first"},
-        {"time": 3.0, "event": "trajectory_failed", "sample_id": "q2_0_3", "traceback": "ValueError: second"},
+        event_to_json(CheckpointSaved(Step(1), "checkpoints/step_000001")),
+        event_to_json(TrajectoryFailed(Step(2), "2:q1_3", "first", "ValueError: first")),
+        event_to_json(TrajectoryFailed(Step(2), "2:q2_3", "second", "ValueError: second")),
     ]
     page = written(tmp_path, [record(1), record(2, failed_trajectories=3)], events)
     check(page)
     assert "<p>3 failed and were dropped.</p>" in page
     assert "<pre>ValueError: first</pre>" in page and "ValueError: second" not in page
-    assert "sample_id: q1_0_3" in page
+    assert "trajectory: 2:q1_3" in page
 
 
 def test_a_half_written_file_is_reported_and_replaced_whole(tmp_path: Path) -> None:
@@ -231,8 +269,9 @@ def test_values_that_are_no_numbers_count_as_missing(tmp_path: Path, bad: Any) -
 def test_any_records_make_a_page(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]
 ) -> None:
-    steps = [{"step": len(records) // 2 + index // 2, **record} for index, record in enumerate(records)]
-    check(written(tmp_path_factory.mktemp("run"), steps))
+    first = len(records) // 2
+    lines = [record(first + index // 2, ["a"]) | damage for index, damage in enumerate(records)]
+    check(written(tmp_path_factory.mktemp("run"), lines))
 
 
 def test_20000_steps_are_fast_and_small(tmp_path: Path) -> None:
@@ -249,8 +288,15 @@ def test_20000_steps_are_fast_and_small(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- reading a run
 
 
-def load(folder: Path, records: Sequence[dict[str, Any]]) -> Any:
+def step_of(line: dict[str, Any]) -> StepMetrics:
+    step = metrics_from_json(line)
+    assert step is not None
+    return step
+
+
+def load(folder: Path, records: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]] = ()) -> History:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     return load_history(folder)
 
 
@@ -258,8 +304,8 @@ def test_steps_lost_before_a_resume_are_replaced(tmp_path: Path) -> None:
     lost = [record(step, tokens=1) for step in range(1, 13)]
     again = [record(step, tokens=2, time_s=0.07 * (step - 9)) for step in range(10, 12)]
     history = load(tmp_path, [*lost, *again])
-    assert [line["step"] for line in history.records] == list(range(1, 12))
-    assert history.tokens == 9 * 1 + 2 * 2
+    assert [step.step for step in history.steps] == list(range(1, 12))
+    assert history.total(lambda step: step.tokens) == 9 * 1 + 2 * 2
     assert history.resumes == [10]
     assert history.wall_s == pytest.approx(0.07 * (12 + 2))
 
@@ -274,19 +320,20 @@ def test_a_clock_that_starts_again_is_a_resume_too(tmp_path: Path) -> None:
     """The lost steps may have been removed from the file before the run went on."""
     again = [record(step, time_s=0.07 * (step - 10)) for step in range(11, 21)]
     history = load(tmp_path, [*(record(step) for step in range(1, 11)), *again])
-    assert history.resumes == [11] and history.steps == 20
+    assert history.resumes == [11] and len(history.steps) == 20
     assert history.wall_s == pytest.approx(0.07 * 20)
 
 
 def test_an_evaluation_written_apart_joins_its_step(tmp_path: Path) -> None:
-    history = load(tmp_path, [record(1), record(2), {"step": 2, "eval/accuracy": 0.5}])
-    assert history.column("eval/accuracy") == [(2, 0.5)]
-    assert history.steps == 2 and not history.resumes and history.column("tokens") == [(1, 1024), (2, 1024)]
+    evaluated = event_to_json(Evaluated(Step(2), 1.0, {"accuracy": 0.5}))
+    history = load(tmp_path, [record(1), record(2)], [evaluated])
+    assert history.evaluated("accuracy") == [(2, 0.5)]
+    assert len(history.steps) == 2 and not history.resumes
+    assert history.of_step(lambda step: step.tokens) == [(1, 1024), (2, 1024)]
 
 
 def test_split_of_a_step_where_agents_train_one_after_the_other() -> None:
-    line = record(1, ["a", "b"])
-    split = dict(zip(PARTS, split_step(line, 0.07, ["a", "b"]), strict=True))
+    split = dict(zip(PARTS, split_step(step_of(record(1, ["a", "b"]))), strict=True))
     assert split == pytest.approx(
         {
             "rollout only": 0.038,
@@ -307,7 +354,8 @@ def test_the_parts_of_a_step_add_up_and_are_never_negative(values: list[float]) 
         *(f"{key}_s/{agent}" for key in ("backward", "optimizer", "publish") for agent in "ab"),
     ]
     step_s = abs(values[-1])
-    parts = split_step(dict(zip(keys, values, strict=False)), step_s, ["a", "b"])
+    line = record(1, ["a", "b"]) | dict(zip(keys, values, strict=False)) | {"step_s": step_s}
+    parts = split_step(step_of(line))
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(step_s, rel=1e-6, abs=1e-6)
 

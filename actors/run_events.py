@@ -1,0 +1,143 @@
+"""Events of a run, other than its steps. Actors and the launcher report them to the console, which logs them.
+
+``event`` is the name in ``events.jsonl``; it tells the classes apart on the wire and in the file.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .names import AgentName, PolicyName, Step
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """``step``: finished steps, 0. ``pid``: the launcher's."""
+
+    step: Step
+    python: str
+    platform: str
+    cpus: int
+    pid: int
+    event: Literal["run_started"] = "run_started"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """``step``: of the checkpoint that the run continues from. The other fields are as in ``RunStarted``."""
+
+    step: Step
+    python: str
+    platform: str
+    cpus: int
+    pid: int
+    event: Literal["run_resumed"] = "run_resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """``step``: the last one, None after a failure. ``stopped``: by a signal. ``traceback``: of a failed actor."""
+
+    stopped: bool
+    step: Step | None = None
+    error: str | None = None
+    traceback: str | None = None
+    event: Literal["run_ended"] = "run_ended"
+
+
+@dataclass(frozen=True, slots=True)
+class SftDone:
+    """A policy was fine-tuned on ``batches`` supervised batches; ``loss`` is the last one's."""
+
+    policy: PolicyName
+    batches: int
+    loss: float
+    event: Literal["sft_done"] = "sft_done"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation after ``step`` took ``eval_s`` seconds. ``metrics``: as in ``Evaluation``."""
+
+    step: Step
+    eval_s: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    event: Literal["evaluated"] = "evaluated"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaving:
+    """All policies are saved; the joint checkpoint is about to be committed."""
+
+    step: Step
+    event: Literal["checkpoint_saving"] = "checkpoint_saving"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    step: Step
+    folder: str
+    event: Literal["checkpoint_saved"] = "checkpoint_saved"
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFailed:
+    """A trajectory of ``step`` was dropped; the other fields are as in ``TrajectoryFailure``."""
+
+    step: Step
+    trajectory: str
+    error: str
+    traceback: str
+    event: Literal["trajectory_failed"] = "trajectory_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsAwaited:
+    """Training waits for an external writer: ``samples`` of the agent lack ``columns`` (comma-separated)."""
+
+    agent: AgentName
+    samples: int
+    columns: str
+    event: Literal["columns_awaited"] = "columns_awaited"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBlocked:
+    """Writes wait for space in memory or on disk. ``problem``: the limit or the error of the disk."""
+
+    problem: str
+    event: Literal["store_blocked"] = "store_blocked"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUnblocked:
+    """Writes continue after ``StoreBlocked``."""
+
+    event: Literal["store_unblocked"] = "store_unblocked"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSilent:
+    """An actor's process has not answered for ``seconds``."""
+
+    actor: str
+    seconds: float
+    event: Literal["actor_silent"] = "actor_silent"
+
+
+RunEvent = Annotated[
+    RunStarted
+    | RunResumed
+    | RunEnded
+    | SftDone
+    | Evaluated
+    | CheckpointSaving
+    | CheckpointSaved
+    | TrajectoryFailed
+    | ColumnsAwaited
+    | StoreBlocked
+    | StoreUnblocked
+    | ActorSilent,
+    Field(discriminator="event"),
+]

@@ -1,0 +1,114 @@
+"""Measurements of one training step: what the orchestrator reports to the console after every step.
+
+Rewards and turns are an agent's, everything about weights is a policy's: two agents on one policy have two rewards and
+one loss. ``launch/json_lines.py`` writes these objects to ``metrics.jsonl`` and reads them back.
+"""
+
+from dataclasses import dataclass, field
+
+from .names import AgentName, PolicyName, Step, Version
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMetrics:
+    """One agent in one step."""
+
+    reward: float | None = None
+    """Mean over the trajectories in which the agent has a reward; None if there are none."""
+    zero_advantage_groups: int = 0
+    """Groups whose samples of this agent were left out, because all its rewards are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMetrics:
+    """One policy in one step. Everything from ``samples`` on is None if its optimizer did not step."""
+
+    version: Version
+    """The version after the step."""
+    generated_by: Version
+    """The version that the step's turns were meant for (``async``: the oldest such version)."""
+    carried_samples: int = 0
+    """Samples left to the next step, because the global batch was full."""
+    stale_samples: int = 0
+    """Trained samples that an older version had generated."""
+    max_staleness: int = 0
+    """Versions between the oldest trained sample and the policy."""
+    backward_s: float = 0.0
+    """Seconds of forward and backward."""
+    samples: int | None = None
+    """Samples of the optimizer step."""
+    mean_tokens: float | None = None
+    """Generated tokens per sample of the optimizer step."""
+    nonzero_advantage_share: float | None = None
+    """Share of the samples with an advantage other than zero."""
+    loss: float | None = None
+    """Mean over the step's tokens or sequences, as the algorithm says."""
+    grad_norm: float | None = None
+    """Before clipping."""
+    lr: float | None = None
+    clip_fraction: float | None = None
+    """Share of the tokens whose ratio was clipped."""
+    ratio_deviation: float | None = None
+    """Train-inference mismatch: mean ``|ratio - 1|`` of a token's probabilities by trainer and engine."""
+    optimizer_s: float | None = None
+    """Seconds of the optimizer step."""
+    publish_s: float | None = None
+    """Seconds until all instances have applied the new weights."""
+    value_loss: float | None = None
+    """Of the critic, if the policy has one."""
+    explained_variance: float | None = None
+    """Of the critic, if the policy has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMetrics:
+    """One actor process at the end of the step."""
+
+    loop_lag_ms: float | None = None
+    """The longest delay of the event loop since the last reading, milliseconds."""
+    rss_mib: float | None = None
+    """Resident memory, MiB."""
+    cpu_s: float | None = None
+    """CPU seconds since the process began."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One step of the run; times are seconds. ``by_process`` is filled in by the console."""
+
+    step: Step
+    time_s: float
+    """From the start of the (resumed) run to the end of the step."""
+    step_s: float
+    """From the end of the step before."""
+    rollout_s: float
+    """From the first turn to the end of the last trajectory."""
+    tokens: int
+    """Generated tokens of all agents."""
+    tokens_per_s: float
+    overlap_s: float | None = None
+    """The part of ``rollout_s`` in which the step was trained too; None under ``async``."""
+    stale_samples: int = 0
+    """Sum over the policies."""
+    max_staleness: int = 0
+    """Maximum over the policies."""
+    failed_trajectories: int = 0
+    replaced_trajectories: int = 0
+    """Trajectories that overran their deadline and were started again."""
+    oversampled_trajectories: int = 0
+    """Trajectories started beyond the size of a group, which the group did not wait for."""
+    resumed_turns: int = 0
+    """Turns that new weights interrupted and a later version completed."""
+    resumed_tokens: int = 0
+    """Tokens of the resumed turns that the earlier versions had generated."""
+    dropped_groups: int = 0
+    """Groups that gave no sample."""
+    replaced_queries: int = 0
+    """Queries drawn in place of dropped groups."""
+    eval_s: float | None = None
+    """Seconds of the evaluation after the step, if there was one; not in ``step_s``."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Metrics of that evaluation by name, such as ``accuracy`` and ``reward/<agent>``."""
+    by_agent: dict[AgentName, AgentMetrics] = field(default_factory=dict)
+    by_policy: dict[PolicyName, PolicyMetrics] = field(default_factory=dict)
+    by_process: dict[str, ProcessMetrics] = field(default_factory=dict)

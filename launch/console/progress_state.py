@@ -1,0 +1,156 @@
+"""The numbers that the progress display shows, smoothed and summed over the steps. No I/O."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...actors.names import AgentName, PolicyName
+from ...actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from ..formatting import number
+from .rate_limit import Clock
+
+_SMOOTHING_STEPS = 20  # shown numbers are exponential means over about this many steps
+_RECENT_STEPS = 50
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 12
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks and control characters: names and errors are arbitrary text."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    text: str
+    done: int | None
+    total: int | None
+
+    def __str__(self) -> str:
+        if self.done is None:
+            return self.text
+        return f"{self.text} {self.done}" + ("" if self.total is None else f"/{self.total}")
+
+
+class Mean:
+    """An exponential mean; ``value`` is None until the first number comes."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float | None) -> None:
+        """Values that are missing or not finite leave the mean as it is."""
+        if (finite := number(value)) is not None:
+            mean = finite if self.value is None else self.value
+            self.value = mean + (finite - mean) * 2 / (_SMOOTHING_STEPS + 1)
+
+
+class Trail:
+    """A curve of any length in at most 2 * ``_SPARK_WIDTH`` numbers: when full, neighbours are averaged."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._stride, self._sum, self._count = 1, 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum, self._count = self._sum + value, self._count + 1
+        if self._count == self._stride:
+            self._values.append(self._sum / self._count)
+            self._sum, self._count = 0.0, 0
+        if len(self._values) == 2 * _SPARK_WIDTH:
+            self._values = _paired(self._values)
+            self._stride *= 2
+
+    def spark(self) -> str:
+        """The curve in block characters, from its lowest to its highest value."""
+        stored = len(self._values)
+        width = min(stored, _SPARK_WIDTH)
+        values = [self._values[(index + 1) * stored // width - 1] for index in range(width)]
+        if not values:
+            return ""
+        low, span = min(values), max(values) - min(values)
+        top = len(_SPARKS) - 1
+        return "".join(_SPARKS[round(top * (value - low) / span) if span else 0] for value in values)
+
+
+def _paired(values: Sequence[float]) -> list[float]:
+    """The means of neighbouring pairs; a last value without a partner is kept."""
+    return [
+        sum(values[index : index + 2]) / len(values[index : index + 2]) for index in range(0, len(values), 2)
+    ]
+
+
+@dataclass(slots=True)
+class AgentState:
+    policy: PolicyName
+    reward: Mean = field(default_factory=Mean)
+    trail: Trail = field(default_factory=Trail)
+
+    def record(self, metrics: AgentMetrics) -> None:
+        self.reward.add(metrics.reward)
+        if (reward := number(metrics.reward)) is not None:
+            self.trail.add(reward)
+
+
+@dataclass(slots=True)
+class PolicyState:
+    version: int | None = None
+    samples: int | None = None
+    max_staleness: int = 0
+    loss: Mean = field(default_factory=Mean)
+    grad_norm: Mean = field(default_factory=Mean)
+
+    def record(self, metrics: PolicyMetrics) -> None:
+        self.version, self.max_staleness = metrics.version, metrics.max_staleness
+        if metrics.samples is not None:
+            self.samples = metrics.samples
+        self.loss.add(metrics.loss)
+        self.grad_norm.add(metrics.grad_norm)
+
+
+class ProgressState:
+    """One run's numbers. ``agents``: the policy of each."""
+
+    def __init__(
+        self,
+        name: str,
+        mode: str,
+        total_steps: int,
+        agents: Mapping[AgentName, PolicyName],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.name, self.mode, self.total_steps = name, mode, total_steps
+        self.agents = {agent: AgentState(policy) for agent, policy in agents.items()}
+        self.policies = {policy: PolicyState() for policy in agents.values()}
+        self.step = 0
+        self.phase: Phase | None = None
+        self.failed = 0
+        self.tokens_per_s, self.overlap_s, self.step_s = Mean(), Mean(), Mean()
+        self._clock = clock
+        self._started_s = clock()
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)
+
+    def record(self, metrics: StepMetrics) -> None:
+        self.phase = None
+        self.step = metrics.step
+        self._recent.append((self._clock(), self.step))
+        self.failed += metrics.failed_trajectories
+        self.tokens_per_s.add(metrics.tokens_per_s)
+        self.overlap_s.add(metrics.overlap_s)
+        self.step_s.add(metrics.step_s)
+        for agent in self.agents.keys() & metrics.by_agent.keys():
+            self.agents[agent].record(metrics.by_agent[agent])
+        for policy in self.policies.keys() & metrics.by_policy.keys():
+            self.policies[policy].record(metrics.by_policy[policy])
+
+    def elapsed_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def remaining_s(self) -> float | None:
+        """Seconds to the last step at the pace of the last 50; None until two steps have finished."""
+        if len(self._recent) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
+        left = max(0, self.total_steps - last)
+        return left * (last_s - first_s) / (last - first) if last > first else None

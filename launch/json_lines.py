@@ -1,0 +1,178 @@
+"""Writing and reading of ``metrics.jsonl`` (one object per step) and ``events.jsonl`` (one object per event).
+
+Keys of ``metrics.jsonl`` are the fields of ``StepMetrics``, and for its parts ``field/name``:
+
+    step, time_s, tokens, overlap_s ...        the step (``StepMetrics``)
+    reward/<agent> ...                         an agent (``AgentMetrics``)
+    loss/<policy>, grad_norm/<policy> ...      a policy (``PolicyMetrics``)
+    versions, generated_by                     {policy: version} after the step, and of its turns
+    rss_mib/<process> ...                      an actor process (``ProcessMetrics``)
+    eval/<metric>                              the evaluation after the step
+
+A field that is None is left out; a number that is not finite is null. Keys of ``events.jsonl`` are ``time`` (Unix
+seconds), ``event`` (its name) and the fields of the event (``run_events.py``); the metrics of an evaluation stand
+beside its fields.
+"""
+
+import json
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..actors.run_events import Evaluated, RunEvent
+from ..actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from .formatting import number
+
+_EVALUATION: Final = "eval"
+_VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
+_PARTS: Final = {"by_agent": AgentMetrics, "by_policy": PolicyMetrics, "by_process": ProcessMetrics}
+_OF_STEP: Final = tuple(
+    field.name for field in fields(StepMetrics) if field.name not in (*_PARTS, "evaluation")
+)
+_PART_OF: Final = {field.name: part for part, cls in _PARTS.items() for field in fields(cls)}
+_STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
+_EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
+
+
+class JsonLines:
+    """Appends objects to a file, one per line, each flushed at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("a")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Writes one line. A float that is not finite becomes null, because JSON has no such numbers."""
+        finite = {name: None if _not_finite(value) else value for name, value in record.items()}
+        self._file.write(json.dumps(finite, allow_nan=False, default=str) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Raises OSError if the lines can't be written to disk; the file is closed all the same."""
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+# --------------------------------------------------------------------------- steps
+
+
+def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
+    line: dict[str, Any] = {name: getattr(metrics, name) for name in _OF_STEP}
+    for key, field in _VERSIONS.items():
+        line[key] = {policy: getattr(measured, field) for policy, measured in metrics.by_policy.items()}
+    for part in _PARTS:
+        for name, measured in getattr(metrics, part).items():
+            line |= {
+                f"{field}/{name}": value
+                for field, value in asdict(measured).items()
+                if field not in _VERSIONS.values()
+            }
+    line |= {f"{_EVALUATION}/{name}": value for name, value in metrics.evaluation.items()}
+    return {key: value for key, value in line.items() if value is not None}
+
+
+def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
+    """The step that a line holds; None if one of its required fields is missing or is not a number.
+
+    Other values that are missing, unknown or not numbers count as not measured.
+    """
+    step = line.get("step")
+    if type(step) is not int or not 0 <= step < _STEP_LIMIT:
+        return None
+    of_step: dict[str, Any] = {"evaluation": {}}
+    parts: dict[str, defaultdict[str, dict[str, Any]]] = {part: defaultdict(dict) for part in _PARTS}
+    for key, field in _VERSIONS.items():
+        versions = line.get(key)
+        for policy, version in versions.items() if isinstance(versions, dict) else ():
+            if type(version) is int:
+                parts["by_policy"][policy][field] = version
+    for key, value in line.items():
+        if number(value) is None:
+            continue
+        field, slash, name = key.partition("/")
+        if not slash and field in _OF_STEP:
+            of_step[field] = value
+        elif slash and field == _EVALUATION:
+            of_step["evaluation"][name] = value
+        elif slash and field in _PART_OF:
+            parts[_PART_OF[field]][name][field] = value
+    try:
+        for part, cls in _PARTS.items():
+            of_step[part] = {name: cls(**values) for name, values in parts[part].items()}
+        return StepMetrics(**of_step)
+    except TypeError:  # a required field is missing
+        return None
+
+
+# --------------------------------------------------------------------------- events
+
+
+def event_to_json(event: RunEvent) -> dict[str, Any]:
+    """The line of an event that happens now."""
+    fields_ = asdict(event)
+    metrics = fields_.pop("metrics", {})
+    line = {"time": round(time.time(), 3), "event": fields_.pop("event")}
+    line |= {name: value for name, value in fields_.items() if value is not None}
+    return line | {name: value for name, value in metrics.items() if name not in line}
+
+
+def event_from_json(line: Mapping[str, Any]) -> RunEvent | None:
+    """The event that a line holds; None if the line lacks a field, or has an unknown name."""
+    if line.get("event") == "evaluated":
+        own = {"time", *(field.name for field in fields(Evaluated))}
+        metrics = {
+            name: value for name, value in line.items() if name not in own and number(value) is not None
+        }
+        line = {**line, "metrics": metrics}
+    try:
+        return _EVENT.validate_python(line)
+    except ValidationError:
+        return None
+
+
+# --------------------------------------------------------------------------- files
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a file, and the number of lines that hold none. A missing file is empty."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return [], 0
+    lines = [_object(line) for line in text.splitlines() if line.strip()]
+    objects = [line for line in lines if line is not None]
+    return objects, len(lines) - len(objects)
+
+
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Removes the other lines, and those that hold no object. The file changes as a whole or not at all."""
+    if not path.exists():
+        return
+    kept = [
+        line
+        for line in path.read_bytes().split(b"\n")
+        if (record := _object(line)) is not None and wanted(record)
+    ]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+    temporary.rename(path)
+
+
+def _object(line: str | bytes) -> dict[str, Any] | None:
+    """The object that a line holds; None if there is none, as after a crash in the middle of a write."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

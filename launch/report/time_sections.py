@@ -1,0 +1,96 @@
+"""Sections of the report about time: parts of a step, throughput, processes."""
+
+from collections.abc import Mapping, Sequence
+
+from ..formatting import compact, duration
+from .charts import Axes, Band, Point, box_swatch, column_chart, columns, figure, legend, share_bar
+from .page_parts import note, smoothed_chart, table
+from .run_history import PARTS, History, Part
+
+_COLUMNS = 60
+_PART_COLORS: dict[Part, str] = {
+    "rollout only": "c0",
+    "rollout and training": "c2",
+    "training only": "c1",
+    "optimizer": "c5",
+    "publishing weights": "c3",
+    "other": "grey",
+}
+_SPLIT_WORDS = (
+    "Measured: “rollout and training” is the overlap, the time in which a policy was trained while trajectories were "
+    "being generated; “rollout only” is the rest of the rollout. Estimated: the wall time after the rollout is divided "
+    "by the policies’ own times (forward/backward beyond the overlap, optimizer, publishing), summed over the policies "
+    "and scaled down together if policies worked in parallel. The rest is “other”: waiting, messages, bookkeeping."
+)
+
+
+def time_split(history: History) -> str:
+    """The parts of the step time: a bar for the run, columns over the steps, a table, definitions."""
+    split = history.time_split()
+    totals = {part: sum(y for _, y in split[part]) for part in PARTS}
+    whole = sum(totals.values())
+    if not whole:
+        return ""
+    shares = [(part, totals[part] / whole, _PART_COLORS[part]) for part in PARTS]
+    entries = [(box_swatch(css), f"{part} {share:.1%}") for part, share, css in shares]
+    bar = figure(lambda width: share_bar("share", "Share of step time", shares, width), key=legend(entries))
+    steps = len(split["other"])
+    rows = [
+        [part, f"{1000 * totals[part] / steps:.3g} ms", f"{share:.1%}", duration(totals[part])]
+        for part, share, _ in shares
+    ]
+    parts = table(["part", "per step", "share", "whole run"], rows)
+    return f"<h2>Time per step</h2>{bar}{_time_columns(history, split)}{parts}{note(_SPLIT_WORDS)}"
+
+
+def _time_columns(history: History, split: Mapping[Part, Sequence[Point]]) -> str:
+    first, end = split["other"][0][0], split["other"][-1][0] + 1
+    number = int(min(_COLUMNS, end - first))
+    edges = [float(first + round(index * (end - first) / number)) for index in range(number + 1)]
+    bands = [
+        Band(part, [1000 * y for y in columns(split[part], edges)], _PART_COLORS[part]) for part in PARTS
+    ]
+    axes = Axes(
+        name="time",
+        title="Milliseconds per step, by part",
+        description=f"means of {number} ranges of steps; the table below holds the totals",
+        x_label="step",
+        y_label="ms per step",
+        marks=history.resumes,
+    )
+    per_column = (end - first) / number
+    words = f"Each column is the mean of about {per_column:.0f} steps." if per_column > 1 else ""
+    return figure(lambda width: column_chart(axes, edges, bands, width), words)
+
+
+def throughput(history: History) -> str:
+    points = history.of_step(lambda step: step.tokens_per_s)
+    if not points:
+        return ""
+    mean = compact(sum(y for _, y in points) / len(points))
+    axes = Axes(
+        name="tokens",
+        title="Generated tokens per second",
+        description=f"mean over the steps: {mean} tokens/s",
+        x_label="step",
+        y_label="tokens/s",
+        marks=history.resumes,
+    )
+    words = f"Mean over the steps: {mean} tokens/s."
+    return f"<h2>Throughput</h2>{smoothed_chart(axes, {'tokens/s': points}, len(history.steps), words)}"
+
+
+def processes(history: History) -> str:
+    rows = []
+    for process in history.processes:
+        lag = sorted(y for _, y in history.of_process(process, lambda measured: measured.loop_lag_ms))
+        rss = [y for _, y in history.of_process(process, lambda measured: measured.rss_mib)]
+        lags = (sum(lag) / len(lag), lag[int(0.99 * (len(lag) - 1))], lag[-1]) if lag else ()
+        sizes = (rss[0], rss[-1], max(rss)) if rss else ()
+        row = [process, *(f"{value:.2f}" for value in lags)] + ["–"] * (3 - len(lags))
+        rows.append(row + [f"{value:.0f}" for value in sizes] + ["–"] * (3 - len(sizes)))
+    if not rows:
+        return ""
+    heads = ["process", "loop lag, mean ms", "p99 ms", "max ms", "memory, first MiB", "last MiB", "max MiB"]
+    words = "Loop lag: delay of the process's event loop. Memory: resident set size."
+    return f"<h2>Processes</h2>{table(heads, rows)}{note(words)}"

@@ -1,0 +1,177 @@
+"""Sections of the report about learning: rewards by agent, figures of the weights by policy, evaluations."""
+
+from collections.abc import Callable
+
+from ...actors.names import AgentName
+from ...actors.step_metrics import AgentMetrics, PolicyMetrics
+from ..formatting import compact, count
+from .charts import Axes, Line, Point, figure, line_chart
+from .page_parts import evenly, note, smoothed_chart, table
+from .run_history import History, first_and_last
+
+_AGENTS_NAMED = 8
+
+_AgentColumn = tuple[str, str, Callable[[AgentMetrics], float | None]]
+_PolicyColumn = tuple[str, str, Callable[[PolicyMetrics], float | None]]
+
+# Heading, format, value; a column without any value is left out. Figures of an agent:
+_OF_AGENT: tuple[_AgentColumn, ...] = (
+    ("zero advantage", ".2g", lambda agent: agent.zero_advantage_groups or None),
+)
+# Figures of a policy:
+_OF_POLICY: tuple[_PolicyColumn, ...] = (
+    ("nonzero advantage", ".0%", lambda policy: policy.nonzero_advantage_share),
+    ("loss", ".3g", lambda policy: policy.loss),
+    ("grad norm", ".3g", lambda policy: policy.grad_norm),
+    ("tokens a turn", ".1f", lambda policy: policy.mean_tokens),
+    ("clipped", ".2%", lambda policy: policy.clip_fraction),
+    ("mismatch", ".2g", lambda policy: policy.ratio_deviation),
+    ("value loss", ".3g", lambda policy: policy.value_loss),
+    ("explained variance", ".3g", lambda policy: policy.explained_variance),
+)
+_POLICY_WORDS = (
+    "* Mean of the last 5% of the steps. Nonzero advantage: share of the samples. Clipped: share of the tokens. "
+    "Mismatch: mean of |ratio - 1| between the trainer's and the engine's probability of a token."
+)
+_AGENT_WORDS = (
+    "* Mean of the last 5% of the steps. Zero advantage: groups left out because all rewards are equal."
+)
+
+
+def reward_words(history: History) -> str:
+    """The rewards at both ends of the run, in one sentence; empty for less than two steps."""
+    words = [
+        f"{agent} {ends[0]:.3f} → {ends[1]:.3f}"
+        for agent in history.agents[:_AGENTS_NAMED]
+        if (ends := first_and_last(_rewards_of(history, agent)))
+    ]
+    if not words or len(history.steps) < 2:
+        return ""
+    left = len(history.agents) - _AGENTS_NAMED
+    more = f" and {count(left, 'more agent')}" if left > 0 else ""
+    return f"Reward, first 5% of the steps → last 5%: {', '.join(words)}{more}."
+
+
+def mean_rewards(history: History) -> tuple[float, float] | None:
+    """The mean reward of all agents at both ends of the run."""
+    known = [ends for agent in history.agents if (ends := first_and_last(_rewards_of(history, agent)))]
+    if not known:
+        return None
+    first, last = (sum(ends[side] for ends in known) / len(known) for side in (0, 1))
+    return first, last
+
+
+def agents_and_policies(history: History) -> str:
+    """Two tables: rewards by agent, versions and figures of training by policy."""
+    agents, policies = _agents(history), _policies(history)
+    return f"<h2>Agents and policies</h2>{agents}{policies}" if agents or policies else ""
+
+
+def _agents(history: History) -> str:
+    if not history.agents:
+        return ""
+    shown = [
+        column for column in _OF_AGENT if any(history.of_agent(agent, column[2]) for agent in history.agents)
+    ]
+    shared = any(history.policy_of.get(agent, agent) != agent for agent in history.agents)
+    rows = []
+    for agent in history.agents:
+        ends = first_and_last(_rewards_of(history, agent))
+        row = [agent, *([history.policy_of.get(agent, agent)] if shared else [])]
+        row += [f"{value:.3f}" for value in ends] if ends else ["–", "–"]
+        rows.append(row + [_at_the_end(history.of_agent(agent, read), form) for _, form, read in shown])
+    heads = ["agent", *(["policy"] if shared else []), "reward, first 5%", "reward, last 5%"]
+    heads += [f"{head}*" for head, _, _ in shown]
+    return table(heads, rows) + (note(_AGENT_WORDS) if shown else "")
+
+
+def _policies(history: History) -> str:
+    if not history.policies:
+        return ""
+    shown = [
+        column
+        for column in _OF_POLICY
+        if any(history.of_policy(policy, column[2]) for policy in history.policies)
+    ]
+    rows = []
+    for policy in history.policies:
+        samples = sum(n for _, n in history.of_policy(policy, lambda measured: measured.samples))
+        staleness = max(n for _, n in history.of_policy(policy, lambda measured: measured.max_staleness))
+        row = [policy, str(history.versions[policy]), compact(samples), f"{staleness:g}"]
+        rows.append(row + [_at_the_end(history.of_policy(policy, read), form) for _, form, read in shown])
+    heads = ["policy", "version", "samples", "max staleness", *(f"{head}*" for head, _, _ in shown)]
+    return table(heads, rows) + note(_POLICY_WORDS)
+
+
+def _at_the_end(points: list[Point], form: str) -> str:
+    ends = first_and_last(points)
+    return format(ends[1], form) if ends else "–"
+
+
+def rewards(history: History) -> str:
+    curves = {str(agent): _rewards_of(history, agent) for agent in history.agents}
+    if not curves:
+        return ""
+    axes = Axes(
+        name="reward",
+        title="Reward per agent over the steps",
+        description=reward_words(history),
+        x_label="step",
+        y_label="mean reward",
+        y_range=_unit_range([y for points in curves.values() for _, y in points]),
+        marks=history.resumes,
+    )
+    return f"<h2>Reward</h2>{smoothed_chart(axes, curves, len(history.steps))}"
+
+
+def policy_curves(history: History) -> str:
+    """Loss and gradient norm, one curve per policy."""
+    loss = _policy_chart(history, "loss", "Loss", lambda policy: policy.loss)
+    grad_norm = _policy_chart(history, "grad-norm", "Gradient norm", lambda policy: policy.grad_norm)
+    return loss + grad_norm
+
+
+def _policy_chart(
+    history: History, name: str, title: str, read: Callable[[PolicyMetrics], float | None]
+) -> str:
+    curves = {str(policy): history.of_policy(policy, read) for policy in history.policies}
+    curves = {policy: points for policy, points in curves.items() if points}
+    if not curves:
+        return ""
+    axes = Axes(
+        name=name,
+        title=f"{title} per policy over the steps",
+        description=", ".join(f"{policy} {points[-1][1]:.3g}" for policy, points in curves.items()),
+        x_label="step",
+        y_label=title.lower(),
+        marks=history.resumes,
+    )
+    return f"<h3>{title}</h3>{smoothed_chart(axes, curves, len(history.steps))}"
+
+
+def accuracy(history: History) -> str:
+    points = history.evaluated("accuracy")
+    if not points:
+        return ""
+    axes = Axes(
+        name="accuracy",
+        title="Accuracy of the evaluations",
+        description=", ".join(f"step {x:g}: {y:.1%}" for x, y in points[:50]),
+        x_label="step",
+        y_label="accuracy",
+        y_range=(0.0, 1.0),
+        y_format=lambda value: f"{100 * value:.3g}%",
+        marks=history.resumes,
+    )
+    line = Line("accuracy", evenly(points), 0, dots=len(points) <= 60)
+    words = count(len(points), "evaluation") + ("; step 0 is before training." if points[0][0] == 0 else ".")
+    return f"<h2>Accuracy</h2>{figure(lambda width: line_chart(axes, [line], width), words)}"
+
+
+def _rewards_of(history: History, agent: AgentName) -> list[Point]:
+    return history.of_agent(agent, lambda measured: measured.reward)
+
+
+def _unit_range(values: list[float]) -> Point | None:
+    """[0, 1] for rewards within it, so that runs compare at a glance."""
+    return (0.0, 1.0) if values and min(values) >= 0 and 0.25 < max(values) <= 1 else None

@@ -1,0 +1,86 @@
+"""Events and metrics on the wire: a union of classes, told apart by their names."""
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from flexmarl.actors.messages import ConsoleApi
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.run_events import (
+    ActorSilent,
+    CheckpointSaved,
+    CheckpointSaving,
+    ColumnsAwaited,
+    Evaluated,
+    RunEnded,
+    RunEvent,
+    RunResumed,
+    RunStarted,
+    SftDone,
+    StoreBlocked,
+    StoreUnblocked,
+    TrajectoryFailed,
+)
+from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from flexmarl.core.errors import RemoteProtocolError
+from flexmarl.core.protocol import codec
+from flexmarl.core.protocol.codec import Encoder
+from flexmarl.core.signature import signature_of
+
+EVENTS: list[RunEvent] = [
+    RunStarted(Step(0), "3.12", "linux", 2, 17),
+    RunResumed(Step(4), "3.12", "linux", 2, 18),
+    RunEnded(False, Step(9)),
+    RunEnded(True, error="stopped by SIGINT", traceback="Traceback ..."),
+    SftDone(PolicyName("shared"), 30, 0.25),
+    Evaluated(Step(5), 1.5, {"accuracy": 0.5, "reward/sorter": 1.0}),
+    CheckpointSaving(Step(5)),
+    CheckpointSaved(Step(5), "runs/x/checkpoints/step_000005"),
+    TrajectoryFailed(Step(5), "5:q_3", "ValueError: boom", "Traceback ..."),
+    ColumnsAwaited(AgentName("sorter"), 3, "judged"),
+    StoreBlocked("no space for 9 bytes"),
+    StoreUnblocked(),
+    ActorSilent("rollout", 12.0),
+]
+
+
+def received(endpoint: str, value: Any) -> Any:
+    """``value`` as the console gets it from another process."""
+    signature = signature_of(ConsoleApi, endpoint)
+    assert signature is not None
+    (argument,) = signature.arguments([codec.unpack(Encoder().pack(value))], {}, None).values()
+    return argument
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.event)
+def test_every_event_keeps_its_class_and_fields(event: RunEvent) -> None:
+    assert received("event", event) == event
+
+
+def test_every_class_is_named_after_its_event() -> None:
+    classes = get_args(get_args(RunEvent)[0])
+    assert {type(event) for event in EVENTS} == set(classes)
+    for event in EVENTS:
+        assert event.event == re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def test_an_unknown_event_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="event"):
+        received("event", {"event": "tea_time", "step": 3})
+
+
+def test_metrics_keep_their_parts() -> None:
+    metrics = StepMetrics(
+        Step(3),
+        time_s=9.0,
+        step_s=3.0,
+        rollout_s=2.0,
+        tokens=100,
+        tokens_per_s=33.3,
+        evaluation={"accuracy": 0.5},
+        by_agent={AgentName("a"): AgentMetrics(0.5), AgentName("b"): AgentMetrics(None, 2)},
+        by_policy={PolicyName("shared"): PolicyMetrics(Version(3), Version(2), samples=8, loss=0.5)},
+        by_process={"store": ProcessMetrics(0.5, 100.0, 3.0)},
+    )
+    assert received("step", metrics) == metrics
