@@ -34,7 +34,7 @@ from .errors import (
     traceback_of,
 )
 from .names import checked_name
-from .protocol.reply_cache import RepliesStatistics
+from .protocol.reply_cache import ReplyCacheStatistics
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .supervision.monitors import Fates
@@ -68,7 +68,7 @@ class SystemStatistics:
     mailboxes: dict[str, MailboxStatistics]
     peers: list[PeerStatistics]
     refused_messages: int
-    answers: RepliesStatistics | None
+    answers: ReplyCacheStatistics | None
     clients: GateStatistics | None
 
 
@@ -165,7 +165,7 @@ class ActorSystem:
         """Closes everything, whatever goes wrong on the way; raises the first error, if it is not leaving with one."""
         first: BaseException | None = None
         try:
-            await self._network.until_told(_CLOSE_GRACE_S)
+            await self._network.wait_tells_done(_CLOSE_GRACE_S)
             if self._own_supervisor is not None:
                 try:
                     await self._own_supervisor.__aexit__(kind, error, trace)

@@ -254,7 +254,7 @@ class StoreJournal:
             raise JournalError(self.path, "it is being compacted already")
         self._compacting = True
         try:
-            anew = self._file.begin_anew()
+            anew = self._file.begin_replacement()
             try:
                 await self._write_anew(anew, snapshot, start, state)
             finally:

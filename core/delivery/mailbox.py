@@ -1,8 +1,8 @@
-"""What has arrived for one actor: begun in order of arrival, run side by side.
+"""The requests for one actor: handlers begin in order of arrival and run concurrently.
 
-Waiting deliveries are worked off by a task that runs one handler after the other; most never suspend, and a task for
-each would cost more than the rest of a call together. The task that meets a handler which does suspend stays with it,
-and another takes over the queue. A handler cannot tell: it has a task to itself from its first step to its last.
+One task runs the waiting requests one after the other; most handlers never suspend, and a task for each would cost more
+than the rest of a call together. If a handler suspends, its task stays with it, and a new task takes over the queue. A
+handler can't notice: it has a task of its own from its first step to its last.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _STREAM = int(Kind.STREAM)  # comparing with an enum's member costs three times 
 
 
 class Requester(Protocol):
-    """The peer that a request came from, as its mailbox sees it (``requests.Serving``)."""
+    """The peer that sent a request, as mailboxes use it (``requests.Serving``)."""
 
     node: str
     window_bytes: int
@@ -42,7 +42,7 @@ class Requester(Protocol):
 
 
 class Delivery:
-    """One request that is here to be served: ``envelope`` is what the peer sent (``envelopes.py``)."""
+    """One request of a peer to an actor of this side; ``envelope``: see ``envelopes.py``."""
 
     __slots__ = (
         "asker", "cancelled", "envelope", "id", "kind", "mailbox", "suspended", "task", "timer", "writer"
@@ -80,13 +80,13 @@ class Delivery:
 
     @property
     def trace_id(self) -> int:
-        """Of the request that all this began with; kept from call to call."""
+        """The id of the first request of the chain; kept from call to call."""
         trace_id: int = self.envelope[7]
         return trace_id
 
     @property
     def extra(self) -> int:
-        """The ``floor`` of a ONCE request, the ``window`` of a STREAM."""
+        """The ``acknowledged_below`` of an idempotent call, the ``window`` of a stream."""
         number: int = self.envelope[8]
         return number
 
@@ -97,7 +97,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class MailboxStatistics:
-    """``waiting``: not begun; ``running``: suspended; the rest are counts since the start."""
+    """``waiting``: requests that have not begun; ``running``: suspended; the rest are counts since the start."""
 
     waiting: int
     running: int
@@ -107,13 +107,13 @@ class MailboxStatistics:
 
 
 class _Misfit(Exception):
-    """A request that no endpoint takes as it is."""
+    """A request that does not fit any endpoint."""
 
 
 def _same(one: Context, other: Context) -> bool:
     try:
         return one == other
-    except Exception:  # noqa: BLE001  # a value that can't be compared: an array, say, that took another's place
+    except Exception:  # noqa: BLE001  # a value that can't be compared: an array, say, that replaced another
         return False
 
 
@@ -131,13 +131,13 @@ class _Endpoint:
 
 class Mailbox:
     def __init__(self, name: str, node: str, context: Any) -> None:
-        """``node``: the name of the actor's system. ``context``: handed to the validation of arguments; references
-        become ready to use by it."""
+        """``node``: the name of the actor's system. ``context``: passed to the validation of arguments; it makes
+        references ready to use."""
         self.name = name
         self.node = node
         self._context = context
         self._loop = asyncio.get_running_loop()
-        # Not that of whichever callback delivers: its context variables are another's.
+        # The context of the callback that delivers holds variables of other requests.
         self._clean = copy_context()
         self._actor: object | None = None
         self._endpoints: dict[str, _Endpoint] = {}
@@ -146,11 +146,11 @@ class Mailbox:
         self._tasks: set[asyncio.Task[None]] = set()
         self._current: Delivery | None = None
         self._ready = 0  # tasks that are scheduled and have not begun
-        self._suspending = False  # an endpoint has suspended some time
+        self._suspending = False  # an endpoint has suspended at least once
         self._served = self._failed = self._cancelled = 0
 
     def open(self, actor: object) -> None:
-        """Begins to serve; what has arrived before was kept."""
+        """Begins to serve; requests that have arrived before are kept."""
         self._actor = actor
         self._endpoints.clear()
         for delivery in self._queue:
@@ -162,14 +162,14 @@ class Mailbox:
             self._make_ready(delivery)
 
     def cancel(self, delivery: Delivery, why: Fault = Fault.CANCELLED) -> None:
-        """Its caller has given up."""
+        """The caller has given up."""
         if delivery.cancelled is None:
             delivery.cancelled = why
             if delivery.task is not None and delivery in self._running:
                 delivery.task.cancel()
 
     def fail(self, error: BaseException) -> list[asyncio.Task[None]]:
-        """The actor is gone: every request that is here is answered so. Gives the tasks that are being cancelled."""
+        """The actor has ended: fails all its requests. Returns the tasks that are being cancelled."""
         self._actor = None
         waiting, self._queue = self._queue, deque()
         running = [*self._running] if self._current is None else [*self._running, self._current]
@@ -179,11 +179,11 @@ class Mailbox:
         tasks, self._tasks = list(self._tasks), set()
         for task in tasks:
             task.cancel()
-        self._ready = 0  # a task that is cancelled before its first step never takes it
+        self._ready = 0  # a task that is cancelled before its first step never runs
         return tasks
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether ``task`` runs a handler of this actor."""
+        """True if ``task`` runs a handler of this actor."""
         running = (*self._running, self._current)
         return task is not None and any(d is not None and d.task is task for d in running)
 
@@ -192,7 +192,7 @@ class Mailbox:
             len(self._queue), len(self._running), self._served, self._failed, self._cancelled
         )
 
-    # ------------------------------------------------------------------ the tasks that work it off
+    # ------------------------------------------------------------------ the tasks that run handlers
 
     def _make_ready(self, delivery: Delivery) -> None:
         known = self._endpoints.get(delivery.endpoint)
@@ -212,7 +212,10 @@ class Mailbox:
             if delivery.task is not None:
                 delivery.task.set_name(f"{self.name}.{delivery.endpoint}")
             self._running[delivery] = None
-            if delivery.kind in (Kind.CALL, Kind.ONCE):  # past its deadline nobody waits for the result
+            if delivery.kind in (
+                Kind.CALL,
+                Kind.IDEMPOTENT_CALL,
+            ):  # past its deadline the caller has given up
                 delivery.timer = self._loop.call_later(delivery.timeout_s, self.cancel, delivery)
             known = self._endpoints.get(delivery.endpoint)
             if known is not None:
@@ -245,7 +248,7 @@ class Mailbox:
                     self._answer_cancelled(delivery, error)
                 except Exception as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
                     self._answer_error(delivery, error)
-                delivery.task = None  # which keeps the context that keeps the delivery
+                delivery.task = None  # breaks the cycle task, context, delivery
                 if delivery.suspended:
                     self._running.pop(delivery, None)
                     if delivery.timer is not None:
@@ -254,21 +257,21 @@ class Mailbox:
                 self._current = None
                 if self._suspending and (known := self._endpoints.get(delivery.endpoint)) is not None:
                     known.suspends = known.streams
-                if not _same(copy_context(), before):  # what this handler set is not for the next one to see
+                if not _same(copy_context(), before):  # the next handler must not see this one's variables
                     return
         finally:
             self._tasks.discard(task)
 
     def _begin(self, delivery: Delivery) -> Awaitable[Any]:
-        """The call of the endpoint. Raises _Misfit where the request fits none."""
+        """Calls the endpoint. Raises _Misfit if there is no such endpoint, or the arguments don't fit it."""
         envelope = delivery.envelope
         try:
             known = self._endpoints.get(envelope[3]) or self._look_up(envelope[3])
             if known.streams != (delivery.kind == _STREAM):
-                is_it = "a stream: iterate over it" if known.streams else "no stream: await it"
-                raise RemoteProtocolError(f"{known.signature.name} is {is_it}")
+                problem = "is a stream: iterate over it" if known.streams else "is not a stream: await it"
+                raise RemoteProtocolError(f"{known.signature.name} {problem}")
             arguments = known.signature.arguments(envelope[5], envelope[6], self._context)
-            # The handler has them. Whatever it leaves running keeps this delivery, and should not keep them with it.
+            # The handler has them now. Its tasks may keep this delivery alive, which must not keep the arguments too.
             envelope[5], envelope[6] = (), {}
         except RemoteProtocolError as error:
             raise _Misfit(text_of(error)) from None
@@ -278,13 +281,13 @@ class Mailbox:
         return called
 
     async def _stream(self, delivery: Delivery, items: AsyncGenerator[Any, None]) -> int:
-        """How many items were sent."""
+        """Sends the items; returns their number."""
         asker = delivery.asker
         delivery.writer = writer = StreamWriter(delivery.extra, asker.window_bytes)
         with asker.serving_stream():
             async with aclosing(items):
                 async for item in items:
-                    await writer.room()
+                    await writer.wait_room()
                     writer.sent(asker.send_item(delivery, writer.count, item))
         return writer.count
 
@@ -298,11 +301,11 @@ class Mailbox:
         known = self._endpoints[endpoint] = _Endpoint(getattr(actor, endpoint), signature)
         return known
 
-    def _answer_misfit(self, delivery: Delivery, words: str) -> None:
+    def _answer_misfit(self, delivery: Delivery, problem: str) -> None:
         self._failed += 1
         if delivery.kind == Kind.TELL:
-            log.error("one-way message refused", actor=self.name, endpoint=delivery.endpoint, error=words)
-        delivery.asker.answer_fault(delivery, Fault.PROTOCOL, words)
+            log.error("one-way message refused", actor=self.name, endpoint=delivery.endpoint, error=problem)
+        delivery.asker.answer_fault(delivery, Fault.PROTOCOL, problem)
 
     def _answer_error(self, delivery: Delivery, error: BaseException) -> None:
         self._failed += 1
@@ -318,10 +321,10 @@ class Mailbox:
             self._count_cancelled(delivery)
         elif delivery.task is not None and delivery.task.cancelling():
             raise error
-        else:  # the handler's own doing: it awaited something that was cancelled
+        else:  # the handler awaited a task that was cancelled
             self._answer_error(delivery, error)
 
     def _count_cancelled(self, delivery: Delivery) -> None:
         self._cancelled += 1
-        if delivery.cancelled is not Fault.DEAD:  # else it has been answered
+        if delivery.cancelled is not Fault.DEAD:  # else it was answered before
             delivery.asker.answer_fault(delivery, delivery.cancelled or Fault.CANCELLED, "cancelled")

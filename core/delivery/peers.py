@@ -1,4 +1,4 @@
-"""All the peers of a system: who is connected, who is dead, which idempotent calls were answered."""
+"""All peers of a system: connections, dead processes, and the answers to idempotent calls."""
 
 import asyncio
 import itertools
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..durable.reply_journal import Journal
+from ..durable.reply_journal import ReplyJournal
 from ..errors import (
     FlexmarlError,
     JournalError,
@@ -17,7 +17,7 @@ from ..errors import (
 )
 from ..protocol import codec
 from ..protocol.envelopes import Kind
-from ..protocol.reply_cache import Key, Replies, RepliesStatistics
+from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
 from ..protocol.session import Settings
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link, Wire
@@ -26,13 +26,12 @@ from .mailbox import Mailbox
 
 log = get_logger(__name__)
 
-# Who reached us, was silent for so long and has nothing here that is being served is forgotten.
-_SILENT_S = 600.0
+# Peers that have connected, are idle this long and have no request in service are dropped.
+_IDLE_S = 600.0
 
 
 class Network:
-    """What the wire tells goes to the peer it concerns (``wire.Listener``); what peers need of the system is here
-    (``peer.Home``)."""
+    """Dispatches the events of the wire to peers (``wire.Listener``) and implements ``requests.Home`` for them."""
 
     def __init__(self, name: str, wire: Wire, settings: Settings, mailboxes: dict[str, Mailbox]) -> None:
         self.name = name
@@ -40,28 +39,30 @@ class Network:
         self.refused_messages = 0
         self._wire = wire
         self.mailboxes = mailboxes
-        self._peers: dict[str, Peer] = {}  # those that were asked for something, by address
+        self._peers: dict[str, Peer] = {}  # those that this side calls, by address
         self._incoming: dict[Peer, None] = {}
         self.on_crash: Callable[[], None] = lambda: None
         self._dead: dict[str, FlexmarlError] = {}
         self._watched_processes: set[str] = set()
-        self._answers: Journal | Replies | None = None
+        self._answers: ReplyJournal | ReplyCache | None = None
         self.link_numbers: Iterator[int] = itertools.count()
         self.trace_ids: Iterator[int] = itertools.count(zlib.crc32(f"{name} {wire.epoch}".encode()) << 31 | 1)
-        self._forget_at = 0.0
+        self._drop_at = 0.0
         self._closed = False
 
     def start(self, journal: Path | None) -> None:
-        """Binds. ``journal``: where answers to idempotent calls outlive this process; None: nowhere."""
+        """Binds. ``journal``: the file in which answers to idempotent calls outlive this process; None: they don't."""
         self._journal = journal
         self._header = codec.pack_header(self.name, self._wire.epoch)
         self._loop = asyncio.get_running_loop()
         self._wire.start(self._header, self)
 
-    async def until_told(self, timeout_s: float) -> None:
-        """Waits until the one-way messages from here have been worked off; not for longer than ``timeout_s``."""
+    async def wait_tells_done(self, timeout_s: float) -> None:
+        """Waits until all one-way messages from here have been processed; for ``timeout_s`` at most."""
         waiting = [
-            asyncio.ensure_future(peer.until_told()) for peer in self.peers if peer.session.open_tells()
+            asyncio.ensure_future(peer.wait_tells_done())
+            for peer in self.peers
+            if peer.session.requests.has_tells()
         ]
         if waiting:
             for late in (await asyncio.wait(waiting, timeout=timeout_s))[1]:
@@ -72,9 +73,9 @@ class Network:
         for peer in (*self._peers.values(), *self._incoming):
             peer.close()
         self._wire.close()
-        if isinstance(self._answers, Journal):
+        if isinstance(self._answers, ReplyJournal):
             self._answers.close()
-            if self._journal is not None:  # left by a crash alone: for the next incarnation
+            if self._journal is not None:  # only a crash leaves it, for the next incarnation
                 self._journal.unlink(missing_ok=True)
 
     @property
@@ -86,9 +87,9 @@ class Network:
         return [*self._peers.values(), *self._incoming]
 
     def peer(self, address: str) -> Peer:
-        """For asking something of whoever listens on ``address``.
+        """The connection to the system that listens on ``address``.
 
-        Raises SystemClosed, LocalProtocolError where it is no address, PlainTcpRefused, or why it is dead.
+        Raises SystemClosed, LocalProtocolError for an invalid address, PlainTcpRefused, or the reason of its death.
         """
         peer = self._peers.get(address)
         if peer is not None:
@@ -100,14 +101,14 @@ class Network:
         try:
             link = self._loopback() if address == self.address else self._wire.connect(address)
         except OSError as error:
-            raise LocalProtocolError(f"{address!r} is no address of a system: {error}") from error
+            raise LocalProtocolError(f"{address!r} is not the address of a system: {error}") from error
         link.peer = peer = self._peers[address] = Peer(self, link, up=False)
         if address == self.address:
             peer.connected()
         return peer
 
     def _loopback(self) -> Link:
-        """To this very system: the same encoding, so that nobody shares what they can change; no socket."""
+        """A link to this system itself: encoded like any other, so that actors share no mutable values; no socket."""
         there: Link
 
         def back_and_forth(to: Link, frames: list[codec.Bytes]) -> None:
@@ -120,13 +121,13 @@ class Network:
     # ------------------------------------------------------------------ who is dead
 
     def watch_process(self, address: str) -> None:
-        """Somebody here will say why the process at ``address`` ended: ``process_ended``."""
+        """``process_ended`` will give the exit reason of the process at ``address``: failing calls wait for it."""
         self._watched_processes.add(address)
         if self._dead.pop(address, None) is not None:  # a new one of the same name
             self._peers.pop(address, None)
 
     def process_ended(self, address: str, error: FlexmarlError, *, for_good: bool) -> None:
-        """What was asked of ``address`` raises ``error``; ``for_good``: and all that will be."""
+        """Fails the pending calls to ``address`` with ``error``; with ``for_good`` all later ones too."""
         if for_good:
             self._watched_processes.discard(address)
             self._dead[address] = error
@@ -143,7 +144,7 @@ class Network:
             return
         peer: Peer | None = link.peer
         if peer is None:
-            self._forget_silent()
+            self._drop_silent()
             link.peer = peer = Peer(self, link, up=True)
             self._incoming[peer] = None
         try:
@@ -158,7 +159,7 @@ class Network:
             peer.refused(text_of(error))
             return
         link.send(codec.Encoder().pack([Kind.REFUSE, 0, text_of(error)[:1000]]))
-        if not peer.node:  # a stranger: nothing is kept of it
+        if not peer.node:  # a stranger: it is dropped
             link.flush()
             self.peer_left(link)
 
@@ -174,7 +175,7 @@ class Network:
         self._closed = True
         for peer in self.peers:
             peer.close()
-        if isinstance(self._answers, Journal):
+        if isinstance(self._answers, ReplyJournal):
             self._answers.close()  # and left for the next incarnation
             self._answers = None
         self.on_crash()
@@ -183,36 +184,36 @@ class Network:
         if link.peer is not None:
             link.peer.unreachable(reason)
 
-    # ------------------------------------------------------------------ peer.Home
+    # ------------------------------------------------------------------ requests.Home
 
     def answered_before(self, key: Key) -> bytes | None:
         answers = self._known_answers()
         return b"" if answers.is_settled(key) else answers.get(key)
 
-    def remember_answer(self, key: Key, floor: int, answer: bytes) -> None:
+    def remember_answer(self, key: Key, acknowledged_below: int, answer: bytes) -> None:
         answers, (sender, epoch, _) = self._known_answers(), key
-        answers.forget_sender(sender, epoch)  # of its earlier incarnations nothing comes any more
-        answers.settle(sender, epoch, floor)
+        answers.forget_sender(sender, epoch)  # its earlier incarnations have ended
+        answers.settle(sender, epoch, acknowledged_below)
         answers.put(key, answer)
 
-    def _known_answers(self) -> Journal | Replies:
+    def _known_answers(self) -> ReplyJournal | ReplyCache:
         if self._answers is None:  # most systems serve no idempotent call ever
-            self._answers = Replies() if self._journal is None else self._open_journal(self._journal)
+            self._answers = ReplyCache() if self._journal is None else self._open_journal(self._journal)
         return self._answers
 
-    def _open_journal(self, path: Path) -> Journal | Replies:
+    def _open_journal(self, path: Path) -> ReplyJournal | ReplyCache:
         try:
-            return Journal.open(path)
+            return ReplyJournal.open(path)
         except (OSError, JournalError) as error:
-            words = "idempotent calls are known in memory alone: a restart forgets which were answered"
-            log.error(words, system=self.name, error=text_of(error))
-            return Replies()
+            event = "answers to idempotent calls are kept in memory only: a restart forgets them"
+            log.error(event, system=self.name, error=text_of(error))
+            return ReplyCache()
 
-    def answers(self) -> RepliesStatistics | None:
-        """None where no idempotent call has been served."""
+    def answers(self) -> ReplyCacheStatistics | None:
+        """Statistics of the remembered answers; None if no idempotent call was served."""
         return None if self._answers is None else self._answers.statistics()
 
-    def obituary_follows(self, address: str) -> bool:
+    def exit_reason_follows(self, address: str) -> bool:
         return address in self._watched_processes
 
     def peer_left(self, link: Link) -> None:
@@ -220,11 +221,11 @@ class Network:
         link.peer = None
         self._wire.disconnect(link)
 
-    def _forget_silent(self) -> None:
-        """Of those that reached us, the ones which left without a goodbye. One that comes again is a new one."""
+    def _drop_silent(self) -> None:
+        """Drops the peers that have connected and left without a goodbye. One that returns is a new peer."""
         now = self._loop.time()
-        if now >= self._forget_at:
-            self._forget_at = now + _SILENT_S
+        if now >= self._drop_at:
+            self._drop_at = now + _IDLE_S
             for peer in list(self._incoming):
                 if not peer.was_heard():
                     self.peer_left(peer.link)

@@ -1,5 +1,5 @@
-"""What a peer asks of the actors here: each request becomes a ``Delivery`` for an actor's mailbox, which hands its
-answer back to ``answer``, ``answer_error`` or ``answer_fault``.
+"""Requests of one peer to the actors of this side: each becomes a ``Delivery`` for an actor's mailbox, which passes its
+answer to ``answer``, ``answer_error`` or ``answer_fault``.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from .mailbox import Delivery, Mailbox
 log = get_logger(__name__)
 
 # Comparing with an enum's member costs three times as much.
-_ONCE, _TELL = int(Kind.ONCE), int(Kind.TELL)
-# So many characters of an error's message, and the last so many of its traceback, are told to the caller.
-_WORDS = 2**16
+_IDEMPOTENT_CALL, _TELL = int(Kind.IDEMPOTENT_CALL), int(Kind.TELL)
+# The caller gets at most this many characters of an error's message, and the last ones of its traceback.
+_TEXT_LIMIT = 2**16
 
 
 class Home(Protocol):
-    """What the conversation with a peer needs to know of the system that has it."""
+    """The system of a connection, as connections use it."""
 
     name: str
     settings: Settings
@@ -35,13 +35,13 @@ class Home(Protocol):
     link_numbers: Iterator[int]
 
     def answered_before(self, key: Key) -> bytes | None:
-        """The answer to send once more; empty where its sender wants none any more; None: it has not been answered."""
+        """The answer to send again; empty if the sender has acknowledged it; None if the call was not answered."""
         ...
 
-    def remember_answer(self, key: Key, floor: int, answer: bytes) -> None: ...
+    def remember_answer(self, key: Key, acknowledged_below: int, answer: bytes) -> None: ...
 
-    def obituary_follows(self, address: str) -> bool:
-        """Whether this system will be told why the process at ``address`` ended."""
+    def exit_reason_follows(self, address: str) -> bool:
+        """True if this system will learn the exit reason of the process at ``address``."""
         ...
 
     def peer_left(self, link: Link) -> None: ...
@@ -59,8 +59,8 @@ class Serving:
         whole: codec.Encoder,
         arm: Callable[[], None],
     ) -> None:
-        """``whole``: for answers that are remembered, with all their buffers; ``arm``: to be called when the session
-        depends on the time in a new way."""
+        """``whole``: encodes answers that are remembered, with their buffers inside; ``arm``: sets the timer to the
+        session's next work."""
         self.node = ""
         self.window_bytes = home.settings.window_bytes
         self._home = home
@@ -71,7 +71,8 @@ class Serving:
         self._arm = arm
         self._loop = asyncio.get_running_loop()
         self._serving: dict[int, Delivery] = {}
-        self._worked_off: list[int] = []
+        self._done: list[int] = []
+        """One-way messages that were processed, as ranges of ids; not reported yet."""
 
     def __len__(self) -> int:
         return len(self._serving)
@@ -80,14 +81,14 @@ class Serving:
         return list(self._serving)
 
     def forget(self) -> None:
-        """Who asked for it is not there any more, and its ids will stand for something else."""
+        """The process that sent these requests has ended; its successor uses the same ids for other requests."""
         served, self._serving = self._serving, {}
         for delivery in served.values():
             if delivery.kind != Kind.TELL:
                 delivery.mailbox.cancel(delivery)
 
     def end_streams(self) -> None:
-        """The peer does not listen any more."""
+        """The peer does not receive items any more."""
         for delivery in list(self._serving.values()):
             if delivery.kind == Kind.STREAM:
                 delivery.mailbox.cancel(delivery)
@@ -96,10 +97,10 @@ class Serving:
         kind, request_id, actor = envelope[0], envelope[1], envelope[2]
         admission = self._session.admit(request_id, kind)
         if admission is not Admission.DELIVER:
-            if admission is Admission.OVERTAKEN and kind != Kind.TELL:
-                self._send_fault(request_id, Fault.OVERTAKEN, "it arrived after later ones")
+            if admission is Admission.OUT_OF_ORDER and kind != Kind.TELL:
+                self._send_fault(request_id, Fault.OUT_OF_ORDER, "it arrived after later ones")
             return
-        if kind == _ONCE:
+        if kind == _IDEMPOTENT_CALL:
             if request_id in self._serving:
                 return
             before = self._home.answered_before(self._key(request_id, envelope[9]))
@@ -110,11 +111,12 @@ class Serving:
         mailbox = self._home.mailboxes.get(actor)
         if mailbox is None:
             if kind == Kind.TELL:
-                self._work_off(request_id)
-                log.warning("one-way message for nobody", actor=actor, endpoint=envelope[3], peer=self.node)
+                self._report_done(request_id)
+                log.warning(
+                    "one-way message for an unknown actor", actor=actor, endpoint=envelope[3], peer=self.node
+                )
             else:
-                words = f"{self._home.name} has no actor of that name"
-                self._send_fault(request_id, Fault.DEAD, words)
+                self._send_fault(request_id, Fault.DEAD, f"{self._home.name} has no actor of that name")
             return
         delivery = self._serving[request_id] = Delivery(self, mailbox, envelope)
         mailbox.deliver(delivery)
@@ -130,12 +132,12 @@ class Serving:
             delivery.writer.grant(envelope[2])
 
     def answer(self, delivery: Delivery, value: Any) -> None:
-        """Raises LocalProtocolError where ``value`` can't be sent; the request is still open then."""
+        """Raises LocalProtocolError if ``value`` can't be sent; the request is still open then."""
         if delivery.kind == _TELL:
             if self._end(delivery):
-                self._work_off(delivery.id)
+                self._report_done(delivery.id)
             return
-        encoder = self._whole if delivery.kind == _ONCE else self._encoder
+        encoder = self._whole if delivery.kind == _IDEMPOTENT_CALL else self._encoder
         try:
             packed = encoder.pack((Kind.REPLY, delivery.id, value))
         except LocalProtocolError as error:
@@ -148,10 +150,10 @@ class Serving:
         """The endpoint raised ``error``; ``errors``: those that it declares."""
         if self._end(delivery):
             if delivery.kind == Kind.TELL:
-                self._work_off(delivery.id)
+                self._report_done(delivery.id)
                 return
-            words = (text_of(error)[:_WORDS], traceback_of(error)[-_WORDS:])
-            head = (Kind.ERROR, delivery.id, type(error).__name__, *words)
+            texts = (text_of(error)[:_TEXT_LIMIT], traceback_of(error)[-_TEXT_LIMIT:])
+            head = (Kind.ERROR, delivery.id, type(error).__name__, *texts)
             try:
                 packed = self._whole.pack([*head, *errors.to_wire(error)])
             except Exception:  # noqa: BLE001  # fields that can't be sent; the error arrives as RemoteError
@@ -159,20 +161,20 @@ class Serving:
             self._send_answer(delivery, packed, ())
 
     def answer_fault(self, delivery: Delivery, fault: Fault, message: str) -> None:
-        """Unlike what an actor answered, this is not remembered: an idempotent call may come again. But for one that
-        was cancelled: its caller wants it no more, and a copy of it that is late must not run."""
+        """Answers for the runtime. Not remembered, unlike an actor's answers: an idempotent call may come again. Except
+        a cancelled one: its caller has given up, and a late copy of it must not run."""
         if self._end(delivery):
             if delivery.kind == Kind.TELL:
-                self._work_off(delivery.id)
+                self._report_done(delivery.id)
                 return
-            packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_WORDS], "", "", {}])
+            packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_TEXT_LIMIT], "", "", {}])
             if fault is Fault.CANCELLED:
                 self._send_answer(delivery, packed, ())
             else:
                 self._link.send(packed)
 
     def send_item(self, delivery: Delivery, number: int, item: Any) -> int:
-        """Sends an item of a stream; its size in bytes."""
+        """Sends an item of a stream; returns its size in bytes."""
         packed = self._encoder.pack((Kind.ITEM, delivery.id, number, item))
         buffers = codec.unchanging(self._encoder.take_buffers())
         self._link.send(packed, buffers)
@@ -188,33 +190,34 @@ class Serving:
             self._session.end_stream()
 
     def _key(self, request_id: int, link_number: int) -> Key:
-        """Of a ONCE request that arrived; its sender counts ids per link."""
+        """The key of an idempotent call that arrived; its sender counts ids per link."""
         return f"{self.node}/{link_number}", self._session.epoch or 0, request_id
 
     def _end(self, delivery: Delivery) -> bool:
         if self._serving.get(delivery.id) is not delivery:
-            return False  # it has been answered
+            return False  # it was answered before
         del self._serving[delivery.id]
         return True
 
     def _send_answer(self, delivery: Delivery, packed: bytes, buffers: Sequence[memoryview]) -> None:
-        if delivery.kind == _ONCE:
+        if delivery.kind == _IDEMPOTENT_CALL:
             key = self._key(delivery.id, delivery.envelope[9])
             self._home.remember_answer(key, delivery.extra, packed)
         self._link.send(packed, buffers)
 
-    def _work_off(self, request_id: int) -> None:
-        ranges = self._worked_off
+    def _report_done(self, request_id: int) -> None:
+        ranges = self._done
         if not ranges:
-            self._loop.call_soon(self.send_worked_off)
+            self._loop.call_soon(self.send_done)
         if ranges and ranges[-1] == request_id - 1:
             ranges[-1] = request_id
         else:
             ranges += (request_id, request_id)
 
-    def send_worked_off(self) -> None:
-        if self._worked_off:
-            ranges, self._worked_off = self._worked_off, []
+    def send_done(self) -> None:
+        """Reports the one-way messages that were processed since the last report."""
+        if self._done:
+            ranges, self._done = self._done, []
             self._link.send(self._encoder.pack([Kind.DONE, 0, ranges]))
 
     def _send_fault(self, request_id: int, fault: Fault, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The two ends of a stream: items wait at the receiver's, room is waited for at the sender's."""
+"""The two ends of a stream: items wait at the reader, the writer waits for room."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ class StreamReader:
     """The receiver's end. Holds at most the window of items: the sender has no credit for more."""
 
     def __init__(self, actor: str) -> None:
-        """``actor``: whose stream it is."""
+        """``actor``: the name of the sender."""
         self._actor = actor
         self._items: deque[Any] = deque()
         self._count = 0
@@ -20,7 +20,7 @@ class StreamReader:
         self._arrived = asyncio.Event()
 
     def push(self, number: int, item: Any) -> None:
-        """A second copy is ignored; where an item is missing, the stream ends with an error there."""
+        """Ignores a duplicate; if an item before this one is missing, the stream ends with an error."""
         if self._ended or number < self._count:
             return
         if number > self._count:
@@ -40,7 +40,7 @@ class StreamReader:
         self._end()
 
     def _miss(self, number: Any) -> None:
-        words = f"item {self._count} of its stream was lost on the way, or overtaken by item {number}"
+        words = f"item {self._count} of its stream was lost on the way, or arrived after item {number}"
         self.set_exception(ActorDead(self._actor, words))
 
     def _end(self) -> None:
@@ -59,8 +59,8 @@ class StreamReader:
     def holds_items(self) -> bool:
         return bool(self._items)
 
-    async def next(self, timeout_s: float) -> Any:
-        """Raises TimeoutError, StopAsyncIteration at the end, or the error that ended the stream."""
+    async def wait_item(self, timeout_s: float) -> Any:
+        """The next item. Raises TimeoutError, StopAsyncIteration at the end, or the error that ended the stream."""
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -73,14 +73,14 @@ class StreamReader:
 
 
 class StreamWriter:
-    """The sender's end: how many more items, and bytes, may leave."""
+    """The sender's end: the room for further items and bytes."""
 
     def __init__(self, window: int, window_bytes: int) -> None:
         self.count = 0
-        """How many items have left."""
+        """The number of items that were sent."""
         self._room = max(window, 1)
         self._window_bytes = window_bytes
-        self._unread: deque[int] = deque()  # sizes of the items the receiver has not taken yet
+        self._unread: deque[int] = deque()  # sizes of the items that the receiver has not taken yet
         self._unread_bytes = 0
         self._granted = asyncio.Event()
 
@@ -97,8 +97,8 @@ class StreamWriter:
             self._room += 1
         self._granted.set()
 
-    async def room(self) -> None:
-        """Waits until an item may leave. Ends with the stream: its task is cancelled when the receiver is gone."""
+    async def wait_room(self) -> None:
+        """Waits until an item may leave. Its task is cancelled when the receiver leaves."""
         while self._room <= 0 or self._unread_bytes >= self._window_bytes:
             self._granted.clear()
             await self._granted.wait()

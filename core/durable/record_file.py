@@ -1,12 +1,12 @@
-"""An append-only file of records, each whole or not there: what every journal is written to.
+"""An append-only file of records, each whole or missing: the base of every journal.
 
-    head      16 bytes that say whose file it is | version (u32, little-endian)
+    head      16 bytes that name the kind of file | version (u32, little-endian)
     record    length (u32, little-endian) | xxh3_64 of the body (u64) | body: opaque bytes
     record    ...
 
 ``append`` takes framed records (``frame``), any number of them joined, and hands them to the kernel by one write(2)
 with O_APPEND: they survive this process, and the machine too once ``sync`` has returned. Opening reads all records and
-cuts off what follows the last whole one. A file is written anew beside the old one and takes its place by a rename.
+cuts off the bytes after the last whole one. A replacement is written beside the file and takes its place by a rename.
 """
 
 import fcntl
@@ -25,7 +25,6 @@ from ..errors import JournalError
 
 _VERSION_FIELD: Final = struct.Struct("<I")
 _RECORD_HEAD: Final = struct.Struct("<IQ")
-MAGIC_BYTES: Final = 16
 RECORD_LIMIT_BYTES: Final = 2**32 - 1
 
 
@@ -35,7 +34,7 @@ def frame(body: bytes) -> bytes:
 
 
 def chunks(records: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
-    """``records`` joined to pieces of about ``chunk_bytes``."""
+    """``records`` joined to chunks of about ``chunk_bytes``."""
     piece: list[bytes] = []
     size_bytes = 0
     for record in records:
@@ -50,7 +49,7 @@ def chunks(records: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a kind of files begins with. ``magic``: ``MAGIC_BYTES`` long."""
+    """The beginning of all files of a kind. ``magic``: 16 bytes."""
 
     magic: bytes
     version: int
@@ -62,7 +61,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What reading found. ``problem``: why it ended at ``kept_bytes``, "" where that is the file's end."""
+    """The result of reading. ``problem``: the reason of ending at ``kept_bytes``; "" if that is the file's end."""
 
     kept_bytes: int
     cut_bytes: int
@@ -70,14 +69,14 @@ class Cut:
 
 
 class RecordFile:
-    """Made by ``open`` and ``begin_anew``; for one process, and one thread at a time except ``sync``.
+    """Made by ``open`` and ``begin_replacement``; for one process, and one thread at a time except ``sync``.
 
     ``size_bytes`` is the end of the last whole record: the file itself is longer after an ``append`` that failed,
     until ``trim`` or the next ``append``.
     """
 
     def __init__(self, path: Path, head: Head, descriptor: int, size_bytes: int, cut: Cut) -> None:
-        """For ``open`` and ``begin_anew`` only."""
+        """For ``open`` and ``begin_replacement`` only."""
         self.path = path
         self.size_bytes = size_bytes
         self.cut = cut
@@ -87,16 +86,18 @@ class RecordFile:
 
     @classmethod
     def open(cls, path: Path, head: Head, read: Callable[[bytes], bool]) -> Self:
-        """Gives every record's body to ``read``, or makes the file with mode 0600. What follows the last whole record
-        is cut off, and so is what follows the first that ``read`` calls none of its own by returning False.
+        """Passes every record's body to ``read``, or makes the file with mode 0600. Bytes after the last whole record
+        are cut off, and so are the first record that ``read`` refuses by returning False and all after it.
 
-        Raises JournalError where ``path`` is something else than a file of this head, or is open in another process,
-        OSError where it can't be opened, and whatever ``read`` raises: the file is as it was then.
+        Raises JournalError if ``path`` is not a file of this head, or is open in another process, OSError if it can't
+        be opened, and the errors of ``read``: the file is unchanged then.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _claim(descriptor, path)
-            _beside(path).unlink(missing_ok=True)  # left by a process that was killed while writing anew
+            _beside(path).unlink(
+                missing_ok=True
+            )  # left by a process that was killed while writing a replacement
             cut = _recover(descriptor, path, head, read)
         except BaseException:
             os.close(descriptor)
@@ -108,7 +109,7 @@ class RecordFile:
         return self._descriptor >= 0
 
     def append(self, records: bytes) -> None:
-        """Raises OSError where the kernel did not take all: none of them counts then, and the next may be appended."""
+        """Raises OSError if the kernel did not take all: none of them counts then, and further ones may be appended."""
         self.trim()
         self._torn = True
         _write_all(self._descriptor, records)
@@ -116,51 +117,51 @@ class RecordFile:
         self.size_bytes += len(records)
 
     def trim(self) -> None:
-        """Cuts off what an ``append`` that failed has left. Raises OSError where that fails too."""
+        """Cuts off the bytes that a failed ``append`` has left. Raises OSError if that fails too."""
         if self._torn:
             os.ftruncate(self._descriptor, self.size_bytes)
             self._torn = False
 
     def take_back(self, size_bytes: int) -> None:
-        """Cuts the file back to where a record ended before. Raises OSError; it is done with the next ``trim`` then."""
+        """Cuts the file back to the end of an earlier record. Raises OSError; the next ``trim`` repeats it then."""
         self.size_bytes = size_bytes
         self._torn = True
         self.trim()
 
     def read(self, start: int, at_most_bytes: int) -> bytes:
-        """What is written from ``start`` on, within ``size_bytes``."""
+        """The bytes from ``start`` on, within ``size_bytes``."""
         return os.pread(self._descriptor, min(at_most_bytes, self.size_bytes - start), start)
 
     def sync(self) -> None:
-        """Forces to the disk what was appended before. Takes long, and may run in a thread. Raises OSError."""
+        """Forces all appended records to the disk. Takes long, and may run in a thread. Raises OSError."""
         os.fdatasync(self._descriptor)
 
-    def begin_anew(self) -> "RecordFile":
-        """An empty file beside this one, which may take its place (``replace_by``) or is to be ``discard``-ed.
+    def begin_replacement(self) -> "RecordFile":
+        """An empty file beside this one, for ``replace_by`` or ``discard``.
 
         Raises OSError.
         """
         path = _beside(self.path)
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        anew = RecordFile(path, self._head, descriptor, 0, Cut(0, 0, ""))
+        replacement = RecordFile(path, self._head, descriptor, 0, Cut(0, 0, ""))
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            anew.append(self._head.content)
+            replacement.append(self._head.content)
         except BaseException:
-            anew.discard()
+            replacement.discard()
             raise
-        return anew
+        return replacement
 
-    def replace_by(self, anew: "RecordFile") -> None:
-        """``anew`` becomes this file, at its path; the old content is gone. Raises OSError: nothing has changed."""
-        anew.path.replace(self.path)
+    def replace_by(self, other: "RecordFile") -> None:
+        """``other`` becomes this file, at its path; the old content is gone. Raises OSError: nothing has changed."""
+        other.path.replace(self.path)
         os.close(self._descriptor)
-        self._descriptor, anew._descriptor = anew._descriptor, -1
-        self.size_bytes, self._torn = anew.size_bytes, anew._torn
+        self._descriptor, other._descriptor = other._descriptor, -1
+        self.size_bytes, self._torn = other.size_bytes, other._torn
 
     def discard(self) -> None:
-        """Closes and removes a file of ``begin_anew``. Does nothing after it has become another."""
+        """Closes and removes a file of ``begin_replacement``. Does nothing after ``replace_by``."""
         if self.is_open:
             self.close()
             with suppress(OSError):  # if not now, it is removed at opening
@@ -181,7 +182,7 @@ def _beside(path: Path) -> Path:
 
 
 def _claim(descriptor: int, path: Path) -> None:
-    """Raises JournalError unless this is a file that no other process has open: two would spoil each other's records.
+    """Raises JournalError unless this is a file that no other process has open: two would damage each other's records.
 
     A POSIX lock (fcntl(2), F_SETLK) ends with its process; flock(2) would be kept by a forked child that outlives it.
     It ends with any close of the file too: no other descriptor of it is ever opened here.
@@ -193,19 +194,19 @@ def _claim(descriptor: int, path: Path) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         raise JournalError(path, "another process has it open") from error
-    if not os.path.samestat(status, path.stat()):  # its owner wrote it anew while we opened it
+    if not os.path.samestat(status, path.stat()):  # its owner replaced it while it was being opened
         raise JournalError(path, "another process has it open")
 
 
 def _recover(descriptor: int, path: Path, head: Head, read: Callable[[bytes], bool]) -> Cut:
-    """Reads the file and cuts it where reading ended. Raises JournalError where it has another head."""
+    """Reads the file and cuts it where reading ended. Raises JournalError if it has another head."""
     size = os.fstat(descriptor).st_size
     expected = head.content
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         found = file.read(len(expected))
         if found == expected:
             end, problem = _read_records(file, size, read)
-        elif expected.startswith(found):  # new, or its maker was killed on the way
+        elif expected.startswith(found):  # new, or its process was killed while writing the head
             end, problem = 0, "its head is cut short"
         elif len(found) == len(expected) and found.startswith(head.magic):
             (version,) = _VERSION_FIELD.unpack(found[len(head.magic) :])
@@ -221,7 +222,8 @@ def _recover(descriptor: int, path: Path, head: Head, read: Callable[[bytes], bo
 
 
 def _read_records(file: BinaryIO, size: int, read: Callable[[bytes], bool]) -> tuple[int, str]:
-    """Reads records until the first that is not whole; returns where it begins (``size``: none), and why."""
+    """Reads records until the first that is not whole; returns its position (``size`` if all are whole), and the
+    problem."""
     end = file.tell()
     while end < size:
         head = file.read(_RECORD_HEAD.size)
@@ -230,18 +232,18 @@ def _read_records(file: BinaryIO, size: int, read: Callable[[bytes], bool]) -> t
         length, digest = _RECORD_HEAD.unpack(head)
         left = size - end - _RECORD_HEAD.size
         if length > left:  # checked before that much is allocated
-            return end, f"a record claims {length} bytes where {left} are left"
+            return end, f"a record claims {length} bytes, {left} are left"
         body = file.read(length)
         if xxhash.xxh3_64_intdigest(body) != digest:
             return end, f"the digest of a record of {length} bytes differs"
         if not read(body):
-            return end, f"a record of {length} bytes is none of this version"
+            return end, f"a record of {length} bytes is invalid in this version"
         end += _RECORD_HEAD.size + length
     return end, ""
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
-    """One write(2), and more only where that took less than all. Raises OSError; a part may have been written."""
+    """One write(2), and more only if that took less than all. Raises OSError; a part may have been written."""
     written = os.write(descriptor, content)
     while written < len(content):
         written += os.write(descriptor, memoryview(content)[written:])

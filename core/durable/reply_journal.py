@@ -1,15 +1,15 @@
-"""What makes a repeated call get its first reply, even from a receiver that was killed and started again.
+"""The replies of idempotent calls in a file: a repeated call gets its first reply even from a restarted receiver.
 
-``Replies`` (``reply_cache.py``) remembers; ``Journal`` is the same memory with a file behind it.
+``ReplyCache`` (``reply_cache.py``) is the memory; ``ReplyJournal`` is the same with a file behind it.
 
 The file (``record_file.py``) holds MessagePack arrays:
 
     [PUT,    sender, epoch, seq, reply]
-    [SETTLE, sender, epoch, floor]
+    [SETTLE, sender, epoch, acknowledged_below]
     [FORGET, sender, before_epoch]
 
-What is settled is written with the next reply, before it, so that reading the file repeats what memory did in its
-order. Nothing is synced: what write(2) has taken survives the process, not the machine.
+Settled calls are written with the next reply, before it, so that reading the file repeats the changes of memory in
+their order. Nothing is synced: records that write(2) has taken survive the process, not the machine.
 """
 
 import dataclasses
@@ -21,18 +21,16 @@ from typing import Final, Self
 import msgpack
 
 from ..errors import JournalError
-from ..protocol.reply_cache import DEFAULT_LIMIT_BYTES, Key, Replies, RepliesStatistics
+from ..protocol.reply_cache import DEFAULT_LIMIT_BYTES, Key, ReplyCache, ReplyCacheStatistics
 from ..telemetry import get_logger
 from .record_file import Head, RecordFile, chunks, frame
-
-__all__ = ["DEFAULT_LIMIT_BYTES", "Journal", "JournalStatistics", "Key", "Replies", "RepliesStatistics"]
 
 log = get_logger(__name__)
 
 _HEAD: Final = Head(b"flexmarl replies", version=2)
 # The most a record holds besides the reply and the sender's name: its head and MessagePack's prefixes and integers.
 _RECORD_BYTES: Final = 48
-# A file is compacted once it is larger than twice what is alive in it, and this.
+# A file is compacted once it is larger than twice its live records, and this.
 _SLACK_BYTES: Final = 2**20
 _CHUNK_BYTES: Final = 2**20
 _PENDING_LIMIT: Final = 256
@@ -45,9 +43,9 @@ class _Kind(IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class JournalStatistics(RepliesStatistics):
-    """``live_bytes``: what the file would be at most if it were compacted now. ``cut_bytes``: what was unreadable
-    when it was opened. ``missing``: replies that are remembered in memory and did not get into the file."""
+class ReplyJournalStatistics(ReplyCacheStatistics):
+    """``live_bytes``: the most that a compacted file would take now. ``cut_bytes``: unreadable bytes at opening.
+    ``missing``: replies that are in memory and did not get into the file."""
 
     file_bytes: int
     live_bytes: int
@@ -57,36 +55,36 @@ class JournalStatistics(RepliesStatistics):
     missing: int
 
 
-class Journal:
-    """``Replies`` that outlive their process. Made by ``open``; for one process and one thread at a time.
+class ReplyJournal:
+    """A ``ReplyCache`` that outlives its process. Made by ``open``; for one process and one thread at a time.
 
-    A write that fails (no space, say) is no error for the caller, whose handler has run: its reply is remembered in
-    memory and may leave; only a restart would forget it. It is logged when it begins and when it is over: with the
-    first write that succeeds again, or at closing, the file is written anew as a whole.
+    A write that fails (no space, say) raises nothing, as the call's handler has run: the reply stays in memory and may
+    leave; only a restart would forget it. The first failure is logged, and so is its end: with the first write that
+    succeeds again, or at closing, the whole file is written again.
     """
 
-    def __init__(self, file: RecordFile, replies: Replies) -> None:
+    def __init__(self, file: RecordFile, replies: ReplyCache) -> None:
         """For ``open`` only."""
         self.path = file.path
         self._file = file
         self._replies = replies
-        self._pending: dict[tuple[str, int | None], bytes] = {}  # what is settled and not written yet
-        self._failure_told = False
+        self._pending: dict[tuple[str, int | None], bytes] = {}  # settled calls that are not written yet
+        self._failure_logged = False
         self._missing = 0
         self._failed_writes = 0
         self._compactions = 0
         self._compact_again_at_bytes = 0
-        self._eviction_told = False
+        self._eviction_logged = False
         self._check_evictions()
 
     @classmethod
     def open(cls, path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Self:
-        """Reads what is there, or makes the file with mode 0600. What follows the last whole record is cut off.
+        """Reads the file, or makes it with mode 0600. Bytes after the last whole record are cut off.
 
-        Raises JournalError where ``path`` is something else than a journal of this version, or is open in another
-        process, and OSError where it can't be opened.
+        Raises JournalError if ``path`` is not a journal of this version, or is open in another process, and OSError if
+        it can't be opened.
         """
-        replies = Replies(limit_bytes)
+        replies = ReplyCache(limit_bytes)
         file = RecordFile.open(path, _HEAD, lambda body: _apply(body, replies))
         if file.cut.problem:
             figures = {"path": str(path), "replies": len(replies), **dataclasses.asdict(file.cut)}
@@ -110,20 +108,20 @@ class Journal:
 
     @property
     def live_bytes(self) -> int:
-        """What the file would be at most if it were compacted now."""
+        """The most that a compacted file would take now."""
         return len(_HEAD.content) + self._replies.stored_bytes(_RECORD_BYTES)
 
     def get(self, key: Key) -> bytes | None:
         return self._replies.get(key)
 
     def is_settled(self, key: Key) -> bool:
-        """Whether the sender has said that it will not ask for this key (again). Such a call must not run."""
+        """See ``ReplyCache.is_settled``."""
         return self._replies.is_settled(key)
 
     def put(self, key: Key, reply: bytes) -> bool:
-        """Remembers a reply, in the file too before this returns. Returns whether it is new and was kept.
+        """Remembers a reply, in the file too before this returns. True if it is new and was kept.
 
-        Raises JournalError after ``close``, OverflowError where a number of the key does not fit 64 bits.
+        Raises JournalError after ``close``, OverflowError if a number of the key does not fit 64 bits.
         """
         self._check_open()
         record = _record(_Kind.PUT, *key, reply)
@@ -133,51 +131,51 @@ class Journal:
             self._missing += 1
         return kept
 
-    def settle(self, sender: str, epoch: int, floor: int) -> bool:
-        """Forgets every seq below ``floor`` of one incarnation. Returns whether that was news.
+    def settle(self, sender: str, epoch: int, acknowledged_below: int) -> bool:
+        """See ``ReplyCache.settle``. Written with the next reply, or at closing: its loss only wastes memory.
 
-        It is written with the next reply, or at closing: to lose it wastes memory, no more. Raises as ``put`` does.
+        Raises as ``put`` does.
         """
         self._check_open()
-        news = self._replies.settle(sender, epoch, floor)
-        if news:
-            self._write_later((sender, epoch), _record(_Kind.SETTLE, sender, epoch, floor))
-        return news
+        is_new = self._replies.settle(sender, epoch, acknowledged_below)
+        if is_new:
+            self._write_later((sender, epoch), _record(_Kind.SETTLE, sender, epoch, acknowledged_below))
+        return is_new
 
     def forget_sender(self, sender: str, before_epoch: int) -> bool:
-        """Forgets all incarnations of a sender before ``before_epoch``; as ``settle`` otherwise."""
+        """See ``ReplyCache.forget_sender``; as ``settle`` otherwise."""
         self._check_open()
-        news = self._replies.forget_sender(sender, before_epoch)
-        if news:
+        is_new = self._replies.forget_sender(sender, before_epoch)
+        if is_new:
             self._write_later((sender, None), _record(_Kind.FORGET, sender, before_epoch))
-        return news
+        return is_new
 
     def compact(self) -> bool:
-        """Writes the file anew with what is remembered now, and returns whether that succeeded. It takes time in
-        proportion to what is remembered. Done by itself when it is due; raises JournalError after ``close``."""
+        """Writes the whole file again from memory; False if that failed. Takes time in proportion to the replies.
+        Called automatically when it is due. Raises JournalError after ``close``."""
         self._check_open()
         try:
-            anew = self._file.begin_anew()
+            replacement = self._file.begin_replacement()
             try:
                 for chunk in chunks(_records_of(self._replies), _CHUNK_BYTES):
-                    anew.append(chunk)
-                self._file.replace_by(anew)
+                    replacement.append(chunk)
+                self._file.replace_by(replacement)
             finally:
-                anew.discard()
+                replacement.discard()
         except OSError as error:
             self._compact_again_at_bytes = self._file.size_bytes + _SLACK_BYTES
-            self._tell(log.warning, "journal not compacted", error=str(error))
+            self._log(log.warning, "journal not compacted", error=str(error))
             return False
         self._pending.clear()
         self._compact_again_at_bytes = 0
         self._compactions += 1
         if self._missing:
-            self._tell(log.warning, "journal whole again")
-        self._missing, self._failure_told = 0, False
+            self._log(log.warning, "journal whole again")
+        self._missing, self._failure_logged = 0, False
         return True
 
     def close(self) -> None:
-        """Writes what is pending and closes the file. What is remembered can still be read. Can be repeated."""
+        """Writes pending records and closes the file. Memory can still be read. Can be repeated."""
         if not self._file.is_open:
             return
         if self._missing:
@@ -185,8 +183,8 @@ class Journal:
         self._write_pending()
         self._file.close()
 
-    def statistics(self) -> JournalStatistics:
-        return JournalStatistics(
+    def statistics(self) -> ReplyJournalStatistics:
+        return ReplyJournalStatistics(
             **dataclasses.asdict(self._replies.statistics()),
             file_bytes=self._file.size_bytes,
             live_bytes=self.live_bytes,
@@ -196,8 +194,8 @@ class Journal:
             missing=self._missing,
         )
 
-    def _write_later(self, what: tuple[str, int | None], record: bytes) -> None:
-        self._pending[what] = record
+    def _write_later(self, key: tuple[str, int | None], record: bytes) -> None:
+        self._pending[key] = record
         if len(self._pending) >= _PENDING_LIMIT:
             self._write_pending()
 
@@ -206,7 +204,7 @@ class Journal:
             self._write(b"")
 
     def _write(self, record: bytes) -> bool:
-        """Appends what is pending and ``record`` by one write; a failure is logged and returned."""
+        """Appends pending records and ``record`` by one write. A failure is logged, and False returned."""
         if self._pending:
             record = b"".join((*self._pending.values(), record))
             self._pending.clear()
@@ -214,9 +212,9 @@ class Journal:
             self._file.append(record)
         except OSError as error:
             self._failed_writes += 1
-            if not self._failure_told:
+            if not self._failure_logged:
                 event = "journal can't be written: a restart would forget the replies since"
-                self._failure_told = self._tell(log.error, event, error=str(error))
+                self._failure_logged = self._log(log.error, event, error=str(error))
             return False
         self._compact_if_due()
         return True
@@ -231,13 +229,13 @@ class Journal:
             raise JournalError(self.path, "it is closed")
 
     def _check_evictions(self) -> None:
-        if self._replies.evicted and not self._eviction_told:
-            event = "replies forgotten for want of room: repeated calls may run twice"
-            self._eviction_told = self._tell(log.warning, event)
+        if self._replies.evicted and not self._eviction_logged:
+            event = "replies forgotten for lack of room: repeated calls may run twice"
+            self._eviction_logged = self._log(log.warning, event)
 
-    def _tell(self, write_line: Callable[..., object], event: str, **more: str) -> bool:
-        """Logs with figures. False where that failed: the log is often on the disk that is full, and the caller's
-        reply must leave all the same."""
+    def _log(self, write_line: Callable[..., object], event: str, **more: str) -> bool:
+        """Logs with figures. False if that failed: the log is often on the disk that is full, and the caller's reply
+        must leave all the same."""
         try:
             write_line(event, **self._figures(), **more)
         except OSError:
@@ -259,8 +257,8 @@ class Journal:
 # --------------------------------------------------------------------------- the records
 
 
-def _apply(body: bytes, replies: Replies) -> bool:
-    """Repeats what a record tells; False where it is none. It is bounded as its body is: MessagePack can't expand."""
+def _apply(body: bytes, replies: ReplyCache) -> bool:
+    """Repeats the change that a record describes; False if it is invalid. Its memory is bounded by the body's size."""
     try:
         fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -268,8 +266,8 @@ def _apply(body: bytes, replies: Replies) -> bool:
     match fields:
         case [_Kind.PUT, str(sender), int(epoch), int(seq), bytes(reply)]:
             replies.put((sender, epoch, seq), reply)
-        case [_Kind.SETTLE, str(sender), int(epoch), int(floor)]:
-            replies.settle(sender, epoch, floor)
+        case [_Kind.SETTLE, str(sender), int(epoch), int(acknowledged_below)]:
+            replies.settle(sender, epoch, acknowledged_below)
         case [_Kind.FORGET, str(sender), int(before_epoch)]:
             replies.forget_sender(sender, before_epoch)
         case _:
@@ -281,10 +279,10 @@ def _record(kind: _Kind, *fields: str | int | bytes) -> bytes:
     return frame(msgpack.packb((kind, *fields), unicode_errors="surrogatepass"))
 
 
-def _records_of(replies: Replies) -> Iterator[bytes]:
-    for sender, before_epoch, floors in replies.floors():
+def _records_of(replies: ReplyCache) -> Iterator[bytes]:
+    for sender, before_epoch, incarnations in replies.settled():
         yield _record(_Kind.FORGET, sender, before_epoch)
-        for epoch, floor in floors:
-            yield _record(_Kind.SETTLE, sender, epoch, floor)
+        for epoch, acknowledged_below in incarnations:
+            yield _record(_Kind.SETTLE, sender, epoch, acknowledged_below)
     for key, reply in replies.items():
         yield _record(_Kind.PUT, *key, reply)

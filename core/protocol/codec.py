@@ -1,8 +1,8 @@
 """MessagePack in both directions: objects to frames, frames to plain data.
 
-Dataclasses and pydantic models are sent as maps of their fields. Nothing on the wire names a class: what a map becomes
-is decided by the receiver's annotations alone (``signature.py``), so no message can build an object the endpoint did
-not ask for. The one extension type in use stands for "the n-th raw buffer of this message".
+Dataclasses and pydantic models are sent as maps of their fields. The receiver's annotations alone decide which class is
+built from a map (``signature.py``, ``declared_errors.py``), so no message can build an object of an undeclared class.
+The only extension type in use stands for "the n-th raw buffer of this message".
 """
 
 import dataclasses
@@ -22,28 +22,28 @@ from .envelopes import FIELDS, MAGIC, REQUESTS, VERSION, Envelope, Fault, Kind
 Value = TypeVar("Value")
 Bytes = bytes | bytearray | memoryview
 
-# An envelope holds no bulk data: buffers travel in frames of their own. What was queued before it shares its body.
+# Envelopes hold no bulk data: buffers travel in frames of their own. Several envelopes can share a body.
 MAX_ENVELOPE_BYTES = 32 * 2**20
 MAX_BODY_BYTES = MAX_ENVELOPE_BYTES + 2 * 2**20
 MAX_BUFFERS = 1024
-# An empty list takes one byte on the wire and 64 or more in memory, so bytes alone do not bound what decoding takes. A
-# body is allowed more than an envelope, again. Nesting ends at 1024, by msgpack's own limit.
+# An empty list takes one byte on the wire and 64 or more in memory, so a limit in bytes does not bound the memory that
+# decoding takes. As with bytes, a body may hold more than an envelope. msgpack itself limits nesting to 1024.
 MAX_ENVELOPE_ITEMS = 2**20
 MAX_BODY_ITEMS = 3 * 2**20
 # Below this, copying is cheaper than a frame.
 _INLINE_BYTES = 4096
-# Up to here the announced lengths of nested arrays, none above the body's own, make room for little: 340 times 8 KiB.
+# Up to this size, the memory that announced lengths of nested arrays can claim is small: 340 times 8 KiB.
 _SMALL_BYTES = 1024
 _BUFFER = 1
 _INDEX = struct.Struct("!H")
 
 
 class Buffer:
-    """Raw bytes of any size: received without being copied, and sent so too as far as that is safe.
+    """Raw bytes of any size: received without a copy, and sent without a copy if that is safe.
 
-    Who calls with a buffer leaves its bytes alone until the call has been answered. Where nobody waits, in one-way
-    messages, results and items of streams, bytes that their owner could still change are copied: those of a
-    ``bytearray`` or a writable array, not those of ``bytes`` or of an array that is marked read-only.
+    The caller must not modify a buffer until the call returns. In one-way messages, results and items of streams, for
+    which no caller waits, bytes that their owner could still change are copied: those of a ``bytearray`` or a writable
+    array, not those of ``bytes`` or of a read-only array.
 
     ``view``: flat and read-only.
     """
@@ -62,7 +62,7 @@ class Buffer:
         def receive(value: Any) -> "Buffer":
             if isinstance(value, Bytes):
                 return cls(value)
-            raise ValueError("bytes are wanted")
+            raise ValueError("not bytes")
 
         return core_schema.no_info_plain_validator_function(
             lambda value: value if isinstance(value, cls) else receive(value)
@@ -73,7 +73,7 @@ _encoders: dict[type, Callable[[Any], Any]] = {}
 
 
 def register_encoder(cls: type[Value], to_plain: Callable[[Value], Any]) -> None:
-    """Lets values of ``cls`` and its subclasses be sent, as what ``to_plain`` makes of them: plain data and Buffers."""
+    """Lets values of ``cls`` and its subclasses be sent; ``to_plain`` converts one to plain data and Buffers."""
     _encoders[cls] = to_plain
     _encoder_of.cache_clear()
 
@@ -103,14 +103,14 @@ class Encoder:
         self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
 
     def pack(self, value: Any) -> bytes:
-        """The packed value; its buffers are there for ``take_buffers``.
+        """The packed value; ``take_buffers`` returns its buffers.
 
-        Raises LocalProtocolError where ``value`` holds something that is no plain data. A lone surrogate, which JSON
-        can spell and UTF-8 can't carry, arrives as its escape: ``\\ud83d``.
+        Raises LocalProtocolError if ``value`` can't be sent. A lone surrogate, which is valid in JSON and not in UTF-8,
+        arrives as its escape: ``\\ud83d``.
         """
         try:
-            # In an array, as it will be in its body, and one more, which decoding takes: what is nested too deep fails
-            # here and not where it arrives.
+            # In an array, as in its body, and one more for decoding: a value that is nested too deep fails here and not
+            # at the receiver.
             packed: bytes = self._packer.pack(((value,),))[2:]
         except (TypeError, ValueError, OverflowError) as error:
             self._forget()
@@ -150,7 +150,7 @@ class Encoder:
         self._buffers = []
 
     def _to_plain(self, value: Any) -> Any:
-        """One step from an object towards what MessagePack knows; called by the packer for what it does not."""
+        """One step of converting an object to plain data; the packer calls it for values it does not know."""
         if type(value) is Buffer:
             return self._set_aside(value.view)
         cls: Any = type(value)
@@ -162,7 +162,7 @@ class Encoder:
     def _set_aside(self, view: memoryview) -> Any:
         if view.nbytes <= self._inline_bytes:
             return bytes(view)
-        if self._inline_bytes >= MAX_ENVELOPE_BYTES:  # nothing may travel beside
+        if self._inline_bytes >= MAX_ENVELOPE_BYTES:  # all buffers must be inline
             raise ValueError(
                 f"a buffer of {view.nbytes} bytes can't be part of a message that is kept for repeating"
             )
@@ -196,7 +196,7 @@ def pack_header(node: str, epoch: int) -> bytes:
 
 
 def unpack_header(header: Bytes) -> tuple[str, int]:
-    """Node and epoch of the sender. Raises RemoteProtocolError where it is no peer of ours."""
+    """Node and epoch of the sender. Raises RemoteProtocolError if the header is invalid, or of another version."""
     head = unpack(header, max_bytes=4096)
     match head:
         case [str(magic), int(version), *_] if magic == MAGIC and version != VERSION:
@@ -207,11 +207,11 @@ def unpack_header(header: Bytes) -> tuple[str, int]:
 
 
 class _Unholdable(RemoteProtocolError):
-    """MessagePack that Python has no value for: a map whose key is a list, or another map."""
+    """MessagePack without an equivalent in Python: a map whose key is a list or a map."""
 
 
 def unpack(packed: Bytes, buffers: Sequence[Bytes] = (), *, max_bytes: int = MAX_BODY_BYTES) -> Any:
-    """Plain data. Raises RemoteProtocolError where it is not MessagePack or over a limit."""
+    """Plain data. Raises RemoteProtocolError if it is not MessagePack, or over a limit."""
     size = len(packed)
     if size > max_bytes or len(buffers) > MAX_BUFFERS:
         raise RemoteProtocolError(
@@ -220,14 +220,14 @@ def unpack(packed: Bytes, buffers: Sequence[Bytes] = (), *, max_bytes: int = MAX
     extension = _buffer_of(buffers) if buffers else _no_extension
     try:
         if size > _SMALL_BYTES:
-            # Walks over the whole message without building anything. An array announces its length, and the decoder
-            # makes room for it at once: a few bytes could claim gigabytes if their contents were not known to be there.
+            # Walks over the whole message without building anything. The decoder allocates the announced length of an
+            # array at once: a few bytes could claim gigabytes if this did not check that its items exist.
             walker = msgpack.Unpacker(None, max_buffer_size=size)
             walker.feed(packed)
             walker.skip()
         if size > MAX_BODY_ITEMS:
             return _unpack_counting(packed, extension, MAX_BODY_ITEMS)
-        # A timestamp, which nobody here sends, becomes a number: plain data, whatever arrives.
+        # A timestamp, which flexmarl never sends, becomes a number, so that all results are plain data.
         return msgpack.unpackb(packed, strict_map_key=False, ext_hook=extension, timestamp=2)
     except TypeError as error:
         raise _Unholdable(f"not MessagePack for Python: {error}") from error
@@ -273,10 +273,10 @@ def _buffer_of(buffers: Sequence[Bytes]) -> Callable[[int, bytes], Bytes]:
 
 
 def unpack_envelopes(body: Bytes, buffers: Sequence[Bytes] = ()) -> list[Envelope]:
-    """Raises RemoteProtocolError where an envelope does not have the shape of its kind.
+    """Raises RemoteProtocolError if an envelope does not have the shape of its kind.
 
-    Where one holds a value that Python can't, that one is replaced: a request's arguments by ``Undecodable``, an answer
-    by an ERROR. Those that share its message are not to suffer for it.
+    If one holds a value that Python can't represent, it is replaced: a request's arguments by ``Undecodable``, a result
+    by an ERROR, the fields of an ERROR by none. The other envelopes of the message are still processed.
     """
     try:
         envelopes = unpack(body, buffers)
@@ -295,19 +295,19 @@ def _check_shapes(envelopes: list[Any]) -> None:
         for item in envelopes:
             if type(item) is not list or not _CHECKS[item[0]](item):
                 raise RemoteProtocolError("malformed envelope")
-    except (KeyError, IndexError, TypeError):  # of no kind, empty, or of something that can't be a kind
+    except (KeyError, IndexError, TypeError):  # of an unknown kind, empty, or of an invalid kind
         raise RemoteProtocolError("malformed envelope") from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Undecodable:
-    """In the place of arguments that Python can't hold."""
+    """Replaces arguments that Python can't represent."""
 
     reason: str
 
 
 def _unpack_one_by_one(body: Bytes, buffers: Sequence[Bytes], error: RemoteProtocolError) -> list[Envelope]:
-    """Raises ``error`` where the body is not an array of envelopes."""
+    """Raises ``error`` if the body is not an array of envelopes."""
     walker = msgpack.Unpacker(None, max_buffer_size=len(body))
     walker.feed(body)
     cuts = []
@@ -324,13 +324,13 @@ def _unpack_one_by_one(body: Bytes, buffers: Sequence[Bytes], error: RemoteProto
             envelope = unpack(packed, buffers)
             _check_shapes([envelope])
         except RemoteProtocolError as broken:
-            envelope = _what_can_be_told(packed, broken)
+            envelope = _replacement(packed, broken)
         envelopes.append(envelope)
     return envelopes
 
 
-def _what_can_be_told(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
-    """Raises ``broken`` where it is not even told whose envelope this is."""
+def _replacement(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
+    """The envelope to process instead of an undecodable one. Raises ``broken`` if its kind or id is unreadable too."""
     head = msgpack.Unpacker(None, max_buffer_size=len(packed))
     head.feed(packed)
     reason = f"can't be decoded: {broken}"
@@ -339,7 +339,7 @@ def _what_can_be_told(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
         known = 5 if packed[1] in REQUESTS or packed[1] == Kind.ERROR else 2
         fields = [head.unpack() for _ in range(min(length, known))]
         if fields[0] in REQUESTS:
-            # With something in the place of what comes after its arguments: nothing is done with it.
+            # The remaining fields are padded; they are not used.
             envelope = [*fields, [], {}, *[1] * (len(_SHAPES[fields[0]]) - 7)]
             _check_shapes([envelope])
             return [*envelope[:5], Undecodable(reason), *envelope[6:]]

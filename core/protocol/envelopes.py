@@ -1,4 +1,4 @@
-"""What travels between two actor systems.
+"""Messages between two actor systems.
 
 One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch`` grows from one incarnation of a node
 to the next), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the envelopes
@@ -6,25 +6,27 @@ refer to by index. Envelopes that were queued for a peer within one tick of the 
 one of
 
     [CALL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                answered once
-    [ONCE,   id, actor, endpoint, timeout_s, args, kwargs, trace_id, floor, link]   the same, may be repeated
+    [IDEMPOTENT_CALL, id, actor, endpoint, timeout_s, args, kwargs, trace_id, acknowledged_below, link]
+                                                                                    the same, may be repeated
     [TELL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                not answered
     [STREAM, id, actor, endpoint, timeout_s, args, kwargs, trace_id, window]        answered by up to ``window``
                                                                     items more than were granted, then a REPLY
     [REPLY,  id, value]
     [ERROR,  id, kind, message, traceback, declared, fields]
     [ITEM,   id, number, value]                 items of a stream are counted from 0; its REPLY's value is their number
-    [CANCEL, id]                           nobody waits for this request any more; it is answered all the same
+    [CANCEL, id]                           the caller has given up; the request is answered all the same
     [GRANT,  id, count]                    the stream ``id`` may send so many more items
-    [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been worked off
+    [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been processed
     [PING,   last]                         ``last``: the id of the newest request sent on this link
     [PONG,   last, [id, ...]]              answers PING: of the requests up to ``last``, these are still being served
-    [REFUSE, 0, reason]                    the peer can't be understood; it is the same in every protocol version
+    [REFUSE, 0, reason]                    the peer's message is malformed; the same in every protocol version
     [BYE,    0]                            the sender leaves
 
-Ids are counted per link and direction: every request (CALL, ONCE, TELL, STREAM) has one, ascending without a gap, so
-that a duplicate and a lost message can be told from each other. ``floor``: the sender will never again ask for ONCE
-requests below it. ``link``: its number at the sender, which may reach a peer by several. ``declared``: the name of the
-class that the endpoint declares for this error, with its ``fields``; "" and an empty map for any other error.
+Ids are counted per link and direction: every request (a call, TELL or STREAM) has one, ascending without a gap, so that
+the receiver can distinguish a duplicate from a late message. ``acknowledged_below``: the sender will never repeat
+idempotent calls below this id. ``link``: its number at the sender, which may reach a peer by several links.
+``declared``: the name of the class that the endpoint declares for this error, with its ``fields``; "" and an empty map
+for any other error.
 """
 
 from enum import IntEnum, StrEnum
@@ -36,7 +38,7 @@ VERSION = 2
 
 class Kind(IntEnum):
     CALL = 1
-    ONCE = 2
+    IDEMPOTENT_CALL = 2
     TELL = 3
     STREAM = 4
     REPLY = 5
@@ -52,20 +54,20 @@ class Kind(IntEnum):
 
 
 class Fault(StrEnum):
-    """The kinds of ERROR that the runtime itself answers; every other kind is the name of an exception's class."""
+    """The kinds of ERROR that the runtime itself sends; every other kind is the name of an exception's class."""
 
     DEAD = "!dead"
     PROTOCOL = "!protocol"
     CANCELLED = "!cancelled"
-    OVERTAKEN = "!overtaken"
+    OUT_OF_ORDER = "!out of order"
 
 
 _REQUEST = (int, int, str, str, float, list, dict, int)
 
-# The types of the fields of each kind of envelope: checked before anything is read from one.
+# The types of the fields of each kind of envelope: checked before an envelope is processed.
 FIELDS: dict[int, tuple[type, ...]] = {
     Kind.CALL: _REQUEST,
-    Kind.ONCE: (*_REQUEST, int, int),
+    Kind.IDEMPOTENT_CALL: (*_REQUEST, int, int),
     Kind.TELL: _REQUEST,
     Kind.STREAM: (*_REQUEST, int),
     Kind.REPLY: (int, int, object),
@@ -80,6 +82,6 @@ FIELDS: dict[int, tuple[type, ...]] = {
     Kind.BYE: (int, int),
 }
 
-REQUESTS = frozenset({Kind.CALL, Kind.ONCE, Kind.TELL, Kind.STREAM})
+REQUESTS = frozenset({Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM})
 
 Envelope = list[Any]

@@ -1,13 +1,13 @@
-"""Which ids were passed over: what tells a request that was overtaken from one that comes for the second time."""
+"""Gaps in the received ids: they tell a late request from a duplicate."""
 
 from bisect import bisect_right
 
-# So many ranges are remembered. An id of one that is forgotten is taken for a duplicate when it comes after all; its
-# sender learns from the next PONG that it was lost.
+# The number of ranges that are remembered. A late id of a forgotten range is taken for a duplicate; its sender learns
+# from the next PONG that it was lost.
 _LIMIT = 256
 
 
-class Skipped:
+class IdGaps:
     """Ranges of ids, ascending. Takes bounded time and memory, however large the ranges are."""
 
     __slots__ = ("_ranges",)
@@ -16,12 +16,12 @@ class Skipped:
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, first: int, last: int) -> None:
-        """``first`` is above all that was added before."""
+        """``first`` is above all ids that were added before."""
         self._ranges.append((first, last))
         del self._ranges[:-_LIMIT]
 
     def take(self, number: int) -> bool:
-        """Whether ``number`` was passed over and has not been taken before."""
+        """Removes ``number``; False if it is in no gap."""
         at = bisect_right(self._ranges, number, key=lambda known: known[0]) - 1
         if at < 0 or number > self._ranges[at][1]:
             return False

@@ -1,12 +1,12 @@
 """The replies of idempotent calls: a repeated call gets its first reply, and its handler runs once.
 
-An idempotent call is repeated by its caller under the same key ``(sender, epoch, seq)``: who calls, the sender's
+The caller repeats an idempotent call under the same key ``(sender, epoch, seq)``: the sender's name, the sender's
 incarnation (a 63-bit number that grows from one to the next), and the call's number in it, from 0.
 
 Rules:
 - the first reply of a key stays its reply; a later ``put`` of the key changes nothing;
-- a sender says what it will never ask for again (``settle``, ``forget_sender``). A reply that comes after that is not
-  kept, and ``is_settled`` tells a repetition that was overtaken from a call that is new;
+- a sender acknowledges the calls that it will never repeat (``settle``, ``forget_sender``). A reply that comes after
+  that is not kept, and ``is_settled`` distinguishes a late repetition from a new call;
 - memory is bounded: over the limit, senders without replies are forgotten, then the oldest replies, and counted.
 """
 
@@ -18,14 +18,14 @@ from typing import Final
 Key = tuple[str, int, int]
 
 DEFAULT_LIMIT_BYTES: Final = 64 * 2**20
-# What CPython 3.11 needs to keep one reply, besides its bytes and the sender's name: measured, and rounded up.
+# Memory of one reply in CPython 3.11, besides its bytes and the sender's name: measured, and rounded up.
 _ENTRY_BYTES: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class RepliesStatistics:
-    """``evicted``: replies forgotten for want of room that nobody had settled: their calls would run again.
-    ``size_bytes``: the memory of all, with what Python needs to keep it, never more than ``limit_bytes``."""
+class ReplyCacheStatistics:
+    """``evicted``: replies that were forgotten for lack of room before they were settled: their calls would run again.
+    ``size_bytes``: the memory of all, with Python's overhead, never more than ``limit_bytes``."""
 
     replies: int
     senders: int
@@ -35,17 +35,17 @@ class RepliesStatistics:
 
 
 class _Window:
-    """One incarnation of a sender: every seq below ``floor`` is settled, those of ``seqs`` have a reply."""
+    """One incarnation of a sender: seqs below ``acknowledged_below`` are settled, those in ``seqs`` have a reply."""
 
-    __slots__ = ("floor", "seqs")
+    __slots__ = ("acknowledged_below", "seqs")
 
     def __init__(self) -> None:
-        self.floor = 0
+        self.acknowledged_below = 0
         self.seqs: set[int] = set()
 
 
 class _Sender:
-    """``replies`` counts those of all incarnations; those before ``before_epoch`` are over."""
+    """``replies``: their number, of all incarnations; incarnations before ``before_epoch`` have ended."""
 
     __slots__ = ("before_epoch", "name_bytes", "replies", "windows")
 
@@ -56,7 +56,7 @@ class _Sender:
         self.windows: dict[int, _Window] = {}
 
 
-class Replies:
+class ReplyCache:
     """The replies of idempotent calls, by key. Every operation takes constant time, amortised over calls made."""
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -77,23 +77,23 @@ class Replies:
         return self.stored_bytes(_ENTRY_BYTES)
 
     def stored_bytes(self, entry_bytes: int) -> int:
-        """All that is remembered, where ``entry_bytes`` are needed for each item besides its name and its reply."""
+        """The size of the whole content if each item takes ``entry_bytes`` besides its name and its reply."""
         return self._content_bytes + self._entries * entry_bytes
 
     def get(self, key: Key) -> bytes | None:
         return self._replies.get(key)
 
     def is_settled(self, key: Key) -> bool:
-        """Whether the sender has said that it will not ask for this key (again). Such a call must not run."""
+        """True if the sender will never send or repeat the call of this key. Such a call must not run."""
         name, epoch, seq = key
         sender = self._senders.get(name)
         if sender is None:
             return False
         window = sender.windows.get(epoch)
-        return epoch < sender.before_epoch or (window is not None and seq < window.floor)
+        return epoch < sender.before_epoch or (window is not None and seq < window.acknowledged_below)
 
     def put(self, key: Key, reply: bytes) -> bool:
-        """Returns whether the reply is remembered now and was not before."""
+        """Remembers a reply. True if it is remembered now and was not before."""
         if key in self._replies or self.is_settled(key):
             return False
         name, epoch, seq = key
@@ -112,27 +112,28 @@ class Replies:
         self._make_room()
         return key in self._replies
 
-    def settle(self, sender: str, epoch: int, floor: int) -> bool:
-        """Forgets every seq below ``floor`` of one incarnation. Returns whether that was news."""
+    def settle(self, sender: str, epoch: int, acknowledged_below: int) -> bool:
+        """Forgets every seq below ``acknowledged_below`` of one incarnation. False if they were settled before."""
         state = self._senders.get(sender)
-        if floor <= 0 or (state is not None and epoch < state.before_epoch):
+        if acknowledged_below <= 0 or (state is not None and epoch < state.before_epoch):
             return False
         window = self._window(self._sender(sender), epoch)
-        if floor <= window.floor:
+        first = window.acknowledged_below
+        if acknowledged_below <= first:
             return False
-        # Whichever is less: each number is passed by the floor but once, so that it is paid for by its call.
-        if floor - window.floor <= len(window.seqs):
-            settled = [seq for seq in range(window.floor, floor) if seq in window.seqs]
+        # The shorter loop of the two; in total each number is visited once, so that each call takes constant time.
+        if acknowledged_below - first <= len(window.seqs):
+            settled = [seq for seq in range(first, acknowledged_below) if seq in window.seqs]
         else:
-            settled = [seq for seq in window.seqs if seq < floor]
-        window.floor = floor
+            settled = [seq for seq in window.seqs if seq < acknowledged_below]
+        window.acknowledged_below = acknowledged_below
         for seq in settled:
             self._forget((sender, epoch, seq))
         self._make_room()
         return True
 
     def forget_sender(self, sender: str, before_epoch: int) -> bool:
-        """Forgets all incarnations of a sender before ``before_epoch``. Returns whether that was news."""
+        """Forgets all incarnations of a sender before ``before_epoch``. False if they were forgotten before."""
         if before_epoch <= 0:
             return False
         state = self._sender(sender)
@@ -147,18 +148,22 @@ class Replies:
         return True
 
     def items(self) -> Iterator[tuple[Key, bytes]]:
-        """What is remembered, oldest first."""
+        """All replies, oldest first."""
         return iter(self._replies.items())
 
-    def floors(self) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
-        """What is settled: sender, first epoch that is not over, and (epoch, floor) of its incarnations.
-        The senders that will be forgotten first come first."""
+    def settled(self) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
+        """All settled calls: sender, its first epoch that has not ended, and (epoch, acknowledged_below) of each
+        incarnation. The senders that will be forgotten first come first."""
         for name in (*self._idle, *(name for name in self._senders if name not in self._idle)):
             sender = self._senders[name]
-            yield name, sender.before_epoch, [(epoch, w.floor) for epoch, w in sender.windows.items()]
+            yield (
+                name,
+                sender.before_epoch,
+                [(epoch, window.acknowledged_below) for epoch, window in sender.windows.items()],
+            )
 
-    def statistics(self) -> RepliesStatistics:
-        return RepliesStatistics(
+    def statistics(self) -> ReplyCacheStatistics:
+        return ReplyCacheStatistics(
             replies=len(self._replies),
             senders=len(self._senders),
             size_bytes=self.size_bytes,

@@ -1,37 +1,36 @@
-"""One peer as a state machine: what was asked of it, what it has asked, whether it lives. Sans-I/O: facts and the time
-in, decisions out; ``connection.py`` carries them out.
+"""One peer as a state machine: its link, its life, the requests in both directions. Sans-I/O: events and the time in,
+effects out; ``connection.py`` carries them out.
 
 Rules:
 - Every request has an id, ascending on this link without a gap, a deadline, and credit (``credit.py``) that it holds
-  until the peer has worked it off, whoever may still be waiting for it.
-- A request is delivered at most once, and in the order of sending: a duplicate is ignored, one that was overtaken is
-  refused. ONCE requests alone are sent again, after a loss or to a new incarnation of the peer, under the same id.
+  until the peer has processed it, also after its caller has given up.
+- A request is delivered at most once, and in the order of sending: a duplicate is ignored, a late one is refused. Only
+  idempotent calls are sent again, after a loss or to a new incarnation of the peer, under the same id.
 - A link that is not up when it is needed has ``connect_timeout_s`` to come up. When it goes down, or the peer turns out
   to be a new incarnation (a higher epoch), every request that can't be repeated fails at once.
 - As long as anything depends on the peer, it is pinged every ``heartbeat_s``, and is given up within
-  ``missed_heartbeats`` of them in which it is silent. They are counted in ticks that this side took, not in seconds: a
-  loop that was busy itself calls nobody dead. A PONG settles what became of the requests sent before the PING: what is
-  neither answered nor being served was lost.
+  ``missed_heartbeats`` of them in which it is silent. They are counted in ticks of this side, not in seconds: a loop
+  that was busy itself declares no peer dead. A PONG settles the requests sent before the PING: those that are neither
+  answered nor being served were lost.
 """
 
-import heapq
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic
+from typing import Generic
 
-from .credit import Credit, Token
+from .credit import Waiter
 from .envelopes import Kind
-from .id_gaps import Skipped
+from .id_gaps import IdGaps
+from .open_requests import OpenRequests, Request, repeatable
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``missed_heartbeats``: within so many, at least 2, silence is noticed. ``window_*``: how much may be under way to
-    one actor of a peer; ``stream_window``: items of one stream.
+    """``missed_heartbeats``: silence is noticed within this many, at least 2. ``window_*``: the requests and bytes that
+    may be in flight to one actor of a peer; ``stream_window``: the items of one stream.
 
-    What is under way is kept by both sides: a larger window makes the garbage collector's rounds longer, and one-way
+    Both sides hold the requests in flight: a larger window makes rounds of the garbage collector longer, and one-way
     messages slower.
     """
 
@@ -88,67 +87,44 @@ CLOSED. ``fail`` (the peer refuses this side, or there is no route to it) change
 
 
 class Admission(Enum):
-    """What becomes of a request that arrived."""
+    """The handling of a request that arrived."""
 
     DELIVER = "deliver"
     DUPLICATE = "duplicate"
-    OVERTAKEN = "overtaken"
-
-
-class Request(Generic[Token]):
-    """A request of ours. ``token`` is whoever waits for it (a future, say); ``frames`` are kept for repeating it."""
-
-    __slots__ = ("abandoned", "actor", "endpoint", "frames", "id", "kind", "size_bytes", "timeout_s", "token")
-
-    def __init__(
-        self,
-        request_id: int,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        token: Token | None,
-        size_bytes: int,
-    ) -> None:
-        self.id = request_id
-        self.kind = kind
-        self.actor = actor
-        self.endpoint = endpoint
-        self.timeout_s = timeout_s
-        self.token = token
-        self.size_bytes = size_bytes
-        self.frames: bytes | None = None
-        self.abandoned = False
+    OUT_OF_ORDER = "out of order"
 
 
 @dataclass(slots=True)
-class Decisions(Generic[Token]):
-    """What the peer's owner has to do now."""
+class Effects(Generic[Waiter]):
+    """The work that an event causes for the owner of the session."""
 
     ping: int | None = None
     """Send PING with this id."""
-    expired: list[Request[Token]] = field(default_factory=list)
-    """Past their deadline: tell those who wait, and CANCEL them."""
-    dead: list[Request[Token]] = field(default_factory=list)
-    """Will not be answered: tell those who wait, for ``reason``."""
-    waiting: list[tuple[str, Token]] = field(default_factory=list)
-    """(actor, token): waited for credit in vain, for ``reason``."""
-    repeat: list[Request[Token]] = field(default_factory=list)
+    expired: list[Request[Waiter]] = field(default_factory=list)
+    """Past their deadline: fail their waiters, and send CANCEL."""
+    dead: list[Request[Waiter]] = field(default_factory=list)
+    """Will not be answered: fail their waiters, with ``reason``."""
+    waiting: list[tuple[str, Waiter]] = field(default_factory=list)
+    """(actor, waiter): waiters for credit that will get none: fail them, with ``reason``."""
+    repeat: list[Request[Waiter]] = field(default_factory=list)
+    """Send these again."""
     cancel: list[int] = field(default_factory=list)
-    """Nobody waits for these any more: CANCEL, perhaps again."""
-    granted: list[Token] = field(default_factory=list)
+    """Send CANCEL for these, perhaps again: their callers have given up."""
+    granted: list[Waiter] = field(default_factory=list)
     """Hold credit from now on."""
     lost_tells: int = 0
-    """One-way messages of which nobody knows whether they were delivered."""
+    """One-way messages with unknown delivery."""
     reason: str = ""
     gone: bool = False
-    """The peer is not there any more: nobody receives what is streamed to it."""
+    """The peer has left: streams to it have no reader any more."""
     silent: bool = False
-    """Drop the connection: what it has not taken yet, it shall not find when it wakes up."""
+    """Close the connection and discard unsent messages, so that a resumed peer gets no stale ones."""
 
 
 @dataclass(slots=True)
 class SessionStatistics:
+    """``in_flight`` and ``waiting_for_credit`` are current values; the rest are counts since the start."""
+
     requests: int = 0
     in_flight: int = 0
     waiting_for_credit: int = 0
@@ -157,146 +133,39 @@ class SessionStatistics:
     lost: int = 0
     repeated: int = 0
     duplicates: int = 0
-    overtaken: int = 0
+    out_of_order: int = 0
 
 
-def _repeatable(request: Request[Any]) -> bool:
-    return request.kind is Kind.ONCE and not request.abandoned
-
-
-class Session(Generic[Token]):
+class Session(Generic[Waiter]):
     def __init__(self, settings: Settings = DEFAULT_SETTINGS, *, up: bool = False) -> None:
-        """``up``: the peer reached us, there is nothing to connect."""
+        """``up``: the peer has connected to this side."""
         self.settings = settings
-        self._state = LinkState.UP if up else LinkState.CONNECTING
+        self.requests: OpenRequests[Waiter] = OpenRequests(settings.window_requests, settings.window_bytes)
+        self.state = LinkState.UP if up else LinkState.CONNECTING
+        """Changed by ``_move`` only."""
         self.epoch: int | None = None
+        self.next_tick: float | None = None
+        """The time of the next heartbeat; None while nothing depends on the peer."""
         self._newest_epoch: int | None = None
-        self.statistics = SessionStatistics()
-        self._open: dict[int, Request[Token]] = {}
-        self._once: dict[int, None] = {}
-        self._credit: dict[str, Credit[Token]] = {}
-        self._last_id = 0
-        self._deadlines: list[tuple[float, int]] = []
         self._connect_by: float | None = None
-        self._next_tick: float | None = None
         self._heard = False
         self._missed = 0
         self._orphans: list[int] = []  # lost, and perhaps still being served
-        self._pings_sent = 0  # and not answered: no PONG more than these has a say
+        self._pings_sent = 0  # and not answered: further PONGs are ignored
         self._serving_streams = 0
         self._highest: int | None = None
-        self._skipped = Skipped()
-
-    # ------------------------------------------------------------------ our requests
-
-    def credit(self, actor: str) -> Credit[Token]:
-        credit = self._credit.get(actor)
-        if credit is None:
-            settings = self.settings
-            credit = self._credit[actor] = Credit(settings.window_requests, settings.window_bytes)
-        return credit
-
-    def next_id(self) -> int:
-        """For a request to be packed. Where that fails it stays a gap, which the peer takes for a loss."""
-        self._last_id += 1
-        return self._last_id
-
-    def open(
-        self,
-        now: float,
-        request_id: int,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        token: Token | None,
-        size_bytes: int,
-    ) -> Request[Token]:
-        """A request that is being sent, for which credit has been taken; ``Credit.grant`` may follow."""
-        request = Request(request_id, kind, actor, endpoint, timeout_s, token, size_bytes)
-        self._open[request_id] = request
-        self._credit[actor].use(size_bytes)
-        if (
-            kind is Kind.CALL or kind is Kind.ONCE
-        ):  # a stream's items have a deadline each, which its reader keeps
-            heapq.heappush(self._deadlines, (now + timeout_s, request_id))
-            if kind is Kind.ONCE:
-                self._once[request_id] = None
-        if self._next_tick is None or self._state is not LinkState.UP:
-            self.need(now)
-        return request
+        self._gaps = IdGaps()
+        self._expired = self._lost = self._repeats = self._duplicates = self._out_of_order = 0
 
     def need(self, now: float) -> None:
-        """Something depends on the peer from now on."""
-        if self._next_tick is None:
-            self._next_tick = now + self.settings.heartbeat_s
+        """The peer is needed from now on: starts heartbeats, and a deadline for connecting if the link is not up."""
+        if self.next_tick is None:
+            self.next_tick = now + self.settings.heartbeat_s
             self._heard, self._missed = True, 0  # no sign of life has been asked for yet
-        if self._state is not LinkState.UP and self._connect_by is None:
+        if self.state is not LinkState.UP and self._connect_by is None:
             self._connect_by = now + self.settings.connect_timeout_s
 
-    def floor(self, next_id: int) -> int:
-        """The oldest ONCE request that may still be repeated; ``next_id`` where there is none."""
-        return next(iter(self._once), next_id)
-
-    def settle(self, request_id: int) -> tuple[Request[Token] | None, list[Token]]:
-        """A reply, or the end of a one-way message: whom it is for, None where nobody waits, and who has credit now."""
-        request = self._open.get(request_id)
-        granted = [] if request is None else self._close(request)
-        if request is None or request.abandoned:
-            self.statistics.late_replies += 1
-            return None, granted
-        return (None if request.token is None else request), granted
-
-    def streaming(self, request_id: int) -> Request[Token] | None:
-        """Whom an item is for: None where nobody takes it any more."""
-        request = self._open.get(request_id)
-        return None if request is None or request.abandoned else request
-
-    def done(self, ranges: list[int]) -> list[Token]:
-        """One-way messages were worked off: who has credit now."""
-        granted: list[Token] = []
-        for request_id in self._named(ranges):
-            request = self._open.get(request_id)
-            if request is not None and request.kind is Kind.TELL:
-                granted += self._close(request)
-        return granted
-
-    def _named(self, ranges: list[int]) -> Iterator[int]:
-        """The ids of these ranges that may be open; in time proportional to the list and to what is open."""
-        pairs = list(zip(ranges[::2], ranges[1::2], strict=False))
-        if sum(max(last - first, 0) for first, last in pairs) <= len(self._open):
-            for first, last in pairs:
-                yield from range(first, last + 1)
-            return
-        ids, at = list(self._open), 0
-        for first, last in sorted(pairs):
-            at = bisect_left(ids, first, at)
-            end = max(at, bisect_right(ids, last, at))
-            yield from ids[at:end]
-            at = end
-
-    def open_tells(self) -> bool:
-        """Whether any one-way message is not known to have been worked off."""
-        return any(request.kind is Kind.TELL for request in self._open.values())
-
-    def abandon(self, request: Request[Token]) -> bool:
-        """Its caller has given up: whether the peer should be told. The credit is held until it has answered."""
-        if request.id not in self._open or request.abandoned:
-            return False
-        request.abandoned = True
-        self._once.pop(request.id, None)
-        return True
-
-    def _close(self, request: Request[Token]) -> list[Token]:
-        del self._open[request.id]
-        if request.kind is Kind.ONCE:
-            self._once.pop(request.id, None)
-        if len(self._deadlines) > 2 * len(self._open) + 1024:  # no piling up behind a slow one
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
-            heapq.heapify(self._deadlines)
-        return self._credit[request.actor].give(request.size_bytes)
-
-    # ------------------------------------------------------------------ their requests
+    # ------------------------------------------------------------------ the peer's requests
 
     def admit(self, request_id: int, kind: int) -> Admission:
         highest = self._highest
@@ -304,65 +173,61 @@ class Session(Generic[Token]):
             self._highest = request_id
             return Admission.DELIVER
         if request_id > highest:
-            self._skipped.add(highest + 1, request_id - 1)
+            self._gaps.add(highest + 1, request_id - 1)
             self._highest = request_id
             return Admission.DELIVER
-        was_skipped = self._skipped.take(request_id)
-        if kind == Kind.ONCE:  # its order is not promised, and its sender's key tells a repetition
+        was_in_gap = self._gaps.take(request_id)
+        if kind == Kind.IDEMPOTENT_CALL:  # its order is not promised, and the reply cache knows repetitions
             return Admission.DELIVER
-        if was_skipped:
-            self.statistics.overtaken += 1
-            return Admission.OVERTAKEN
-        self.statistics.duplicates += 1
+        if was_in_gap:
+            self._out_of_order += 1
+            return Admission.OUT_OF_ORDER
+        self._duplicates += 1
         return Admission.DUPLICATE
 
     def serve_stream(self, now: float) -> None:
-        """Something here depends on the peer from now on: whether it still listens."""
+        """A stream from here depends on its reader, the peer, from now on."""
         self._serving_streams += 1
         self.need(now)
 
     def end_stream(self) -> None:
         self._serving_streams -= 1
 
-    # ------------------------------------------------------------------ the link and the time
-
-    @property
-    def state(self) -> LinkState:
-        return self._state
+    # ------------------------------------------------------------------ the link
 
     def _move(self, event: LinkEvent) -> None:
-        allowed = TRANSITIONS[self._state]
-        assert event in allowed, f"a link that is {self._state.value} can't be {event.value}"
-        self._state = allowed[event]
+        allowed = TRANSITIONS[self.state]
+        assert event in allowed, f"a link that is {self.state.value} can't be {event.value}"
+        self.state = allowed[event]
 
-    def connected(self) -> Decisions[Token]:
+    def connected(self) -> Effects[Waiter]:
         self._move(LinkEvent.CONNECTED)
         self._connect_by = None
         self._heard, self._missed = True, 0
         orphans, self._orphans = self._orphans, []
-        return Decisions(repeat=self._repeated(self._open.values()), cancel=orphans)
+        return Effects(repeat=self._repeated(self.requests), cancel=orphans)
 
-    def disconnected(self, now: float, reason: str) -> Decisions[Token]:
-        """The link went down. It may come up again, for what can be repeated and for what is asked from now on."""
+    def disconnected(self, now: float, reason: str) -> Effects[Waiter]:
+        """The link went down. It may come up again, for requests that can be repeated and for new ones."""
         self._move(LinkEvent.DISCONNECTED)
-        self.epoch = None  # whoever answers next, was asked after this
+        self.epoch = None  # the next answer comes from a peer that was reached after this
         self._connect_by = None
-        self._forget_theirs()
-        decisions = self._fail(reason, keep_once=True)
-        if self._open:
+        self._forget_received()
+        effects = self._fail(reason, keep_repeatable=True)
+        if self.requests:
             self.need(now)
-        return decisions
+        return effects
 
-    def _forget_theirs(self) -> None:
+    def _forget_received(self) -> None:
         self._highest = None
-        self._skipped.clear()
+        self._gaps.clear()
 
     def is_over(self, epoch: int) -> bool:
-        """Whether that is an earlier incarnation of the peer: what it sent does not count any more."""
+        """True for an earlier incarnation of the peer, whose messages are ignored."""
         return self._newest_epoch is not None and epoch < self._newest_epoch
 
-    def heard(self, epoch: int) -> Decisions[Token] | None:
-        """Anything arrived from the peer; not None where it comes from a new incarnation of it."""
+    def heard(self, epoch: int) -> Effects[Waiter] | None:
+        """A message arrived from the peer; effects if it comes from a new incarnation, else None."""
         self._heard = True
         if epoch == self.epoch:
             return None
@@ -370,110 +235,111 @@ class Session(Generic[Token]):
         self._newest_epoch = epoch
         if known is None:
             return None
-        self._forget_theirs()
-        decisions = self._fail("its process was restarted", keep_once=True)
-        decisions.repeat = self._repeated(self._open.values())
-        return decisions
+        self._forget_received()
+        effects = self._fail("its process was restarted", keep_repeatable=True)
+        effects.repeat = self._repeated(self.requests)
+        return effects
 
-    def fail(self, reason: str) -> Decisions[Token]:
+    def fail(self, reason: str) -> Effects[Waiter]:
         """Every request fails, repeatable or not: the peer refuses this side, or there is no route to it."""
-        return self._fail(reason, keep_once=False)
+        return self._fail(reason, keep_repeatable=False)
 
-    def close(self, reason: str) -> Decisions[Token]:
-        """As ``fail``, for good: nothing may be asked after this. Can be repeated."""
+    def close(self, reason: str) -> Effects[Waiter]:
+        """As ``fail``, for good: no request may follow. Can be repeated."""
         self._move(LinkEvent.CLOSED)
         self._connect_by = None
-        return self._fail(reason, keep_once=False)
+        return self._fail(reason, keep_repeatable=False)
 
-    def pong(self, last: int, serving: Iterable[int]) -> Decisions[Token]:
-        """What was sent up to ``last`` and is not being served has been answered, or lost on the way."""
-        if not self._pings_sent:
-            return Decisions()
-        self._pings_sent -= 1
-        decisions = Decisions[Token](reason="the message, or its answer, was lost on the way")
-        still = set(serving)
-        missing = [r for r in self._open.values() if r.id <= last and r.id not in still]
-        decisions.repeat = self._repeated(missing)
-        self._lose([request for request in missing if not _repeatable(request)], decisions)
-        return decisions
+    # ------------------------------------------------------------------ the time
 
     def wake_at(self) -> float | None:
-        """When ``advance`` has work next, at the latest; None while nothing depends on the peer."""
-        while self._deadlines and self._deadlines[0][1] not in self._open:
-            heapq.heappop(self._deadlines)
-        due = self._next_tick
-        if self._deadlines and (due is None or self._deadlines[0][0] < due):
-            due = self._deadlines[0][0]
+        """The time of the next work for ``advance``, at the latest; None while nothing depends on the peer."""
+        due = self.next_tick
+        deadline = self.requests.next_deadline()
+        if deadline is not None and (due is None or deadline < due):
+            due = deadline
         if self._connect_by is not None and (due is None or self._connect_by < due):
             due = self._connect_by
         return due
 
-    def advance(self, now: float) -> Decisions[Token]:
+    def advance(self, now: float) -> Effects[Waiter]:
         if self._connect_by is not None and self._connect_by <= now:
             self._connect_by = None
             timeout_s = self.settings.connect_timeout_s
-            return self._fail(f"no connection within {timeout_s:g} s", keep_once=False)
-        decisions = Decisions[Token](expired=list(self._expire(now)))
-        if self._next_tick is not None and self._next_tick <= now:
-            decisions = self._tick(now, decisions)
-        return decisions
+            return self._fail(f"no connection within {timeout_s:g} s", keep_repeatable=False)
+        effects = Effects[Waiter](expired=self.requests.expire(now))
+        self._expired += len(effects.expired)
+        if self.next_tick is not None and self.next_tick <= now:
+            effects = self._tick(now, effects)
+        return effects
 
-    def _expire(self, now: float) -> Iterator[Request[Token]]:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = self._open.get(heapq.heappop(self._deadlines)[1])
-            if request is not None and self.abandon(request):
-                self.statistics.expired += 1
-                yield request
-
-    def _tick(self, now: float, decisions: Decisions[Token]) -> Decisions[Token]:
-        if not (self._open or self._serving_streams):
-            self._next_tick = None
-            return decisions
-        self._next_tick = now + self.settings.heartbeat_s
-        if self._state is not LinkState.UP:
-            return decisions
+    def _tick(self, now: float, effects: Effects[Waiter]) -> Effects[Waiter]:
+        if not (self.requests or self._serving_streams):
+            self.next_tick = None
+            return effects
+        self.next_tick = now + self.settings.heartbeat_s
+        if self.state is not LinkState.UP:
+            return effects
         self._missed = 0 if self._heard else self._missed + 1
         self._heard = False
-        # It may have fallen silent right after a tick: the heartbeat that it was heard in counts too.
+        # It may have fallen silent right after a tick: the heartbeat of its last message counts too.
         if self._missed >= max(self.settings.missed_heartbeats - 1, 1):
             silent_s = self.settings.heartbeat_s * self._missed
             self._missed = 0
-            words = f"silent for over {silent_s:g} s: it hangs, is stopped, or was cut off"
-            failed = self._fail(words, keep_once=True)
-            failed.expired, failed.silent = decisions.expired, True
-            decisions = failed
-        decisions.ping = self._last_id
+            reason = f"silent for over {silent_s:g} s: it hangs, is stopped, or was cut off"
+            failed = self._fail(reason, keep_repeatable=True)
+            failed.expired, failed.silent = effects.expired, True
+            effects = failed
+        effects.ping = self.requests.last_id
         self._pings_sent += 1
-        decisions.cancel = [request.id for request in self._open.values() if request.abandoned]
-        return decisions
+        effects.cancel = [request.id for request in self.requests if request.abandoned]
+        return effects
 
-    def _fail(self, reason: str, *, keep_once: bool) -> Decisions[Token]:
-        decisions = Decisions[Token](reason=reason, gone=True)
-        for actor, credit in self._credit.items():
-            decisions.waiting += [(actor, token) for token in credit.waiting]
-            credit.waiting.clear()
-        lost = [r for r in self._open.values() if not (keep_once and _repeatable(r))]
-        if keep_once:
+    def pong(self, last: int, serving: Iterable[int]) -> Effects[Waiter]:
+        """Requests up to ``last`` that the peer is not serving have been answered, or lost."""
+        if not self._pings_sent:
+            return Effects()
+        self._pings_sent -= 1
+        effects = Effects[Waiter](reason="the message, or its answer, was lost on the way")
+        missing = self.requests.missing(last, set(serving))
+        effects.repeat = self._repeated(missing)
+        self._lose([request for request in missing if not repeatable(request)], effects)
+        return effects
+
+    # ------------------------------------------------------------------ losses
+
+    def _fail(self, reason: str, *, keep_repeatable: bool) -> Effects[Waiter]:
+        effects = Effects[Waiter](reason=reason, gone=True, waiting=self.requests.take_waiting())
+        lost = [r for r in self.requests if not (keep_repeatable and repeatable(r))]
+        if keep_repeatable:
             self._orphans += [request.id for request in lost if request.kind is not Kind.TELL]
-        self._lose(lost, decisions)
-        return decisions
+        self._lose(lost, effects)
+        return effects
 
-    def _lose(self, requests: list[Request[Token]], decisions: Decisions[Token]) -> None:
+    def _lose(self, requests: list[Request[Waiter]], effects: Effects[Waiter]) -> None:
+        effects.granted += self.requests.close_all(requests)
         for request in requests:
-            decisions.granted += self._close(request)
             if request.kind is Kind.TELL:
-                decisions.lost_tells += 1
+                effects.lost_tells += 1
             elif not request.abandoned:
-                decisions.dead.append(request)
-        self.statistics.lost += len(requests)
+                effects.dead.append(request)
+        self._lost += len(requests)
 
-    def _repeated(self, requests: Iterable[Request[Token]]) -> list[Request[Token]]:
-        repeated = [request for request in requests if _repeatable(request)]
-        self.statistics.repeated += len(repeated)
+    def _repeated(self, requests: Iterable[Request[Waiter]]) -> list[Request[Waiter]]:
+        repeated = [request for request in requests if repeatable(request)]
+        self._repeats += len(repeated)
         return repeated
 
-    def snapshot(self) -> SessionStatistics:
-        self.statistics.requests = self._last_id
-        self.statistics.in_flight = len(self._open)
-        self.statistics.waiting_for_credit = sum(len(credit.waiting) for credit in self._credit.values())
-        return self.statistics
+    def statistics(self) -> SessionStatistics:
+        requests = self.requests
+        return SessionStatistics(
+            requests=requests.last_id,
+            in_flight=len(requests),
+            waiting_for_credit=requests.waiting_for_credit(),
+            expired=self._expired,
+            late_replies=requests.late_replies,
+            lost=self._lost,
+            repeated=self._repeats,
+            duplicates=self._duplicates,
+            out_of_order=self._out_of_order,
+        )

@@ -43,7 +43,7 @@ def session_of(system: ActorSystem) -> SessionStatistics:
 
 
 def all_credit_is_back(system: ActorSystem, ref: ActorRef[Subject]) -> bool:
-    credit = system.peer(ref.address).session.credit(ref.name)
+    credit = system.peer(ref.address).session.requests.credit(ref.name)
     return (session_of(system).in_flight, credit.requests, credit.size_bytes, len(credit.waiting)) == (
         0,
         0,
@@ -395,7 +395,7 @@ class TestStreams:
         asking, _, subject = await two(cluster)
         with pytest.raises(RemoteProtocolError, match="result of Subject.wrong_items: .*valid integer"):
             _ = [item async for item in subject.api.wrong_items()]
-        with pytest.raises(RemoteProtocolError, match="is no stream: await it"):
+        with pytest.raises(RemoteProtocolError, match="is not a stream: await it"):
             _ = [item async for item in subject.stream("move", Point(1))]
         await until(lambda: all_credit_is_back(asking, subject))
 
@@ -472,7 +472,7 @@ class TestBackPressure:
     @over_every_transport
     async def test_callers_that_wait_stay_within_the_byte_window(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
-        credit = asking.peer(subject.address).session.credit("subject")
+        credit = asking.peer(subject.address).session.requests.credit("subject")
         actor.gate.clear()
         calls = [asyncio.ensure_future(subject.api.take(b"x" * 2**15)) for _ in range(50)]
         await until(lambda: len(credit.waiting) >= 48)

@@ -117,7 +117,7 @@ def valid_envelopes() -> list[list[Any]]:
     return [
         [Kind.CALL, 1, "target", "echo", 1.0, [3], {}, 1],
         [Kind.CALL, 2, "target", "wait", 1.0, [], {}, 1],
-        [Kind.ONCE, 3, "target", "once", 1.0, [], {"value": 4}, 1, 2, 0],
+        [Kind.IDEMPOTENT_CALL, 3, "target", "once", 1.0, [], {"value": 4}, 1, 2, 0],
         [Kind.TELL, 4, "target", "echo", 1.0, [], {}, 1],
         [Kind.STREAM, 5, "target", "count", 1.0, [5], {}, 1, 2],
         [Kind.CALL, 6, "nobody", "echo", 1.0, [], {}, 1],

@@ -195,7 +195,7 @@ class TestServicesThatEmbed:
         assert not errors
         (name, level, text, _, fields), mine, failed = result["records"]
         assert (name, level) == ("flexmarl.core.delivery.requests", "WARNING")
-        assert text.startswith("one-way message for nobody ") and "endpoint='hear'" in text
+        assert text.startswith("one-way message for an unknown actor ") and "endpoint='hear'" in text
         assert fields["actor"] == "nobody"
         fields = {"name": "a", "args": [1], "message": "%s"}
         words = "one field name='a' args=[1] message='%s'"
@@ -206,7 +206,7 @@ class TestServicesThatEmbed:
     def test_see_warnings_where_they_have_no_logging(self) -> None:
         result, errors = self._run()
         assert result["before"] == result["after"]
-        assert errors.splitlines()[0].startswith("one-way message for nobody ")
+        assert errors.splitlines()[0].startswith("one-way message for an unknown actor ")
         assert "not this" not in errors and "one field" in errors
 
 

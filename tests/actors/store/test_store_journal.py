@@ -123,7 +123,7 @@ def test_a_cut_is_logged_with_figures(tmp_path: Path) -> None:
         asyncio.run(StoreJournal.open(path, ignore).close())
     (line,) = logs
     assert (line["log_level"], line["kept_bytes"], line["cut_bytes"]) == ("warning", len(HEAD) + 17, 17)
-    assert "claims 6 bytes where 5 are left" in line["problem"]
+    assert "claims 6 bytes, 5 are left" in line["problem"]
 
 
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ async def test_items_come_in_order_and_then_the_end() -> None:
     reader.push(0, 1)
     reader.push(1, None)
     reader.set_result(2)
-    assert [await reader.next(1.0), await reader.next(1.0)] == [1, None]
+    assert [await reader.wait_item(1.0), await reader.wait_item(1.0)] == [1, None]
     for _ in range(2):
         with pytest.raises(StopAsyncIteration):
-            await reader.next(1.0)
+            await reader.wait_item(1.0)
     assert reader.done()
 
 
@@ -24,26 +24,26 @@ async def test_an_error_comes_after_the_items_that_have_arrived() -> None:
     reader = StreamReader("far")
     reader.push(0, "item")
     reader.set_exception(KeyError("late"))
-    assert await reader.next(1.0) == "item"
+    assert await reader.wait_item(1.0) == "item"
     with pytest.raises(KeyError, match="late"):
-        await reader.next(1.0)
+        await reader.wait_item(1.0)
 
 
 async def test_the_reader_waits_for_each_item_only_so_long() -> None:
     reader = StreamReader("far")
     with pytest.raises(TimeoutError):
-        await reader.next(0.01)
+        await reader.wait_item(0.01)
     reader.push(0, "after all")
-    assert await reader.next(0.01) == "after all"
+    assert await reader.wait_item(0.01) == "after all"
 
 
 async def test_a_waiting_reader_is_woken_by_an_item_and_by_the_end() -> None:
     reader = StreamReader("far")
-    first = asyncio.ensure_future(reader.next(5.0))
+    first = asyncio.ensure_future(reader.wait_item(5.0))
     await asyncio.sleep(0)
     reader.push(0, 1)
     assert await first == 1
-    second = asyncio.ensure_future(reader.next(5.0))
+    second = asyncio.ensure_future(reader.wait_item(5.0))
     await asyncio.sleep(0)
     reader.set_exception(ValueError("broken"))
     with pytest.raises(ValueError, match="broken"):
@@ -57,9 +57,9 @@ async def test_a_second_copy_of_an_item_is_ignored() -> None:
     reader.set_result(2)
     reader.push(2, "too late")
     reader.set_result(7)
-    assert [await reader.next(1.0), await reader.next(1.0)] == [0, 1]
+    assert [await reader.wait_item(1.0), await reader.wait_item(1.0)] == [0, 1]
     with pytest.raises(StopAsyncIteration):
-        await reader.next(1.0)
+        await reader.wait_item(1.0)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -71,9 +71,9 @@ async def test_where_an_item_is_missing_the_stream_ends_with_an_error(ends: bool
     else:
         reader.push(2, "third")
     reader.push(1, "second")
-    assert reader.done() and await reader.next(1.0) == "first"
+    assert reader.done() and await reader.wait_item(1.0) == "first"
     with pytest.raises(ActorDead, match="item 1 of its stream was lost"):
-        await reader.next(1.0)
+        await reader.wait_item(1.0)
 
 
 @pytest.mark.parametrize("count", [None, "2", [], 1.5, -1])
@@ -81,11 +81,11 @@ async def test_an_end_that_counts_no_items_is_an_error(count: object) -> None:
     reader = StreamReader("far")
     reader.set_result(count)
     with pytest.raises(ActorDead):
-        await reader.next(1.0)
+        await reader.wait_item(1.0)
 
 
 async def _has_room(writer: StreamWriter) -> bool:
-    waiting = asyncio.ensure_future(writer.room())
+    waiting = asyncio.ensure_future(writer.wait_room())
     await asyncio.sleep(0)
     if waiting.done():
         return True
@@ -137,7 +137,7 @@ async def test_a_window_of_nothing_is_a_window_of_one(window: int) -> None:
 async def test_a_writer_that_waits_goes_on_as_soon_as_it_may() -> None:
     writer = StreamWriter(1, 1000)
     writer.sent(1)
-    waiting = asyncio.ensure_future(writer.room())
+    waiting = asyncio.ensure_future(writer.wait_room())
     await asyncio.sleep(0)
     writer.grant(1)
     await asyncio.wait_for(waiting, 1.0)

@@ -1,4 +1,4 @@
-"""Replies that outlive their process: a model against random use, kills at every byte, bad files, full disks."""
+"""ReplyCache that outlive their process: a model against random use, kills at every byte, bad files, full disks."""
 
 import itertools
 import os
@@ -20,8 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from flexmarl.core.durable import reply_journal as journal_module
-from flexmarl.core.durable.reply_journal import Journal, Key, Replies
+from flexmarl.core.durable.reply_journal import ReplyJournal
 from flexmarl.core.errors import JournalError
+from flexmarl.core.protocol.reply_cache import Key, ReplyCache
 
 from ...full_disk import room_for
 
@@ -35,7 +36,7 @@ replies = st.binary(max_size=80)
 
 
 class Model:
-    """The rules of ``Replies``, said as simply as they can be: everything is looked through, every time."""
+    """The rules of ``ReplyCache``, said as simply as they can be: everything is looked through, every time."""
 
     def __init__(self) -> None:
         self.replies: dict[Key, bytes] = {}
@@ -61,7 +62,7 @@ class Model:
     def _forget(self) -> None:
         self.replies = {key: reply for key, reply in self.replies.items() if not self.is_settled(key)}
 
-    def agrees_with(self, remembered: Replies | Journal) -> None:
+    def agrees_with(self, remembered: ReplyCache | ReplyJournal) -> None:
         assert len(remembered) == len(self.replies)
         for key, reply in self.replies.items():
             assert remembered.get(key) == reply
@@ -97,8 +98,8 @@ class Use(RuleBasedStateMachine):
         self.slack = mock.patch.object(journal_module, "_SLACK_BYTES", 300)  # so that it is compacted often
         self.slack.start()
         self.path = next(self.paths)
-        self.journal = Journal.open(self.path)
-        self.in_memory = Replies()
+        self.journal = ReplyJournal.open(self.path)
+        self.in_memory = ReplyCache()
         self.model = Model()
         self.ever: dict[Key, set[bytes]] = {}
 
@@ -143,14 +144,14 @@ class Use(RuleBasedStateMachine):
     @rule()
     def close_and_open(self) -> None:
         self.journal.close()
-        self.journal = Journal.open(self.path)
+        self.journal = ReplyJournal.open(self.path)
 
     @rule()
     def kill(self) -> None:
         """Goes on with the file as it is: only what was settled and not yet written may come back."""
         path = self.copy(self.path.read_bytes())
         self.journal.close()
-        self.path, self.journal = path, Journal.open(path)
+        self.path, self.journal = path, ReplyJournal.open(path)
         for key, reply in self.model.replies.items():
             assert self.journal.get(key) == reply
         for (sender, epoch), floor in self.model.floors.items():
@@ -173,13 +174,13 @@ class Use(RuleBasedStateMachine):
 
     def read_spoiled(self, content: bytes, expected: Model) -> None:
         path = self.copy(content)
-        with Journal.open(path) as spoiled:
+        with ReplyJournal.open(path) as spoiled:
             expected.agrees_with(spoiled)
             for key, reply in expected.replies.items():
                 assert reply in self.ever[key]
             # It goes on from there.
             spoiled.put(("new", 1, 0), b"new")
-        with Journal.open(path) as again:
+        with ReplyJournal.open(path) as again:
             expected.put(("new", 1, 0), b"new")
             expected.agrees_with(again)
             assert again.statistics().cut_bytes == 0
@@ -208,7 +209,7 @@ TestUse.settings = settings(max_examples=100, stateful_step_count=50, deadline=N
 
 
 def test_a_reply_larger_than_the_limit_pushes_out_nothing(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / "journal", limit_bytes=10_000) as journal, capture_logs() as logs:
+    with ReplyJournal.open(tmp_path / "journal", limit_bytes=10_000) as journal, capture_logs() as logs:
         assert journal.put(("a", 1, 0), b"small")
         assert not journal.put(("a", 1, 1), bytes(10_000))
         assert not journal.put(("a", 1, 2), bytes(10_000))
@@ -225,11 +226,11 @@ def test_a_reply_larger_than_the_limit_pushes_out_nothing(tmp_path: Path) -> Non
 def test_a_journal_at_its_limit_comes_back_as_it_was(steps: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
-        with Journal.open(path, limit_bytes=4000) as before:
+        with ReplyJournal.open(path, limit_bytes=4000) as before:
             for seq, (sender, size, back) in enumerate(steps):
                 before.settle(sender, 1, seq - back)
                 before.put((sender, 1, seq), bytes(size))
-        with Journal.open(path, limit_bytes=4000) as after:
+        with ReplyJournal.open(path, limit_bytes=4000) as after:
             assert list(after._replies.items()) == list(before._replies.items())
             assert after.statistics().size_bytes == before.statistics().size_bytes
 
@@ -239,8 +240,8 @@ def test_a_journal_at_its_limit_comes_back_as_it_was(steps: list[tuple[str, int,
 _WRITER = """
 import itertools, os, sys
 from pathlib import Path
-from flexmarl.core.durable.reply_journal import Journal
-journal = Journal.open(Path(sys.argv[1]))
+from flexmarl.core.durable.reply_journal import ReplyJournal
+journal = ReplyJournal.open(Path(sys.argv[1]))
 for seq in itertools.count(int(sys.argv[2])):
     journal.settle("sender", 1, seq - 20)
     journal.put(("sender", 1, seq), seq.to_bytes(8, "big") * 512)
@@ -250,8 +251,8 @@ for seq in itertools.count(int(sys.argv[2])):
 _HOLDER = """
 import sys
 from pathlib import Path
-from flexmarl.core.durable.reply_journal import Journal
-journal = Journal.open(Path(sys.argv[1]))
+from flexmarl.core.durable.reply_journal import ReplyJournal
+journal = ReplyJournal.open(Path(sys.argv[1]))
 if "compact" in sys.argv:
     assert journal.compact()
 print("open", flush=True)
@@ -283,7 +284,7 @@ def test_what_a_killed_process_has_said_is_there(tmp_path: Path) -> None:
         last = int.from_bytes(seen[-8:], "big")
         assert last >= first + count - 1
         written += last - first + 1
-        with Journal.open(path) as journal:
+        with ReplyJournal.open(path) as journal:
             for seq in range(max(first, last - 19), last + 1):
                 assert journal.get(("sender", 1, seq)) == seq.to_bytes(8, "big") * 512
             # At most one was written and not said, and the last settlement may be lost.
@@ -300,15 +301,15 @@ def test_two_processes_cannot_have_it(tmp_path: Path, also: str) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
         with pytest.raises(JournalError, match="another process has it open"):
-            Journal.open(path)
-    Journal.open(path).close()
+            ReplyJournal.open(path)
+    ReplyJournal.open(path).close()
 
 
 # --------------------------------------------------------------------------- bad files
 
 
 def filled(path: Path, count: int = 3) -> bytes:
-    with Journal.open(path) as journal:
+    with ReplyJournal.open(path) as journal:
         for seq in range(count):
             journal.put(("a", 1, seq), b"reply %d" % seq)
     return path.read_bytes()
@@ -316,7 +317,7 @@ def filled(path: Path, count: int = 3) -> bytes:
 
 def test_the_file_is_private(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with Journal.open(path) as journal:
+    with ReplyJournal.open(path) as journal:
         assert path.stat().st_mode & 0o7777 == 0o600
         assert journal.compact()
         assert path.stat().st_mode & 0o7777 == 0o600
@@ -337,7 +338,7 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
     path.write_bytes(content)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(JournalError, match=problem) as raised:
-        Journal.open(path)
+        ReplyJournal.open(path)
     assert raised.value.path == path
     assert str(path) in str(raised.value)
     assert path.read_bytes() == content
@@ -347,10 +348,10 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(JournalError, match="not a regular file"):
-        Journal.open(tmp_path / "fifo")
+        ReplyJournal.open(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic links"):
-        Journal.open(tmp_path / "link")
+        ReplyJournal.open(tmp_path / "link")
     assert not (tmp_path / "target").exists()
 
 
@@ -359,14 +360,14 @@ def test_a_cut_tail_is_logged_with_figures(tmp_path: Path) -> None:
     content = filled(path)
     path.write_bytes(content[:-5])
     record = (len(content) - len(HEAD)) // 3
-    with capture_logs() as logs, Journal.open(path) as journal:
+    with capture_logs() as logs, ReplyJournal.open(path) as journal:
         assert len(journal) == 2
         assert journal.statistics().cut_bytes == record - 5
     (line,) = logs
     assert line["log_level"] == "warning"
     assert (line["path"], line["replies"]) == (str(path), 2)
     assert (line["kept_bytes"], line["cut_bytes"]) == (len(content) - record, record - 5)
-    assert f"claims {record - 12} bytes where {record - 17} are left" in line["problem"]
+    assert f"claims {record - 12} bytes, {record - 17} are left" in line["problem"]
 
 
 def test_a_flipped_byte_ends_the_reading_there(tmp_path: Path) -> None:
@@ -375,7 +376,7 @@ def test_a_flipped_byte_ends_the_reading_there(tmp_path: Path) -> None:
     record = (len(content) - len(HEAD)) // 3
     content[-record - 1] ^= 1  # in the second of three
     path.write_bytes(content)
-    with capture_logs() as logs, Journal.open(path) as journal:
+    with capture_logs() as logs, ReplyJournal.open(path) as journal:
         assert len(journal) == 1
     assert "digest" in logs[0]["problem"]
     assert (logs[0]["kept_bytes"], logs[0]["cut_bytes"]) == (len(HEAD) + record, 2 * record)
@@ -400,7 +401,7 @@ def test_a_record_that_is_none_ends_the_reading(tmp_path: Path, fields: object) 
     content = filled(path)
     body = msgpack.packb(fields)
     path.write_bytes(content + struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body)
-    with Journal.open(path) as journal:
+    with ReplyJournal.open(path) as journal:
         assert len(journal) == 3
     assert path.read_bytes() == content
 
@@ -417,14 +418,14 @@ def test_rubbish_is_never_an_error(tail: bytes, bodies: list[bytes], zeros: int)
         path = Path(folder) / "journal"
         content = filled(path)
         path.write_bytes(content + b"".join(records) + tail + bytes(zeros))
-        with Journal.open(path) as journal:
+        with ReplyJournal.open(path) as journal:
             assert [journal.get(("a", 1, seq)) for seq in range(3)] == [b"reply 0", b"reply 1", b"reply 2"]
 
 
 def test_what_a_killed_compaction_left_is_removed(tmp_path: Path) -> None:
     content = filled(tmp_path / "journal")
     (tmp_path / "journal.new").write_bytes(content[:-9])
-    with Journal.open(tmp_path / "journal") as journal:
+    with ReplyJournal.open(tmp_path / "journal") as journal:
         assert len(journal) == 3
         assert not (tmp_path / "journal.new").exists()
 
@@ -436,14 +437,14 @@ def after_a_kill_now(path: Path) -> list[int]:
     """The seqs of sender ``a`` that a process started now would know."""
     copy = path.with_name("copy")
     copy.write_bytes(path.read_bytes())
-    with Journal.open(copy) as journal:
+    with ReplyJournal.open(copy) as journal:
         return [key[2] for key, _ in journal._replies.items()]
 
 
 def test_on_a_full_disk_replies_stay_in_memory_and_are_written_later(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     filled(path, count=2)
-    with Journal.open(path) as journal, capture_logs() as logs:
+    with ReplyJournal.open(path) as journal, capture_logs() as logs:
         size = path.stat().st_size
         with room_for(size + 40):
             for seq in range(2, 6):
@@ -466,7 +467,7 @@ def test_a_log_on_the_full_disk_is_no_error_either(tmp_path: Path) -> None:
     path, log = tmp_path / "journal", mock.Mock()
     log.error.side_effect = [OSError(28, "No space left on device"), None]
     filled(path)
-    with mock.patch.object(journal_module, "log", log), Journal.open(path) as journal:
+    with mock.patch.object(journal_module, "log", log), ReplyJournal.open(path) as journal:
         with room_for(path.stat().st_size):
             for seq in range(3, 6):
                 assert journal.put(("a", 1, seq), b"reply")
@@ -480,7 +481,7 @@ def test_a_log_on_the_full_disk_is_no_error_either(tmp_path: Path) -> None:
 def test_half_a_record_does_not_spoil_the_next(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     filled(path, count=2)
-    with Journal.open(path) as journal:
+    with ReplyJournal.open(path) as journal:
         with room_for(path.stat().st_size + 40):
             journal.put(("a", 1, 2), bytes(100))
         (tmp_path / "journal.new").mkdir()  # so that it can't be written anew
@@ -496,7 +497,7 @@ def test_half_a_record_does_not_spoil_the_next(tmp_path: Path) -> None:
 def test_closing_on_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     content = filled(path)
-    journal = Journal.open(path)
+    journal = ReplyJournal.open(path)
     with room_for(len(content) + 40):
         journal.put(("a", 1, 3), bytes(100))
         journal.close()
@@ -505,7 +506,7 @@ def test_closing_on_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
 
 
 def test_closed(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "journal")
+    journal = ReplyJournal.open(tmp_path / "journal")
     journal.put(("a", 1, 0), b"reply")
     journal.close()
     journal.close()
@@ -521,7 +522,7 @@ def test_closed(tmp_path: Path) -> None:
 
 
 def test_a_key_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / "journal") as journal:
+    with ReplyJournal.open(tmp_path / "journal") as journal:
         with pytest.raises(OverflowError):
             journal.put(("a", 2**64, 0), b"")
         assert (len(journal), journal.size_bytes) == (0, 0)
@@ -529,7 +530,7 @@ def test_a_key_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
 
 def test_settlements_alone_reach_the_file_in_time(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with Journal.open(path) as journal:
+    with ReplyJournal.open(path) as journal:
         for number in range(300):
             journal.settle(f"sender-{number}", 1, 5)
         assert read_naively(path.read_bytes()).floors == {(f"sender-{n}", 1): 5 for n in range(256)}
@@ -537,7 +538,7 @@ def test_settlements_alone_reach_the_file_in_time(tmp_path: Path) -> None:
 
 def test_statistics(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with Journal.open(path, limit_bytes=2**21) as journal:
+    with ReplyJournal.open(path, limit_bytes=2**21) as journal:
         for seq in range(2000):
             journal.settle("a", 1, seq - 10)
             journal.put(("a", 1, seq), bytes(1000))

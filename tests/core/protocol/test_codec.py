@@ -311,7 +311,7 @@ def test_an_envelope_has_the_shape_of_its_kind_or_is_refused(envelope: list[Any]
             assert refused([*envelope[:index], wrong, *envelope[index + 1 :]]), (index, wrong)
 
 
-@pytest.mark.parametrize("kind", [Kind.CALL, Kind.ONCE, Kind.TELL, Kind.STREAM])
+@pytest.mark.parametrize("kind", [Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM])
 @pytest.mark.parametrize("timeout_s", [math.nan, -1.0, -math.inf])
 def test_a_time_that_no_timer_can_be_set_to_is_refused(kind: Kind, timeout_s: float) -> None:
     (envelope,) = (e for e in valid_envelopes() if e[0] is kind and e[2] == "target" and e[3] != "wait")

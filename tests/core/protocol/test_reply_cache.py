@@ -1,11 +1,11 @@
-"""Replies in memory: how much is kept and what goes first. What they remember is tested with the journal's model."""
+"""ReplyCache in memory: how much is kept and what goes first. What they remember is tested with the journal's model."""
 
 import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.core.protocol.reply_cache import Key, Replies
+from flexmarl.core.protocol.reply_cache import Key, ReplyCache
 
 
 @given(
@@ -13,7 +13,7 @@ from flexmarl.core.protocol.reply_cache import Key, Replies
     steps=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1200), st.integers(0, 6)), max_size=60),
 )
 def test_over_the_limit_the_oldest_replies_go(limit_bytes: int, steps: list[tuple[str, int, int]]) -> None:
-    remembered = Replies(limit_bytes)
+    remembered = ReplyCache(limit_bytes)
     alive: list[tuple[Key, bytes]] = []
     evicted = 0
     for seq, (sender, size, back) in enumerate(steps):
@@ -29,7 +29,7 @@ def test_over_the_limit_the_oldest_replies_go(limit_bytes: int, steps: list[tupl
 
 
 def test_no_more_is_forgotten_than_must_be() -> None:
-    remembered = Replies(100_000)
+    remembered = ReplyCache(100_000)
     for seq in range(1000):
         remembered.put(("a", 1, seq), bytes(600))
     assert 100_000 - 1001 < remembered.size_bytes <= 100_000
@@ -37,7 +37,7 @@ def test_no_more_is_forgotten_than_must_be() -> None:
 
 
 def test_senders_without_replies_are_bounded_too() -> None:
-    remembered = Replies(100_000)
+    remembered = ReplyCache(100_000)
     remembered.put(("kept", 1, 0), b"kept")
     for number in range(10_000):
         remembered.settle(f"passing-{number}", 1, 5)
@@ -52,17 +52,17 @@ def test_senders_without_replies_are_bounded_too() -> None:
 
 
 def test_size_returns_to_nothing() -> None:
-    remembered = Replies()
+    remembered = ReplyCache()
     for seq in range(50):
         remembered.put(("a", 1, seq), b"reply")
     remembered.forget_sender("a", 2)
-    only_the_sender = Replies()
+    only_the_sender = ReplyCache()
     only_the_sender.forget_sender("a", 2)
     assert (len(remembered), remembered.size_bytes) == (0, only_the_sender.size_bytes)
 
 
 def test_settling_does_not_look_through_what_stays() -> None:
-    remembered = Replies(2**30)
+    remembered = ReplyCache(2**30)
     for seq in range(100_000):
         remembered.put(("a", 1, seq), b"")
     began = time.process_time()

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from flexmarl.core.protocol.envelopes import Kind
-from flexmarl.core.protocol.reply_cache import Replies
+from flexmarl.core.protocol.open_requests import Request
+from flexmarl.core.protocol.reply_cache import ReplyCache
 from flexmarl.core.protocol.session import (
     TRANSITIONS,
     Admission,
-    Decisions,
+    Effects,
     LinkEvent,
     LinkState,
-    Request,
     Session,
     Settings,
 )
@@ -29,7 +29,7 @@ SMALL = Settings(
     heartbeat_s=1.0, missed_heartbeats=3, connect_timeout_s=2.0, window_requests=4, window_bytes=300
 )
 ACTORS = ("a", "b")
-ANSWERED = (Kind.CALL, Kind.ONCE, Kind.STREAM)
+ANSWERED = (Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.STREAM)
 
 
 class Caller:
@@ -64,8 +64,8 @@ class Wanted:
 
 
 def _caller(request: Request[Any]) -> Caller:
-    assert isinstance(request.token, Caller)
-    return request.token
+    assert isinstance(request.waiter, Caller)
+    return request.waiter
 
 
 Envelope = tuple[Any, ...]
@@ -79,8 +79,10 @@ class Node:
         self.epoch = epoch
         self.world = world
         self.session: Session[Any] = Session(SMALL)
-        self.replies = Replies()
-        self.serving: dict[int, tuple[Kind, int, int, str]] = {}  # kind, epoch of the caller, floor, identity
+        self.replies = ReplyCache()
+        self.serving: dict[
+            int, tuple[Kind, int, int, str]
+        ] = {}  # kind, epoch of the caller, acknowledged_below, identity
         self.theirs = 0
         self.granted = 0  # turns that hold credit and have not sent yet: none outlives a step here
         self.requests: dict[int, Request[Any]] = {}
@@ -89,33 +91,34 @@ class Node:
 
     def ask(self, kind: Kind, actor: str, timeout_s: float, size_bytes: int) -> None:
         wanted = Wanted(kind, actor, timeout_s, size_bytes)
-        if self.session.credit(actor).take():
+        if self.session.requests.credit(actor).take():
             self.send_request(wanted)
         else:
-            self.session.credit(actor).waiting.append(wanted)
+            self.session.requests.credit(actor).waiting.append(wanted)
             happened["waited"] += 1
             self.session.need(self.world.now)
 
     def send_request(self, wanted: Wanted) -> None:
         session, world = self.session, self.world
-        caller = Caller(f"{self.name}.{self.epoch}.{session._last_id + 1}")
+        caller = Caller(f"{self.name}.{self.epoch}.{session.requests.last_id + 1}")
         world.callers.append((caller, wanted.kind))
-        token = None if wanted.kind is Kind.TELL else caller
-        request_id = session.next_id()
-        floor = session.floor(request_id)
-        assert floor <= request_id, "a floor above a request that may be repeated"
-        request = session.open(
+        waiter = None if wanted.kind is Kind.TELL else caller
+        request_id = session.requests.next_id()
+        acknowledged_below = session.requests.acknowledged_below(request_id)
+        assert acknowledged_below <= request_id, "acknowledges a request that may be repeated"
+        request = session.requests.add(
             world.now,
             request_id,
             wanted.kind,
             wanted.actor,
             "endpoint",
             wanted.timeout_s,
-            token,
+            waiter,
             wanted.size_bytes,
         )
+        session.need(world.now)
         identity = f"{self.name}.{self.epoch}.{request.id}"
-        envelope = (wanted.kind, request.id, floor, identity)
+        envelope = (wanted.kind, request.id, acknowledged_below, identity)
         request.frames = envelope  # type: ignore[assignment]  # the session does not look at it
         self.requests[request.id] = request
         world.send(self, envelope)
@@ -123,45 +126,45 @@ class Node:
     def give_up(self, request: Request[Any]) -> None:
         if request.kind is Kind.TELL:
             return
-        if self.session.abandon(request):
+        if self.session.requests.abandon(request):
             _caller(request).gave_up = True
             self.world.send(self, (Kind.CANCEL, request.id))
 
     # what the link does
 
-    def carry_out(self, decisions: Decisions[Any]) -> None:
-        for request in decisions.expired:
+    def carry_out(self, effects: Effects[Any]) -> None:
+        for request in effects.expired:
             _caller(request).end("expired")
             self.world.send(self, (Kind.CANCEL, request.id))
-        for request in decisions.dead:
+        for request in effects.dead:
             _caller(request).end("dead")
-        for _, wanted in decisions.waiting:
+        for _, wanted in effects.waiting:
             wanted.caller.end("dead")
-        for wanted in decisions.granted:
+        for wanted in effects.granted:
             self.send_request(wanted)
-        for request in decisions.repeat:
-            assert request.kind is Kind.ONCE and not _caller(request).done()
+        for request in effects.repeat:
+            assert request.kind is Kind.IDEMPOTENT_CALL and not _caller(request).done()
             self.world.send(self, request.frames)  # type: ignore[arg-type]
-        for request_id in decisions.cancel:
+        for request_id in effects.cancel:
             self.world.send(self, (Kind.CANCEL, request_id))
-        if decisions.ping is not None:
-            self.world.send(self, (Kind.PING, decisions.ping))
+        if effects.ping is not None:
+            self.world.send(self, (Kind.PING, effects.ping))
 
     def received(self, epoch: int, envelope: Envelope) -> None:
         if self.session.is_over(epoch):
             return
         if epoch != self.theirs:
             self.serving, self.theirs = {}, epoch
-        decisions = self.session.heard(epoch)
-        if decisions is not None:
-            self.carry_out(decisions)
+        effects = self.session.heard(epoch)
+        if effects is not None:
+            self.carry_out(effects)
         kind, *fields = envelope
         if kind in (*ANSWERED, Kind.TELL):
             self.on_request(kind, *fields)
         elif kind in (Kind.REPLY, Kind.ERROR):
             self.on_answer(*fields)
         elif kind is Kind.DONE:
-            self.send_granted(self.session.done(fields[0]))
+            self.send_granted(self.session.requests.done(fields[0]))
         elif kind is Kind.PING:
             self.reply((Kind.PONG, fields[0], list(self.serving)))
         elif kind is Kind.PONG:
@@ -180,26 +183,26 @@ class Node:
 
     def on_answer(self, request_id: int, value: str) -> None:
         asked = self.requests.get(request_id)  # None: of an earlier incarnation of this node
-        if asked is not None and asked.kind is Kind.ONCE and value.startswith("value"):
+        if asked is not None and asked.kind is Kind.IDEMPOTENT_CALL and value.startswith("value"):
             known = self.world.answers.setdefault(f"{self.name}.{self.epoch}.{request_id}", value)
             assert value == known, "an idempotent call with two answers"
-        late = self.session.statistics.late_replies
+        late = self.session.statistics().late_replies
         waited_for = request_id in self.requests and not self.requests[request_id].abandoned
-        was_open = request_id in self.session._open
-        request, granted = self.session.settle(request_id)
+        was_open = request_id in self.session.requests._open
+        request, granted = self.session.requests.finish(request_id)
         if request is not None:
             assert request.id == request_id and waited_for
             _caller(request).end("answered")
-        assert self.session.statistics.late_replies == late + (not (was_open and waited_for))
+        assert self.session.statistics().late_replies == late + (not (was_open and waited_for))
         self.send_granted(granted)
 
-    def on_request(self, kind: Kind, request_id: int, floor: int, identity: str) -> None:
+    def on_request(self, kind: Kind, request_id: int, acknowledged_below: int, identity: str) -> None:
         admission = self.session.admit(request_id, kind)
-        if admission is Admission.OVERTAKEN and kind is not Kind.TELL:
+        if admission is Admission.OUT_OF_ORDER and kind is not Kind.TELL:
             self.reply((Kind.ERROR, request_id, "overtaken"))
         if admission is not Admission.DELIVER:
             return
-        if kind is Kind.ONCE:
+        if kind is Kind.IDEMPOTENT_CALL:
             key = ("peer", self.theirs, request_id)
             if request_id in self.serving or self.replies.is_settled(key):
                 return
@@ -208,18 +211,18 @@ class Node:
                 self.reply((Kind.REPLY, request_id, before.decode()))
                 return
         self.world.delivered(self, kind, identity)
-        self.serving[request_id] = (kind, self.theirs, floor, identity)
+        self.serving[request_id] = (kind, self.theirs, acknowledged_below, identity)
 
     def answer(self, request_id: int, *, error: bool = False) -> None:
-        kind, epoch, floor, identity = self.serving.pop(request_id)
+        kind, epoch, acknowledged_below, identity = self.serving.pop(request_id)
         if kind is Kind.TELL:
             self.reply((Kind.DONE, [request_id, request_id]))
         elif error:
             self.reply((Kind.ERROR, request_id, "cancelled"))
         else:
             value = f"value {next(self.world.numbers)}"
-            if kind is Kind.ONCE:
-                self.replies.settle("peer", epoch, floor)
+            if kind is Kind.IDEMPOTENT_CALL:
+                self.replies.settle("peer", epoch, acknowledged_below)
                 self.replies.put(("peer", epoch, request_id), value.encode())
                 self.world.completed.add(identity)
             self.reply((Kind.REPLY, request_id, value))
@@ -251,7 +254,7 @@ class World:
 
     def delivered(self, to: Node, kind: Kind, identity: str) -> None:
         sender, epoch, number = identity.split(".")
-        if kind is Kind.ONCE:  # may run again where its first run was cut short
+        if kind is Kind.IDEMPOTENT_CALL:  # may run again where its first run was cut short
             assert identity not in self.completed, f"{identity} runs again"
             return
         assert identity not in self.seen, f"{identity} delivered twice"
@@ -288,8 +291,8 @@ class World:
         self.link[self.other(self.nodes[name]).name].clear()
         old = self.nodes[name]
         happened["restarts"] += 1
-        for request in old.session._open.values():
-            if request.token is not None:
+        for request in old.session.requests._open.values():
+            if request.waiter is not None:
                 _caller(request).gave_up = True
         new = self.nodes[name] = Node(name, old.epoch + 1, self)
         new.replies, new.theirs = old.replies, old.theirs
@@ -372,7 +375,7 @@ class Conversation(RuleBasedStateMachine):
         world, node = self.world, self.node(rng.getrandbits(1))
         match rng.randrange(24):
             case 0 | 1 | 2 | 3 | 4 | 5:
-                kind = rng.choice((Kind.CALL, Kind.ONCE, Kind.TELL, Kind.STREAM))
+                kind = rng.choice((Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM))
                 node.ask(
                     kind, rng.choice(ACTORS), rng.choice((0.1, 0.7, 3.0, 60.0)), rng.choice((10, 90, 500))
                 )
@@ -389,8 +392,8 @@ class Conversation(RuleBasedStateMachine):
                 if node.serving:
                     node.answer(rng.choice(list(node.serving)), error=rng.random() < 0.2)
             case 20:
-                if node.session._open:
-                    node.give_up(rng.choice(list(node.session._open.values())))
+                if node.session.requests._open:
+                    node.give_up(rng.choice(list(node.session.requests._open.values())))
             case 21:
                 world.pass_time(rng.choice((0.01, 0.3, 1.0, 4.0)))
             case 22:
@@ -398,15 +401,15 @@ class Conversation(RuleBasedStateMachine):
             case 23:
                 if rng.random() < 0.15:
                     world.restart(node.name)
-                elif (waiting := node.session.credit(ACTORS[0]).waiting) and rng.random() < 0.5:
+                elif (waiting := node.session.requests.credit(ACTORS[0]).waiting) and rng.random() < 0.5:
                     waiting[0].caller.gave_up = True  # and its task has not run yet
         self.check()
 
     def check(self) -> None:
         for node in self.world.nodes.values():
             session = node.session
-            opened = list(session._open.values())
-            for actor, credit in session._credit.items():
+            opened = list(session.requests._open.values())
+            for actor, credit in session.requests._credit.items():
                 mine = [request for request in opened if request.actor == actor]
                 assert credit.requests == len(mine) <= SMALL.window_requests
                 assert credit.size_bytes == sum(request.size_bytes for request in mine)
@@ -439,11 +442,15 @@ class Conversation(RuleBasedStateMachine):
                 "lost",
                 "repeated",
                 "duplicates",
-                "overtaken",
+                "out_of_order",
             ):
-                happened[what] += getattr(session.snapshot(), what)
-            assert not session._open and not session._once and session.wake_at() is None
-            assert all(c.requests == c.size_bytes == 0 and not c.waiting for c in session._credit.values())
+                happened[what] += getattr(session.statistics(), what)
+            assert (
+                not session.requests._open and not session.requests._repeatable and session.wake_at() is None
+            )
+            assert all(
+                c.requests == c.size_bytes == 0 and not c.waiting for c in session.requests._credit.values()
+            )
         for caller, kind in self.world.callers:
             assert kind is Kind.TELL or caller.done(), f"{caller.name} waits for ever"
 
@@ -464,19 +471,21 @@ def test_two_sessions_keep_their_promises_whatever_the_link_does() -> None:
     )
     sys.stdout.write(f"{steps} steps: {dict(happened)}\n")
     assert steps >= 100_000
-    rare = ("expired", "late_replies", "lost", "repeated", "duplicates", "overtaken", "waited", "restarts")
+    rare = ("expired", "late_replies", "lost", "repeated", "duplicates", "out_of_order", "waited", "restarts")
     assert all(happened[what] >= 20 for what in rare), happened
 
 
 # --------------------------------------------------------------------------- each rule by itself
 
-CALL, ONCE, TELL, STREAM = Kind.CALL, Kind.ONCE, Kind.TELL, Kind.STREAM
+CALL, IDEMPOTENT_CALL, TELL, STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
 
 
 def ask(session: Session[Any], kind: Kind, now: float = 0.0, timeout_s: float = 60.0) -> Request[Any]:
-    assert session.credit("a").take()
-    token = None if kind is TELL else Caller(kind.name)
-    return session.open(now, session.next_id(), kind, "a", "endpoint", timeout_s, token, 10)
+    assert session.requests.credit("a").take()
+    waiter, requests = None if kind is TELL else Caller(kind.name), session.requests
+    request = requests.add(now, requests.next_id(), kind, "a", "endpoint", timeout_s, waiter, 10)
+    session.need(now)
+    return request
 
 
 def up() -> Session[Any]:
@@ -488,94 +497,94 @@ def up() -> Session[Any]:
 
 def test_ids_ascend_without_a_gap() -> None:
     session = up()
-    assert [ask(session, kind).id for kind in (CALL, ONCE, TELL, STREAM)] == [1, 2, 3, 4]
+    assert [ask(session, kind).id for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM)] == [1, 2, 3, 4]
 
 
 def test_a_reply_ends_its_request_once_and_a_later_one_is_counted() -> None:
     session = up()
     request = ask(session, CALL)
-    assert session.settle(request.id) == (request, [])
-    assert session.settle(request.id) == (None, [])
-    assert session.snapshot().late_replies == 1
-    assert session.credit("a").requests == session.credit("a").size_bytes == 0
+    assert session.requests.finish(request.id) == (request, [])
+    assert session.requests.finish(request.id) == (None, [])
+    assert session.statistics().late_replies == 1
+    assert session.requests.credit("a").requests == session.requests.credit("a").size_bytes == 0
 
 
 def test_a_one_way_message_that_is_answered_has_nobody_to_tell() -> None:
     session = up()
     request = ask(session, TELL)
-    assert session.settle(request.id) == (None, [])
-    assert session.snapshot().late_replies == 0 and session.credit("a").requests == 0
+    assert session.requests.finish(request.id) == (None, [])
+    assert session.statistics().late_replies == 0 and session.requests.credit("a").requests == 0
 
 
 def test_credit_is_held_until_the_answer_and_not_until_the_deadline() -> None:
     session = up()
     request = ask(session, CALL, timeout_s=0.5)
-    decisions = session.advance(0.5)
-    assert decisions.expired == [request] and session.credit("a").requests == 1
-    assert session.settle(request.id)[0] is None
-    assert session.credit("a").requests == 0 and session.snapshot().late_replies == 1
+    effects = session.advance(0.5)
+    assert effects.expired == [request] and session.requests.credit("a").requests == 1
+    assert session.requests.finish(request.id)[0] is None
+    assert session.requests.credit("a").requests == 0 and session.statistics().late_replies == 1
 
 
 def test_an_abandoned_request_is_cancelled_again_with_every_tick() -> None:
     session = up()
     request = ask(session, CALL)
-    assert session.abandon(request) and not session.abandon(request)
+    assert session.requests.abandon(request) and not session.requests.abandon(request)
     assert session.advance(1.0).cancel == [request.id]
-    assert session.settle(request.id)[0] is None
+    assert session.requests.finish(request.id)[0] is None
     assert session.advance(2.0).cancel == []
 
 
 def test_the_floor_is_the_oldest_request_that_may_be_repeated() -> None:
     session = up()
-    assert session.floor(session._last_id + 1) == 1
-    first, second, third = ask(session, ONCE), ask(session, ONCE), ask(session, CALL)
-    assert session.floor(session._last_id + 1) == first.id
-    session.abandon(first)
-    assert session.floor(session._last_id + 1) == second.id
-    session.settle(second.id)
-    assert session.floor(session._last_id + 1) == third.id + 1
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == 1
+    first, second, third = ask(session, IDEMPOTENT_CALL), ask(session, IDEMPOTENT_CALL), ask(session, CALL)
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == first.id
+    session.requests.abandon(first)
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == second.id
+    session.requests.finish(second.id)
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == third.id + 1
 
 
 def test_an_id_that_was_not_used_is_not_used_again() -> None:
     session = up()
-    assert session.next_id() == 1
+    assert session.requests.next_id() == 1
     assert ask(session, CALL).id == 2
 
 
 def test_a_duplicate_is_ignored_and_what_was_overtaken_is_refused() -> None:
     session = up()
     order = (1, 1, 4, 2, 2, 5, 3, 5)
-    d, dup, over = Admission.DELIVER, Admission.DUPLICATE, Admission.OVERTAKEN
+    d, dup, over = Admission.DELIVER, Admission.DUPLICATE, Admission.OUT_OF_ORDER
     assert [session.admit(number, CALL) for number in order] == [d, dup, d, over, dup, d, over, dup]
-    assert (session.statistics.duplicates, session.statistics.overtaken) == (3, 2)
+    assert (session.statistics().duplicates, session.statistics().out_of_order) == (3, 2)
 
 
 def test_an_idempotent_request_is_admitted_whenever_it_comes() -> None:
     session = up()
-    assert [session.admit(number, ONCE) for number in (1, 3, 2, 2, 1)] == [Admission.DELIVER] * 5
+    assert [session.admit(number, IDEMPOTENT_CALL) for number in (1, 3, 2, 2, 1)] == [Admission.DELIVER] * 5
 
 
 def test_a_long_gap_costs_nothing() -> None:
     session = up()
     for number in range(1, 2000):
         assert session.admit(number * 2**40, CALL) is Admission.DELIVER
-    assert session.admit(1999 * 2**40 - 1, CALL) is Admission.OVERTAKEN
+    assert session.admit(1999 * 2**40 - 1, CALL) is Admission.OUT_OF_ORDER
     assert session.admit(2**40 + 1, CALL) is Admission.DUPLICATE  # forgotten: its sender learns from a PONG
 
 
 def test_when_the_link_goes_down_all_fail_but_what_can_be_repeated() -> None:
     session = up()
-    call, once, tell, stream = (ask(session, kind) for kind in (CALL, ONCE, TELL, STREAM))
-    session.credit("a").waiting.append(waiting := Caller("waits"))
-    decisions = session.disconnected(0.0, "cut")
-    assert decisions.dead == [call, stream] and decisions.lost_tells == 1 and decisions.reason == "cut"
-    assert decisions.waiting == [("a", waiting)] and decisions.gone and tell.abandoned is False
+    call, once, tell, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
+    session.requests.credit("a").waiting.append(waiting := Caller("waits"))
+    effects = session.disconnected(0.0, "cut")
+    assert effects.dead == [call, stream] and effects.lost_tells == 1 and effects.reason == "cut"
+    assert effects.waiting == [("a", waiting)] and effects.gone and tell.abandoned is False
     assert session.connected().repeat == [once]
 
 
 def test_what_waits_for_a_link_that_stays_down_fails_in_time() -> None:
     session = up()
-    once = ask(session, ONCE)
+    once = ask(session, IDEMPOTENT_CALL)
     session.disconnected(5.0, "cut")
     assert session.state is LinkState.DOWN
     assert session.advance(6.9).dead == []
@@ -594,10 +603,10 @@ def test_nobody_there_is_found_out_within_the_connect_timeout() -> None:
 def test_a_new_incarnation_fails_what_the_old_one_was_asked_and_gets_the_rest_again() -> None:
     session = up()
     session.admit(7, CALL)
-    call, once = ask(session, CALL), ask(session, ONCE)
+    call, once = ask(session, CALL), ask(session, IDEMPOTENT_CALL)
     assert session.heard(1) is None
-    decisions = session.heard(2)
-    assert decisions is not None and decisions.dead == [call] and decisions.repeat == [once]
+    effects = session.heard(2)
+    assert effects is not None and effects.dead == [call] and effects.repeat == [once]
     assert session.admit(1, CALL) is Admission.DELIVER, "the new incarnation counts from 1 again"
     assert session.is_over(1) and not session.is_over(2)
 
@@ -613,9 +622,9 @@ def test_silence_is_found_out_within_the_missed_heartbeats(silent_from: float) -
         session.heard(1)
         session.pong(request.id, [request.id])
     stopped = now + silent_from
-    while not (decisions := session.advance(now := session.wake_at() or 0.0)).dead:
-        assert decisions.ping is not None
-    assert decisions.dead == [request] and "silent" in decisions.reason
+    while not (effects := session.advance(now := session.wake_at() or 0.0)).dead:
+        assert effects.ping is not None
+    assert effects.dead == [request] and "silent" in effects.reason
     assert 2.0 < now - stopped <= 3.0
 
 
@@ -623,7 +632,7 @@ def test_after_idling_a_silent_peer_is_found_out_within_the_missed_heartbeats() 
     session = up()
     answered = ask(session, CALL)
     session.advance(1.0)
-    session.settle(answered.id)
+    session.requests.finish(answered.id)
     session.advance(2.0)
     assert session.wake_at() is None, "nothing depends on the peer, so nobody pings it"
     request = ask(session, CALL, now=100.0)
@@ -650,19 +659,22 @@ def test_serving_a_stream_watches_its_receiver() -> None:
 
 def test_a_pong_settles_what_was_lost() -> None:
     session = up()
-    served, lost, once, tell = (ask(session, kind) for kind in (CALL, CALL, ONCE, TELL))
+    served, lost, once, tell = (ask(session, kind) for kind in (CALL, CALL, IDEMPOTENT_CALL, TELL))
     assert session.advance(1.0).ping == 4
     later = ask(session, CALL)
-    decisions = session.pong(4, [served.id])
-    assert decisions.dead == [lost] and decisions.repeat == [once] and decisions.lost_tells == 1
-    assert list(session._open.values()) == [served, once, later] and tell.id not in session._open
+    effects = session.pong(4, [served.id])
+    assert effects.dead == [lost] and effects.repeat == [once] and effects.lost_tells == 1
+    assert (
+        list(session.requests._open.values()) == [served, once, later]
+        and tell.id not in session.requests._open
+    )
 
 
 def test_a_pong_that_nobody_asked_for_changes_nothing() -> None:
     session = up()
-    ask(session, CALL), ask(session, ONCE)
-    decisions = session.pong(2, [])
-    assert not decisions.dead and not decisions.repeat and session.snapshot().in_flight == 2
+    ask(session, CALL), ask(session, IDEMPOTENT_CALL)
+    effects = session.pong(2, [])
+    assert not effects.dead and not effects.repeat and session.statistics().in_flight == 2
 
 
 @pytest.mark.parametrize(
@@ -681,9 +693,9 @@ def test_done_gives_back_the_credit_of_one_way_messages_whatever_it_claims(range
     session = up()
     for kind in (TELL, TELL, CALL, TELL):
         ask(session, kind)
-    assert session.done(ranges) == []
-    assert [request.kind for request in session._open.values()] == [CALL]
-    assert session.credit("a").requests == 1
+    assert session.requests.done(ranges) == []
+    assert [request.kind for request in session.requests._open.values()] == [CALL]
+    assert session.requests.credit("a").requests == 1
 
 
 @pytest.mark.parametrize("ranges", [[], [3, 3], [5, 2], [7, 9], [-4, -1], [2**64 - 1, 2**64 - 1], [1]])
@@ -691,13 +703,13 @@ def test_done_touches_nothing_else(ranges: list[int]) -> None:
     session = up()
     for kind in (TELL, TELL, CALL, TELL):
         ask(session, kind)
-    session.done(ranges)
-    assert session.snapshot().in_flight == 4
+    session.requests.done(ranges)
+    assert session.statistics().in_flight == 4
 
 
 def test_closing_ends_everything() -> None:
     session = up()
-    call, once, stream = (ask(session, kind) for kind in (CALL, ONCE, STREAM))
+    call, once, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, STREAM))
     assert session.close("over").dead == [call, once, stream]
     session.advance(60.0)
     assert session.wake_at() is None
@@ -707,20 +719,20 @@ def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
     session = up()
     ask(session, CALL, timeout_s=1.0)  # in front of all others
     for _ in range(10_000):
-        session.settle(ask(session, CALL).id)
-    assert len(session._deadlines) < 2000
+        session.requests.finish(ask(session, CALL).id)
+    assert len(session.requests._deadlines) < 2000
     assert session.wake_at() == 1.0
 
 
 def test_what_was_lost_is_cancelled_where_the_connection_comes_again() -> None:
     session = up()
-    call, once, _, stream = (ask(session, kind) for kind in (CALL, ONCE, TELL, STREAM))
+    call, once, _, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
     for tick in range(1, 4):
-        decisions = session.advance(float(tick))
-    assert decisions.silent and decisions.dead == [call, stream]
-    session.disconnected(4.0, decisions.reason)
-    decisions = session.connected()
-    assert decisions.cancel == [call.id, stream.id] and decisions.repeat == [once]
+        effects = session.advance(float(tick))
+    assert effects.silent and effects.dead == [call, stream]
+    session.disconnected(4.0, effects.reason)
+    effects = session.connected()
+    assert effects.cancel == [call.id, stream.id] and effects.repeat == [once]
     session.disconnected(5.0, "cut")
     assert session.connected().cancel == []
 
@@ -740,7 +752,7 @@ def after(*events: LinkEvent) -> Session[Any]:
     return session
 
 
-def apply(session: Session[Any], event: LinkEvent) -> Decisions[Any]:
+def apply(session: Session[Any], event: LinkEvent) -> Effects[Any]:
     match event:
         case LinkEvent.CONNECTED:
             return session.connected()

@@ -95,7 +95,7 @@ class TestNobodyThere:
         assert all(isinstance(result, Unreachable) and address in str(result) for result in results)
 
     async def test_no_address_at_all(self, system: ActorSystem) -> None:
-        with pytest.raises(LocalProtocolError, match="'rubbish' is no address"):
+        with pytest.raises(LocalProtocolError, match="'rubbish' is not the address"):
             await system.ref("nobody", "rubbish", SystemActor).api.statistics()
 
 
