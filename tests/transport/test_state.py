@@ -1,4 +1,4 @@
-"""What Set and Get promise beyond the contract of the paths: other processes, cancellation, clean-up."""
+"""Set and Get beyond the contract of the paths: other processes, cancellation, clean-up."""
 
 import asyncio
 import signal
@@ -39,7 +39,7 @@ def files(directory: Path) -> list[str]:
 
 
 def mappings(directory: Path) -> int:
-    """How many arenas of ``directory`` this process has mapped."""
+    """Arenas of ``directory`` that this process has mapped."""
     return Path("/proc/self/maps").read_text().count(f"{directory}/")
 
 
@@ -194,7 +194,7 @@ async def test_a_handle_can_not_read_beyond_its_slot(
     transport: StateTransport, reader: StateTransport
 ) -> None:
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
-    with pytest.raises(ForeignHandle, match="8192 bytes is said to be in a slot of 4096"):
+    with pytest.raises(ForeignHandle, match="8192 bytes can't be in a slot of 4096"):
         await reader.get(replace(handle, size_bytes=8192))
 
 
@@ -231,7 +231,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def being_written(directory: Path, slot: int) -> bool:
-    """Whether the ``slot`` of the only arena in ``directory`` is being written."""
+    """True while the ``slot`` of the only arena in ``directory`` is being written."""
     try:
         return any(Arena.open(directory, name).generation(slot) % 2 for name in files(directory))
     except ForeignHandle:
