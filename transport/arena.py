@@ -6,11 +6,11 @@
 
 The slots are written in turn, so the version published last stays whole while the next is written. A
 slot's generation is a sequence lock: odd while it is written, even when it is published, never repeated.
-A reader that finds the generation of its handle before and after copying has copied that version and no
-other. Generations are aligned machine words stored by one instruction; x86-64 keeps stores and loads in
-order, and on hosts that don't, the digest of what was read tells a mix from a whole version.
+A reader that finds the generation of its handle before and after copying has copied exactly that version.
+Generations are aligned machine words stored by one instruction. x86-64 keeps stores and loads in order; on
+other machines the digest of the copied bytes detects a mix of versions.
 
-Neither torch nor any tensor is known here.
+The module works on bytes, without torch.
 """
 
 import errno
@@ -41,13 +41,13 @@ def check_directory(directory: Path) -> None:
 
 
 def free_bytes(directory: Path) -> int:
-    """What this user may still write to the file system of ``directory``."""
+    """Free bytes for this user in the file system of ``directory``."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 
 
 class Arena:
-    """A mapped arena file. ``memory`` is unmapped when the last reference to it (any view of it) goes."""
+    """A mapped arena file. ``memory`` is unmapped with the last reference to it or to a view of it."""
 
     def __init__(self, directory: Path, name: str, memory: mmap.mmap) -> None:
         self.directory = directory
@@ -57,10 +57,10 @@ class Arena:
 
     @classmethod
     def create(cls, directory: Path, name: str, slot_bytes: int) -> "Arena":
-        """Makes, fills with zeros and maps a new file (mode 0600) with two slots of at least ``slot_bytes``.
+        """Creates and maps a new file of zeros (mode 0600) with two slots of at least ``slot_bytes``.
 
-        The memory is reserved afterwards: writing a slot can't run short of it. Raises ArenaSpace when it
-        does not fit, and leaves no file behind when it raises.
+        All its memory is reserved, so that writing a slot can't fail for lack of memory. Raises ArenaSpace if it does
+        not fit, and leaves no file behind if it raises.
         """
         stride = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
         size = _PAGE + 2 * stride
@@ -70,10 +70,10 @@ class Arena:
         path = directory / name
         descriptor = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            # Without this a full file system would kill the writer by SIGBUS in the middle of a copy.
+            # Without this, a full file system would kill the writer with SIGBUS in the middle of a copy.
             os.posix_fallocate(descriptor, 0, size)
-            # Not MAP_POPULATE: touching every page here would hold the GIL, for seconds where it is gigabytes.
-            # The first copy touches them, in its thread.
+            # Not MAP_POPULATE: touching every page here would hold the GIL, for seconds if there are gigabytes.
+            # The first copy touches the pages, in its thread.
             memory = mmap.mmap(descriptor, size)
         except OSError as error:
             path.unlink()
@@ -89,12 +89,12 @@ class Arena:
 
     @classmethod
     def open(cls, directory: Path, name: str) -> "Arena":
-        """Maps another process's arena. ``name`` comes from the network: it may only be in ``directory``.
+        """Maps another process's arena. ``name`` comes from the network and must be that of a file in ``directory``.
 
-        Raises ForeignHandle when it names anything else, FileNotFoundError when the file is gone.
+        Raises ForeignHandle if it names anything else, FileNotFoundError if the file was removed.
         """
         if not _NAME.fullmatch(name):
-            raise ForeignHandle(name, str(directory), "it is not the plain name of an arena file")
+            raise ForeignHandle(name, str(directory), "invalid name: needs the plain name of an arena file")
         try:
             descriptor = os.open(directory / name, _OPEN_FLAGS)
         except FileNotFoundError:
@@ -104,14 +104,14 @@ class Arena:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size < _PAGE:
-                raise ForeignHandle(name, str(directory), "it is no arena file")
-            # Writable, because torch knows no read-only tensors; no reader writes or hands the map out.
+                raise ForeignHandle(name, str(directory), "invalid arena file")
+            # Writable, because torch has no read-only tensors; readers don't write, and keep the map to themselves.
             memory = mmap.mmap(descriptor, status.st_size)
         finally:
             os.close(descriptor)
         arena = cls(directory, name, memory)
         if arena._words[0] != _MAGIC or status.st_size != _PAGE + 2 * arena.slot_bytes:
-            raise ForeignHandle(name, str(directory), "it is no arena file")
+            raise ForeignHandle(name, str(directory), "invalid arena file")
         return arena
 
     @property
@@ -123,23 +123,23 @@ class Arena:
         return _PAGE + slot * self.slot_bytes
 
     def generation(self, slot: int) -> int:
-        """Odd while the slot is being written (or its writing was given up), even when it is published."""
+        """Odd while the slot is written, and after an unfinished write; even when it is published."""
         return self._words[8 + 8 * slot]
 
     def version(self, slot: int) -> int:
         return self._words[9 + 8 * slot]
 
     def begin(self, slot: int, version: int) -> None:
-        """Takes the slot from its readers. The version goes first: who sees the generation change sees it."""
+        """Marks the slot as being written. The version is stored first, so that it is seen with the generation."""
         self._words[9 + 8 * slot] = version
         self._words[8 + 8 * slot] = self.generation(slot) | 1
 
     def commit(self, slot: int) -> int:
-        """Publishes what was written since ``begin`` and returns its generation."""
+        """Publishes the bytes written since ``begin`` and returns their generation."""
         generation = self.generation(slot) + 1
         self._words[8 + 8 * slot] = generation
         return generation
 
     def unlink(self) -> None:
-        """Removes the file; whoever has it mapped keeps the memory."""
+        """Removes the file; processes that have mapped it keep the memory."""
         (self.directory / self.name).unlink(missing_ok=True)

@@ -4,11 +4,11 @@ from ..core.errors import FlexmarlError
 
 
 class TransportError(FlexmarlError):
-    """Base of what Set and Get raise."""
+    """Base of the errors of Set and Get."""
 
 
 class TransportClosed(TransportError):
-    """The transport is not open (any more): a transfer was begun or under way."""
+    """The transport is not open, or was closed during the transfer."""
 
     def __init__(self) -> None:
         super().__init__("the state transport is closed: use it inside its `async with`")
@@ -21,21 +21,22 @@ class NoPath(TransportError):
         super().__init__(f"no transfer path from {source} to {destination} ({what})")
         self.source = source
         self.destination = destination
+        self.what = what
 
 
 class StaleHandle(TransportError):
-    """The handle's version was overwritten by the second newer one, or its owner has left (``found`` is None)."""
+    """The handle's version was overwritten by a newer one, or its owner has left (``found`` is None)."""
 
     def __init__(self, key: str, asked: int, found: int | None) -> None:
         there = "nothing: its owner has left" if found is None else f"version {found}"
-        super().__init__(f"state {key}: version {asked} was asked for, found {there}; ask for a newer handle")
+        super().__init__(f"state {key}: needs version {asked}, found {there}; get a newer handle")
         self.key = key
         self.asked = asked
         self.found = found
 
 
 class CorruptState(TransportError):
-    """The bytes of a state are not those that were set: their digests differ."""
+    """The bytes of a state have another digest than the bytes that were set."""
 
     def __init__(self, key: str, version: int, expected: int | None, found: int) -> None:
         super().__init__(f"state {key}, version {version}: digest {found:#x} instead of {expected or 0:#x}")
@@ -46,7 +47,7 @@ class CorruptState(TransportError):
 
 
 class StateMismatch(TransportError):
-    """The tensors to write into are not those of the state. Nothing was written."""
+    """The destination has other names, shapes or dtypes than the state. Nothing was written."""
 
     def __init__(self, key: str, problems: list[str]) -> None:
         more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
@@ -56,20 +57,22 @@ class StateMismatch(TransportError):
 
 
 class ForeignHandle(TransportError):
-    """A handle points to something that is not a state of this run."""
+    """A handle or reference does not name a state or segment of this run."""
 
     def __init__(self, location: str, directory: str, reason: str) -> None:
         super().__init__(f"handle location {location!r} is refused in {directory}: {reason}")
         self.location = location
         self.directory = directory
+        self.reason = reason
 
 
 class UnsafeDirectory(TransportError):
-    """The directory for states is missing or open to other users."""
+    """The directory for states or segments is missing or open to other users."""
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(f"states can't be kept in {directory}: {reason}")
         self.directory = directory
+        self.reason = reason
 
 
 class ArenaSpace(TransportError):
@@ -86,11 +89,11 @@ class ArenaSpace(TransportError):
 
 
 class SegmentFull(TransportError):
-    """No segment that this writer was granted has room for a batch: another is needed. Nothing was written."""
+    """The writer's segment has too little room for a batch: it needs another one. Nothing was written."""
 
     def __init__(self, needed_bytes: int, left_bytes: int) -> None:
         super().__init__(
-            f"a batch of {needed_bytes} bytes does not fit into the {left_bytes} that are left of the segment"
+            f"a batch of {needed_bytes} bytes does not fit into the {left_bytes} bytes left in the segment"
         )
         self.needed_bytes = needed_bytes
         self.left_bytes = left_bytes
@@ -109,4 +112,6 @@ class TransferTimeout(TransportError):
         self.operation = operation
         self.key = key
         self.version = version
+        self.path = path
+        self.size_bytes = size_bytes
         self.timeout_s = timeout_s

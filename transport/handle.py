@@ -1,7 +1,7 @@
-"""What names a state in a message: plain data, checked where it is made, free of torch.
+"""The handle that names a state in messages: plain data, checked when it is made, without torch.
 
-Handles arrive from the network. Whatever a handle says about sizes is checked here, when it is made or
-decoded; what it says about places is checked by the path that reads it.
+Handles arrive from the network. Sizes are checked here, when a handle is made or decoded; the path that reads the
+state checks its location.
 """
 
 import math
@@ -10,10 +10,10 @@ from typing import Final, Literal
 
 PathName = Literal["local", "shm"]
 
-# Every tensor starts on a cache line, which is also what vector instructions and GPUs' copies want.
+# Bytes. Every tensor starts on a cache line, which suits vector instructions and GPU copies too.
 ALIGNMENT: Final = 64
 
-# Bytes per element of every dtype that may travel, by torch's name for it.
+# Bytes per element of every dtype that can travel, by torch's name.
 DTYPE_BYTES: Final[dict[str, int]] = {
     "bool": 1,
     "uint8": 1,
@@ -64,14 +64,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateHandle:
-    """One version of a named collection of tensors, and where it lies.
+    """One version of a named collection of tensors, and its location.
 
-    ``host`` and ``process`` say who set it, ``path`` how it may be read. ``location`` is the name of an
-    arena file in the run's directory (never a path), ``slot`` and ``generation`` the place in it; a slot
-    written again has another generation, so a handle names these bytes or nothing. ``size_bytes`` is the
-    length of the bucket, ``digest`` its xxh3_64, or None where nothing is copied (path ``local``).
+    ``host`` (a machine) and ``process``: the process that set it. ``path``: the path to read it by.
+    ``size_bytes``: the length of the bucket. ``digest``: its xxh3_64; None if nothing is copied (``local``).
 
-    Raises ValueError when a number is out of range or a tensor leaves the bucket.
+    Path ``shm`` reads ``slot`` (0 or 1) of the arena file ``location``, a plain name in the run's directory. Path
+    ``local`` uses neither of them. For both, a state that is set later has another ``generation``: a handle never names
+    other bytes.
+
+    Raises ValueError if a number is out of range, two tensors have one name or a tensor exceeds the bucket.
     """
 
     key: str

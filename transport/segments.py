@@ -2,12 +2,12 @@
 
     owner    makes a segment (``create``) and grants it to one writer
     writer   copies its buffers into it, one behind the other (``SegmentWriter``), and sends ``ByteRef``s
-    reader   maps it, read-only, and looks at the bytes where they lie (``SegmentReader``)
+    reader   maps it, read-only, and reads the bytes in place (``SegmentReader``)
 
-A segment's bytes are written once, before anybody is told where they are, and never change: nothing is locked. Its
-name can't be guessed, is never used again, and says which of two directories it is in: one on tmpfs, one on a disk.
-Space is taken when it is made, so that filling it can't fail for want of room. Who has a removed segment mapped, or
-looks at an array in it, keeps its memory.
+A segment's bytes are written once, before any reader has a reference to them, and never change: nothing is locked. The
+name of a segment can't be guessed, is never used again, and begins with the letter of its medium: tmpfs or disk. All
+its space is reserved when it is made, so that writing can't fail for lack of space. A process that has mapped a removed
+segment, or has an array in it, keeps its memory.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from .errors import ForeignHandle, SegmentFull
 Array = np.ndarray[Any, Any]
 Content = Array | bytes | bytearray | memoryview
 
-# Any dtype is aligned, and no two blobs share a cache line.
+# Bytes. Any dtype is aligned, and no two references share a cache line.
 ALIGNMENT: Final = 64
 _NAME: Final = re.compile(r"([md])-[0-9a-f]{32}")
 _PADDING: Final = [bytes(size) for size in range(ALIGNMENT)]
@@ -38,7 +38,7 @@ _IOV_MAX: Final = 1024  # buffers of one pwritev(2), on Linux
 
 
 class ByteRef(NamedTuple):
-    """Where bytes lie: ``size_bytes`` of them, ``offset`` bytes into ``segment``. What they mean is the holder's."""
+    """A reference to ``size_bytes`` bytes, ``offset`` bytes into ``segment``. Their meaning is up to the holder."""
 
     segment: str
     offset: int
@@ -46,7 +46,7 @@ class ByteRef(NamedTuple):
 
 
 class Medium(StrEnum):
-    """The first letter of a segment's name."""
+    """The medium of a segment: the first letter of its name."""
 
     MEMORY = "m"
     DISK = "d"
@@ -62,7 +62,7 @@ class SegmentGrant:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDirectories:
-    """The two directories of one owner's segments, both of mode 0700. ``memory``: on tmpfs."""
+    """The two directories of one owner's segments, both of mode 0700: ``memory`` on tmpfs, ``disk`` on a disk."""
 
     memory: Path
     disk: Path
@@ -74,10 +74,10 @@ class SegmentDirectories:
         return self.memory if medium is Medium.MEMORY else self.disk
 
     def path(self, segment: str) -> Path:
-        """Raises ForeignHandle where ``segment``, which may come from a peer, is no segment's name."""
+        """The path of a segment, whose name may come from a peer. Raises ForeignHandle for an invalid name."""
         match = _NAME.fullmatch(segment)
         if match is None:
-            raise ForeignHandle(segment, f"{self.memory} and {self.disk}", "it is no segment's name")
+            raise ForeignHandle(segment, f"{self.memory} and {self.disk}", "invalid segment name")
         return self.directory(Medium(match[1])) / segment
 
     def check(self) -> None:
@@ -91,9 +91,9 @@ def is_segment_name(name: str) -> bool:
 
 
 def create(directories: SegmentDirectories, medium: Medium, size_bytes: int) -> str:
-    """Makes a segment of zeros and mode 0600, and returns its name. All its space is taken at once.
+    """Makes a segment of zeros, of mode 0600, with all its space reserved; returns its name.
 
-    Raises OSError (ENOSPC: a full file system), and leaves no file behind then.
+    Raises OSError (ENOSPC: a full file system), and then leaves no file behind.
     """
     name = f"{medium}-{secrets.token_hex(16)}"
     path = directories.path(name)
@@ -109,7 +109,7 @@ def create(directories: SegmentDirectories, medium: Medium, size_bytes: int) -> 
 
 
 def _open(directories: SegmentDirectories, segment: str, flags: int) -> tuple[int, int]:
-    """The descriptor and the size of a segment. Raises ForeignHandle where it is none of this user's, or gone."""
+    """The descriptor and size of a segment. Raises ForeignHandle if it is missing, empty or another user's."""
     path = directories.path(segment)
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -118,7 +118,9 @@ def _open(directories: SegmentDirectories, segment: str, flags: int) -> tuple[in
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not status.st_size:
         os.close(descriptor)
-        raise ForeignHandle(segment, str(path.parent), "it is no segment of this user")
+        raise ForeignHandle(
+            segment, str(path.parent), "invalid segment: needs a file of this user, not empty"
+        )
     return descriptor, status.st_size
 
 
@@ -126,12 +128,12 @@ def _open(directories: SegmentDirectories, segment: str, flags: int) -> tuple[in
 
 
 def packed_bytes(contents: Sequence[Content]) -> int:
-    """What ``SegmentWriter.write`` needs for ``contents``, at most."""
+    """Upper bound of the space that ``SegmentWriter.write`` needs for ``contents``, in bytes."""
     return sum(_size_bytes(content) + ALIGNMENT for content in contents)
 
 
 class _Granted:
-    """``unanswered``: writes whose references the owner of the segment may still be about to get."""
+    """``unanswered``: writes whose references may still be on their way to the segment's owner."""
 
     __slots__ = ("descriptor", "end", "size_bytes", "unanswered")
 
@@ -143,7 +145,7 @@ class _Granted:
 
 
 class SegmentWriter:
-    """Fills the segments that this process is granted, from their beginning to their end.
+    """Fills the segments granted to this process, from their beginning to their end.
 
     try:
         refs = writer.write(arrays)
@@ -155,7 +157,7 @@ class SegmentWriter:
     finally:
         writer.answered(refs)
 
-    The owner seals ``finished`` whether or not it has room for another segment.
+    The owner seals ``finished`` even if it has no room for another segment.
     """
 
     def __init__(self, directories: SegmentDirectories) -> None:
@@ -165,7 +167,7 @@ class SegmentWriter:
         self._current: str | None = None
 
     def use(self, grant: SegmentGrant) -> None:
-        """Writes go here from now on. Raises ForeignHandle where there is no such segment."""
+        """Makes this the current segment, for the next writes. Raises ForeignHandle if it does not exist as granted."""
         descriptor, size_bytes = _open(self._directories, grant.segment, os.O_RDWR)
         if size_bytes != grant.size_bytes:
             os.close(descriptor)
@@ -177,11 +179,10 @@ class SegmentWriter:
         self._current = grant.segment
 
     def write(self, contents: Sequence[Content]) -> list[ByteRef]:
-        """Copies a batch into the current segment: references in the order of ``contents``.
+        """Copies a batch into the current segment; returns the references in the order of ``contents``.
 
-        Raises SegmentFull where they don't fit (the segment is finished then), TypeError for arrays of objects and
-        contents that are no bytes, and OSError. Nothing counts as written where it raises; otherwise ``answered`` is to
-        be called with what it returned.
+        ``answered`` must be called with them later. Raises SegmentFull if the batch does not fit (then the segment is
+        finished), TypeError for arrays of objects and contents without bytes, and OSError; then nothing is written.
         """
         if not contents:
             return []
@@ -190,29 +191,29 @@ class SegmentWriter:
             raise SegmentFull(packed_bytes(contents), 0)
         refs, pieces, end = _lay_out(self._current or "", contents, granted.end)
         if end > granted.size_bytes:
-            self._current = None  # finished, with what is left of it
+            self._current = None  # finished; the space left stays unused
             raise SegmentFull(packed_bytes(contents), granted.size_bytes - granted.end)
-        # Not through a mapping: that would clear every fresh page first, and take a fault for it (2x the time).
+        # Not through a mapping: that takes a page fault for every new page, which is cleared first (2x the time).
         _write_all(granted.descriptor, pieces, granted.end, end)
         granted.end = end
         granted.unanswered += 1
         return refs
 
     def answered(self, refs: Sequence[ByteRef]) -> None:
-        """The put that the ``refs`` of one ``write`` were made for has ended, well or not: no message of it is left."""
+        """Notes that the put with the ``refs`` of one ``write`` has ended, with success or not."""
         granted = self._granted.get(refs[0].segment) if refs else None
         if granted is not None:
             granted.unanswered -= 1
 
     def take_finished(self) -> list[str]:
-        """The segments that can be sealed: nothing more will be written to them, and nothing is unanswered."""
+        """Closes and returns the segments that can be sealed: no more writes will come, and all are answered."""
         finished = [name for name, g in self._granted.items() if name != self._current and not g.unanswered]
         for name in finished:
             os.close(self._granted.pop(name).descriptor)
         return finished
 
     def drop(self, segment: str) -> None:
-        """Forgets a segment that its owner does not know (any more): what is written next needs a grant."""
+        """Closes a segment that its owner does not know any more; the next write may need a new grant."""
         granted = self._granted.pop(segment, None)
         if granted is not None:
             os.close(granted.descriptor)
@@ -220,7 +221,7 @@ class SegmentWriter:
             self._current = None
 
     def close(self) -> None:
-        """Can be repeated. The owner is to be told that this writer has left."""
+        """Closes all segments; can be repeated. The caller notifies the owner that this writer has left."""
         for name in list(self._granted):
             self.drop(name)
 
@@ -232,7 +233,7 @@ def _size_bytes(content: Content) -> int:
 def _lay_out(
     segment: str, contents: Sequence[Content], start: int
 ) -> tuple[list[ByteRef], list[Content], int]:
-    """Where each goes, what is to be written from ``start`` on, and where that ends. ``start`` is aligned."""
+    """The references, the buffers to write from ``start`` (aligned) on, padding included, and their end."""
     refs: list[ByteRef] = []
     pieces: list[Content] = []
     end = start
@@ -271,8 +272,8 @@ def _write_all(descriptor: int, pieces: Sequence[Any], start: int, end: int) -> 
 
 
 class SegmentReader:
-    """Maps segments at their first use. A mapping is kept until its segment is removed, and with it the memory:
-    ``forget_removed`` after rows were consumed; it happens by itself when another segment is mapped."""
+    """Maps segments at their first use. A mapping keeps the memory of a removed segment until ``forget_removed``, which
+    is also called whenever another segment is mapped."""
 
     def __init__(self, directories: SegmentDirectories) -> None:
         directories.check()
@@ -280,7 +281,7 @@ class SegmentReader:
         self._mapped: dict[str, mmap.mmap] = {}
 
     def views(self, refs: Sequence[ByteRef]) -> list[memoryview]:
-        """The bytes, read-only, where they lie. Raises ForeignHandle where a reference is into nothing."""
+        """The bytes in place, read-only. Raises ForeignHandle if a reference is outside of a segment."""
         views = []
         for segment, offset, size_bytes in refs:
             memory = self._memory(segment, offset, size_bytes)
@@ -288,10 +289,10 @@ class SegmentReader:
         return views
 
     def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
-        """As ``views``, each as a flat array. Raises ValueError where one is not a whole number of ``dtype``."""
+        """As ``views``, each as a flat array. Raises ValueError if a size is not a multiple of that of ``dtype``."""
         kind = np.dtype(dtype)
         if kind.hasobject:
-            raise ValueError(f"bytes are no {kind}")
+            raise ValueError(f"invalid dtype {kind}: needs plain numbers")
         item_bytes, arrays = kind.itemsize, []
         for segment, offset, size_bytes in refs:
             memory = self._memory(segment, offset, size_bytes)
@@ -304,19 +305,19 @@ class SegmentReader:
     def read_chunks(self, refs: Sequence[ByteRef], chunk_bytes: int) -> Iterator[bytes]:
         """The bytes of all ``refs``, one behind the other, in chunks of ``chunk_bytes``; the last may be shorter.
 
-        They are mapped before this returns: they may be removed while they are read. Raises as ``views`` does.
+        The segments are mapped before this returns, so they may be removed during the read. Raises as ``views`` does.
         """
         if chunk_bytes < 1:
-            raise ValueError(f"chunks of {chunk_bytes} bytes")
+            raise ValueError(f"chunks of {chunk_bytes} bytes: needs at least 1")
         return _chunks(self.views(refs), chunk_bytes)
 
     def forget_removed(self) -> None:
-        """Lets go of the segments that their owner has removed. Views of them stay good and keep their memory."""
+        """Drops the mappings of removed segments. Views of them stay valid and keep their memory."""
         for segment in [name for name in self._mapped if not self._directories.path(name).exists()]:
             del self._mapped[segment]
 
     def close(self) -> None:
-        """Can be repeated. Views stay good."""
+        """Drops all mappings; can be repeated. Views stay valid."""
         self._mapped.clear()
 
     def _memory(self, segment: str, offset: int, size_bytes: int) -> mmap.mmap:
@@ -324,8 +325,8 @@ class SegmentReader:
         if memory is None:
             memory = self._map(segment)
         if offset < 0 or size_bytes < 0 or offset + size_bytes > len(memory):
-            where = f"bytes {offset} to {offset + size_bytes} of {len(memory)}"
-            raise ForeignHandle(segment, str(self._directories.path(segment).parent), f"it has no {where}")
+            outside = f"bytes {offset} to {offset + size_bytes} are outside of its {len(memory)} bytes"
+            raise ForeignHandle(segment, str(self._directories.path(segment).parent), outside)
         return memory
 
     def _map(self, segment: str) -> mmap.mmap:
@@ -357,6 +358,6 @@ def _chunks(views: Sequence[memoryview], chunk_bytes: int) -> Iterator[bytes]:
 
 
 def remove(directories: SegmentDirectories, segment: str) -> None:
-    """Removes a segment; nothing happens where it is gone. Raises OSError."""
+    """Removes a segment, if it still exists. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         directories.path(segment).unlink()

@@ -1,4 +1,4 @@
-"""Which path a state takes: a pure table. The first path that reaches the destination wins."""
+"""Selects the path of a state, by a pure table: the first path that reaches the destination."""
 
 import functools
 import socket
@@ -13,7 +13,7 @@ from .handle import PathName
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One process on one host. ``process`` is unique over the run, not only on its host."""
+    """One process on one host (a machine). ``process`` is unique in the run, not only on its host."""
 
     host: str
     process: str
@@ -21,10 +21,10 @@ class Place:
 
 @functools.cache
 def this_host() -> str:
-    """The identity of the machine this process sees: boot id and host name.
+    """The identity of this machine: boot id and host name.
 
-    The boot id tells apart machines that were given one name; the name tells apart containers on one
-    kernel, which have no shared memory in common.
+    The boot id distinguishes machines of the same name; the name distinguishes containers on one kernel, which share
+    no memory.
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id}/{socket.gethostname()}"
@@ -48,7 +48,7 @@ _TABLE: Final[dict[PathName, Callable[[Place, Place | None], bool]]] = {
 def select_path(source: Place, destination: Place | None, *, devices: Set[str], size_bytes: int) -> PathName:
     """The path for ``size_bytes`` on ``devices`` (device types) from ``source`` to ``destination``.
 
-    A destination of None is any process of the source's host. Raises NoPath where no path reaches.
+    A destination of None means any process of the source's host. Raises NoPath if no path reaches it.
     """
     for path, reaches in _TABLE.items():
         if reaches(source, destination):
@@ -59,16 +59,16 @@ def select_path(source: Place, destination: Place | None, *, devices: Set[str], 
 def check_reach(
     path: PathName, source: Place, destination: Place, *, devices: Set[str], size_bytes: int
 ) -> None:
-    """Raises NoPath when what was set at ``source`` for ``path`` can't be read at ``destination``.
+    """Raises NoPath if a state set at ``source`` for ``path`` can't be read at ``destination``.
 
-    Another path is not tried: a silent downgrade is an error.
+    No other path is tried: a silent downgrade is an error.
     """
     if not _TABLE[path](source, destination):
-        where = "host" if source.host != destination.host else "process"
+        boundary = "host" if source.host != destination.host else "process"
         raise NoPath(
             f"{source.host}, process {source.process}",
             f"{destination.host}, process {destination.process}",
-            f"{_what(devices, size_bytes)}; path {path!r} does not leave its {where}",
+            f"{_what(devices, size_bytes)}; path {path!r} does not leave its {boundary}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which tensors of a model travel, and under which name. What sets and what gets must agree; torch is not imported."""
+"""The names under which a model's tensors travel: setter and getter must use the same. Does not import torch."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -7,10 +7,10 @@ T = TypeVar("T")
 
 
 def without_ties(named: Mapping[str, T]) -> dict[str, T]:
-    """Every object of ``named`` once, under the first of its names: tied weights have several.
+    """Every object of ``named`` once, under the first of its names, in the same order. Tied weights have several names.
 
-    In the order of ``named``. What counts is the object: take ``state_dict(keep_vars=True)``, which has the
-    parameters themselves, for without it torch makes a new tensor for every name.
+    Objects are compared by identity. Call with ``state_dict(keep_vars=True)``, which has the parameters themselves;
+    without ``keep_vars`` torch makes a new tensor for every name.
     """
     first: dict[int, tuple[str, T]] = {}
     for name, value in named.items():

@@ -1,4 +1,4 @@
-"""Threads for copying. One promise: when ``run`` has returned or raised, no thread touches its data."""
+"""Threads for copying. After ``run`` has returned or raised, no thread touches its data."""
 
 import asyncio
 import threading
@@ -10,15 +10,15 @@ from .errors import TransportClosed
 
 T = TypeVar("T")
 
-# Copying this much takes about as long as going to a thread and back.
+# Copying this much takes about as long as a switch to a thread and back.
 INLINE_BYTES: Final = 1 << 20
 
 
 class CopyWorkers:
-    """Runs copies: small ones at once, large ones in a thread of their own pool.
+    """Runs copies: small ones in the event loop, large ones in a pool of threads.
 
-    The pool is not the event loop's: copies must neither wait for others' blocking calls nor starve them.
-    ``work`` gets an event and should end soon, by raising TransportClosed, once it is set.
+    The pool is not the event loop's own: copies must not wait for other blocking calls, nor delay them. ``work`` is
+    called with an event and must raise TransportClosed soon after it is set.
     """
 
     def __init__(self, threads: int = 2) -> None:
@@ -29,12 +29,13 @@ class CopyWorkers:
 
     @property
     def running(self) -> int:
+        """Copies in threads now."""
         return len(self._running)
 
     async def run(self, size_bytes: int, work: Callable[[threading.Event], T]) -> T:
-        """The result of ``work``. When cancelled, waits until the work has ended, which it is told to do.
+        """Returns the result of ``work``. A cancellation sets the event of ``work`` and waits until it has ended.
 
-        Raises TransportClosed after ``close`` and whatever ``work`` raises.
+        Raises TransportClosed after ``close``, and the errors of ``work``.
         """
         if self._closed:
             raise TransportClosed
@@ -49,13 +50,13 @@ class CopyWorkers:
         except asyncio.CancelledError:
             stop.set()
             if not job.cancel():
-                await _ended(done)
+                await _wait_ended(done)
             raise
         finally:
             del self._running[done]
 
     async def close(self) -> None:
-        """Stops the copies under way, whose callers get TransportClosed, and ends the threads."""
+        """Stops the running copies, whose callers get TransportClosed, and ends the threads."""
         self._closed = True
         for stop in self._running.values():
             stop.set()
@@ -66,8 +67,8 @@ class CopyWorkers:
             self._pool.shutdown()
 
 
-async def _ended(done: asyncio.Future[T]) -> None:
-    # The caller raises CancelledError anyway: a second cancellation must not make it leave a copying thread.
+async def _wait_ended(done: asyncio.Future[T]) -> None:
+    # The caller raises CancelledError afterwards: a second cancellation must not leave a copying thread behind.
     while not done.done():
         try:
             await asyncio.wait([done])

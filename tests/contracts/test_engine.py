@@ -1,4 +1,4 @@
-"""What every ``Engine`` promises, whatever computes inside it. A new engine adds a line to ``ENGINES``."""
+"""The contract of every ``Engine``. A new engine adds a line to ``ENGINES``."""
 
 import itertools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _transformers() -> Engine:
 
 
 def _simulated() -> Engine:
-    # answers that are always cut off, and a clock that goes on by less than a token each time it is read
+    # answers that are always cut off, and a clock that advances by less than a token each time it is read
     config = SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1.0)
     clock = itertools.count(0.0, 0.4)
     return SimulatedEngine(config, clock.__next__, max_batch=2, max_context=MAX_CONTEXT)
@@ -106,7 +106,7 @@ def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
         ((1, 2), 1.0, 4, -1),
     ],
 )
-def test_a_request_nobody_can_serve_can_not_be_made(
+def test_a_request_that_no_engine_can_serve_is_refused(
     prompt: tuple[int, ...], temperature: float, new: int, resumed_tokens: int
 ) -> None:
     with pytest.raises(InvalidRequest, match="request a"):

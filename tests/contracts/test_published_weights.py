@@ -1,4 +1,4 @@
-"""What a trainer publishes is what an engine takes: the same names, shapes and dtypes, and the same policy after it."""
+"""Weights from the trainer to the engine: the same names, shapes and dtypes, and the same policy afterwards."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every transfer path promises, checked on each of them through Set and Get."""
+"""The contract of every transfer path, checked on each of them through Set and Get."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 @dataclass
 class Ends:
-    """Where states are set and where they are got; ``to`` makes the path under test the one selected."""
+    """The transports that set and get; ``to`` selects the path under test."""
 
     source: StateTransport
     destination: StateTransport

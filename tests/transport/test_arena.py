@@ -104,7 +104,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_arena_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.arena").write_bytes(content)
-    with pytest.raises(ForeignHandle, match="no arena file"):
+    with pytest.raises(ForeignHandle, match="invalid arena file"):
         Arena.open(tmp_path, "a.arena")
 
 

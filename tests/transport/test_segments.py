@@ -1,4 +1,4 @@
-"""Segments: what is written is read where it lies, and nothing else can be."""
+"""Segments: written bytes are read in place, and no others."""
 
 import os
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def test_what_is_written_is_read(
     writer.use(granted(directories, 2**17))
     with (
         mock.patch("flexmarl.transport.segments._IOV_MAX", taken),
-        # A kernel that never takes all at once.
+        # A kernel that never writes all at once.
         mock.patch("os.pwritev", lambda fd, some, at: os.pwrite(fd, b"".join(some)[:taken], at)),
     ):
         refs = [writer.write(batch) for batch in batches]
@@ -220,9 +220,9 @@ def test_only_names_of_segments_are_opened(
     directories: SegmentDirectories, writer: SegmentWriter, name: str
 ) -> None:
     with mock.patch("os.open", side_effect=AssertionError("opened")):
-        with pytest.raises(ForeignHandle, match="no segment's name"):
+        with pytest.raises(ForeignHandle, match="invalid segment name"):
             SegmentReader(directories).views([ByteRef(name, 0, 1)])
-        with pytest.raises(ForeignHandle, match="no segment's name"):
+        with pytest.raises(ForeignHandle, match="invalid segment name"):
             writer.use(SegmentGrant(name, SIZE))
 
 

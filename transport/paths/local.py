@@ -1,7 +1,7 @@
-"""Within one process nothing moves: the reader gets the very tensors that were set.
+"""Within one process, without a copy: the reader gets the tensors that were set.
 
-They are aliases. Whoever set them must not write to them while a reader counts on their version; a
-trainer, whose optimizer updates weights in place, sets by ``shm`` even for a reader in its own process.
+They are aliases: the setter must not write to them while a reader needs their version. A trainer, whose optimizer
+updates weights in place, sets by ``shm`` even for a reader in its own process.
 """
 
 import functools
@@ -25,7 +25,7 @@ class _Entry:
 
 
 class LocalPath:
-    """Keeps the two newest versions of every key, as arenas do: what is stale is so on any path."""
+    """Keeps the two newest versions of every key, as arenas do: a handle is stale on every path at the same time."""
 
     def __init__(self, place: Place, workers: CopyWorkers) -> None:
         self._place = place

@@ -1,7 +1,7 @@
 """Between processes of one host: a memory-mapped arena per key (``arena.py`` has the rules of reading).
 
-The writer copies its tensors into one slot, the reader copies them out into its own; neither waits for the
-other. Tensors may be on any device: copying does the staging.
+The writer copies its tensors into one slot, the reader copies them into its own tensors; neither waits for the other.
+Tensors may be on any device: the slot stages them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from . import buckets
 
 
 class _Mapped:
-    """An arena with tensors over its bytes. Views are made once per slot and layout."""
+    """An arena with tensors as views of its bytes. The views are made once per slot and layout."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -43,22 +43,22 @@ class _Mapped:
 
 
 class _Written:
-    """What this process keeps for a key that it sets."""
+    """The arenas of one key that this process sets."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.lock = asyncio.Lock()
         self.layout: buckets.Layout | None = None
-        self.arenas: list[_Mapped] = []  # the last is in use, others are outgrown
+        self.arenas: list[_Mapped] = []  # the last is in use; the others are too small now
         self.arenas_made = 0
         self.slot = 0
 
 
 class ShmPath:
-    """Arenas in ``directory``, which is on tmpfs and belongs to the run: whoever made it removes it.
+    """Arenas in ``runtime_dir``, the run's directory on tmpfs.
 
-    ``close`` removes the files of this process; those of a killed one stay in the directory until it goes.
-    A key's arena is made at its first ``put`` and again only when a bucket has outgrown it.
+    ``close`` removes the files of this process; those of a killed process stay until the directory is removed. The
+    arena of a key is made at its first ``put``, and a larger one when a bucket does not fit any more.
     """
 
     def __init__(self, place: Place, directory: Path, workers: CopyWorkers) -> None:
@@ -71,7 +71,7 @@ class ShmPath:
 
     @property
     def arena_bytes(self) -> int:
-        """The size of the arenas that this process made and still has."""
+        """Bytes of the arenas that this process has made and not removed."""
         return sum(
             len(mapped.arena.memory) for written in self._written.values() for mapped in written.arenas
         )
@@ -109,7 +109,7 @@ class ShmPath:
         buckets.copy(mapped.views(slot, layout.specs), sources, stop, bucket)
         digest = bucket.digest()
         generation = arena.commit(slot)
-        # Only now: a write that was given up leaves its slot to the next one, and the other slot to readers.
+        # Only now: after an unfinished write the next one takes the same slot, and readers keep the other slot.
         written.slot = 1 - slot
         for outgrown in written.arenas[:-1]:
             del self._mapped[outgrown.arena.name]
@@ -130,7 +130,7 @@ class ShmPath:
         )
 
     def _add_arena(self, key: str, written: _Written, size_bytes: int) -> None:
-        # The key is in the name for people; process, number and count make it unique.
+        # The key makes the name readable; process, number and count make it unique.
         readable = re.sub(r"[^A-Za-z0-9]+", "_", key)[:48]
         name = f"{self._place.process}-{written.number}-{readable}-{written.arenas_made}.arena"
         mapped = _Mapped(Arena.create(self._directory, name, size_bytes))
@@ -149,7 +149,7 @@ class ShmPath:
         mapped = self._map(handle)
         arena, slot = mapped.arena, handle.slot
         if handle.size_bytes > arena.slot_bytes:
-            reason = f"a bucket of {handle.size_bytes} bytes is said to be in a slot of {arena.slot_bytes}"
+            reason = f"a bucket of {handle.size_bytes} bytes can't be in a slot of {arena.slot_bytes}"
             raise ForeignHandle(handle.location, str(self._directory), reason)
         targets = buckets.destinations(handle.key, handle.tensors, into)
         self._check_generation(arena, handle)
@@ -173,15 +173,15 @@ class ShmPath:
             mapped = _Mapped(Arena.open(self._directory, handle.location))
         except FileNotFoundError as error:
             raise StaleHandle(handle.key, handle.version, None) from error
-        # A new arena often replaces one that its owner has removed: that memory is freed when all let go.
-        for name in list(self._mapped):  # a list: other copy threads add to it and take away
+        # A new arena often replaces one that its owner has removed, and whose memory is freed with its last mapping.
+        for name in list(self._mapped):  # a list: other copy threads change the dict
             if not (self._directory / name).exists():
                 self._mapped.pop(name, None)
         self._mapped[handle.location] = mapped
         return mapped
 
     async def close(self) -> None:
-        """Call it when the workers have ended."""
+        """To be called after the workers have ended."""
         self._closed = True
         for written in self._written.values():
             for mapped in written.arenas:

@@ -1,8 +1,8 @@
-"""A stretch of decode steps over the same rows.
+"""Plans of several decode steps over the same rows.
 
-While no sequence joins or leaves, all that a step needs is known in advance except the tokens: positions,
-cache cells, masks and random numbers are functions of the step's number. They are computed for a whole
-stretch at once, and what was drawn is kept as it came until the stretch ends: a step does no work per row.
+While no sequence joins or leaves, everything that a step needs except the tokens is known in advance: positions, cache
+cells, masks and random numbers are functions of the step's number. They are computed for all steps of a plan at once,
+and sampled tokens are distributed to the rows only at its end: a step does no work per row.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from .engine import EngineRequest, EngineResult, FinishReason
 from .slot_cache import COLUMN_STEP, SlotCache
 from .token_sampling import Temperatures, uniforms
 
-# Longer ones attend to more columns that are still empty, shorter ones prepare more often.
+# Longer plans attend to more columns that are still empty, shorter ones are prepared more often.
 PLAN_STEPS = 2 * COLUMN_STEP
 
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """An active sequence. ``key`` (uint64) is the state of its random stream (see ``draws``)."""
+    """A sequence in the batch. ``key`` (uint64): the state of its random stream (``token_sampling.stream_keys``)."""
 
     request: EngineRequest
     key: np.uint64
@@ -32,12 +32,12 @@ class ActiveSequence:
 
     @property
     def position(self) -> int:
-        """Of the newest token, which is not in the cache yet."""
+        """The position of the newest token, which is not in the cache yet."""
         return len(self.request.prompt_tokens) + len(self.tokens) - 1
 
     @property
     def stream_index(self) -> int:
-        """Random numbers of its stream that are used up."""
+        """The index of its next random number."""
         return self.request.resumed_tokens + len(self.tokens)
 
     @property
@@ -50,10 +50,11 @@ class ActiveSequence:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """What one decode step of n rows needs, on the device.
+    """The inputs of one decode step of n rows, on the device, except the tokens.
 
-    ``positions``: int64 [n, 1]. ``cells``: int64 [n], where the cache keeps them. ``mask``: [n, 1, 1,
-    columns] of the model's dtype, added to the attention scores. ``points``: float64 [n, 1], in [0, 1).
+    ``positions``: int64 [n, 1]. ``cells``: int64 [n], the cells of the cache for the new keys and values. ``mask``:
+    [n, 1, 1, columns] of the model's dtype, added to the attention scores. ``points``: float64 [n, 1], uniform random
+    numbers in [0, 1).
     """
 
     positions: Tensor
@@ -63,7 +64,7 @@ class DecodeStep:
 
 
 class DecodePlan:
-    """At most ``PLAN_STEPS`` steps of ``rows``; none of them reaches its limit before the last."""
+    """At most ``PLAN_STEPS`` steps of ``rows``; no row reaches its ``max_new_tokens`` before the last step."""
 
     def __init__(
         self, rows: Sequence[ActiveSequence], cache: SlotCache, dtype: torch.dtype, device: torch.device
@@ -117,13 +118,13 @@ class DecodePlan:
         return len(self._tokens) == self._steps
 
     def record(self, inputs: Tensor, tokens: list[int], logprobs: list[float]) -> None:
-        """Enter what the step drew; ``inputs`` are ``tokens`` on the device, int64 [n, 1]."""
+        """Adds the tokens sampled by ``next_step``; ``inputs``: the same tokens on the device, int64 [n, 1]."""
         self.inputs = inputs
         self._tokens.append(tokens)
         self._logprobs.append(logprobs)
 
     def finish(self) -> None:
-        """Give the rows what was drawn for them."""
+        """Appends the sampled tokens to their rows."""
         if self._tokens:
             tokens, logprobs = zip(*self._tokens, strict=True), zip(*self._logprobs, strict=True)
             for row, row_tokens, row_logprobs in zip(self._rows, tokens, logprobs, strict=True):

@@ -75,7 +75,7 @@ class EngineStatistics:
 
     steps: int
     prompt_tokens: int
-    """Of the requests that were prefilled."""
+    """Prompt tokens of all requests that left the queue."""
     generated_tokens: int
     interrupted: int
     """Requests that were aborted before their end."""

@@ -1,4 +1,4 @@
-"""From tokens to logits: what the engine asks of a model, and the way that works for every architecture."""
+"""From tokens to logits: the interface that the engine needs of a model, and its form for every architecture."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -12,7 +12,7 @@ from .slot_cache import ATTENTION, SlotCache
 
 
 class Forward(ABC):
-    """Computes logits, and keeps keys and values in a ``SlotCache`` that has been told which rows come."""
+    """Computes logits, and stores keys and values in a ``SlotCache`` whose next rows are set."""
 
     @abstractmethod
     def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ class ModuleForward(Forward):
         self._head: nn.Module = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
 
     def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
-        # Causal attention keeps the padding behind a prompt from reaching it. Only the last token's logits
-        # are wanted, and it is at a different place in each row: selected before the output matrix.
+        # Causal attention keeps the padding behind a prompt from reaching it. Only the last token's logits are needed;
+        # its hidden state is selected before the output matrix, at another position in each row.
         last = torch.arange(len(prompts), device=prompts.device), lengths - 1
         with self._head.register_forward_pre_hook(lambda _, args: (args[0][last].unsqueeze(1),)):
             return self._logits(cache, prompts, None, None)

@@ -3,8 +3,8 @@
     add ─> waiting ──prefill──> rows 0..n-1 of the slot cache ──decode, all rows at once──> finished
               (new prompts together, padded)         (one token per row and step)
 
-Sequences join and leave between any two steps. A step costs one forward of the model over exactly the active
-rows, attending to as many columns as the longest of them has; the rest is a handful of vectorised operations.
+Sequences join and leave between any two steps. A step is one forward of the model over the running rows, attending
+to as many columns as the longest of them has, and a handful of vectorised operations.
 """
 
 import math
@@ -31,22 +31,22 @@ from .token_sampling import Temperatures, sample_tokens, stream_keys, uniforms
 
 log = get_logger(__name__)
 
-# Prompts are computed in groups of at most this many tokens, padding included, repetitions not: it bounds the
-# activations.
+# Prompts are computed in groups of at most this many tokens, with padding, without repetitions: it bounds the memory
+# of the activations.
 PREFILL_TOKENS = 16384
-# A prefill costs about as much as a decode step when models are small, so single arrivals wait for company:
-# until they are this share of the active rows, but never longer than so many steps.
+# With small models a prefill costs about as much as a decode step. So new requests wait until they are this share of
+# the running rows, but at most this number of steps.
 ADMIT_SHARE = 1 / 8
 ADMIT_STEPS = 8
 
 
 class TransformersEngine(Engine):
-    """Generates with ``model`` on the device and in the dtype it has.
+    """Generates with ``model``, on its device and in its dtype.
 
-    The engine owns the model from here on (its attention implementation is replaced). ``eos_token_ids`` end a
-    sequence. At most ``max_batch`` sequences are decoded together, of at most ``max_context`` tokens each
-    (prompt and generated), by default what the model's config allows. Raises ``UnsupportedModel`` for
-    architectures that don't keep all keys and values of all layers (sliding windows, linear attention).
+    The engine owns the model from now on: it replaces the attention implementation. ``eos_token_ids`` end a sequence.
+    At most ``max_batch`` sequences are decoded together, of at most ``max_context`` tokens each (prompt and
+    completion), by default the limit in the model's config. Raises UnsupportedModel for architectures that don't keep
+    all keys and values of all layers (sliding windows, linear attention).
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class TransformersEngine(Engine):
         self._stops = frozenset(eos_token_ids)
         self._waiting: deque[EngineRequest] = deque()
         self._rows: list[ActiveSequence] = []
-        self._ids: set[str] = set()  # of all waiting and active requests
-        self._finished: list[EngineResult] = []  # kept when a step raises: the next one returns them
+        self._ids: set[str] = set()  # of all waiting and running requests
+        self._finished: list[EngineResult] = []  # kept if a step raises: the next one returns them
         self._held_steps = 0
         self._plan: DecodePlan | None = None  # None: the rows have all their tokens, and may change
         self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
@@ -164,7 +164,7 @@ class TransformersEngine(Engine):
 
     @torch.inference_mode()
     def _verify_fused(self) -> None:
-        """Compare the lean forward with the model's own, once there are weights that tell; drop it if it differs."""
+        """Compares the fused forward with the model's own, once weights are loaded; drops it if it differs."""
         if self._fused_is_verified is not None:
             return
         found = relative_difference(self._forward, self._stock, self._model)
@@ -173,7 +173,7 @@ class TransformersEngine(Engine):
         self._fused_is_verified = found <= TOLERANCE[self._dtype]
         if not self._fused_is_verified:
             log.warning(
-                "the lean forward differs from the model's own, which is used instead",
+                "the fused forward differs from the model's own, which is used instead",
                 model=type(self._model).__name__,
                 relative_difference=found,
                 tolerance=TOLERANCE[self._dtype],
@@ -190,7 +190,7 @@ class TransformersEngine(Engine):
         return True
 
     def _next_group(self) -> list[EngineRequest]:
-        """The first waiting requests that fit the free rows and one prefill; they stay in the queue."""
+        """The first waiting requests that fit into the free rows and one prefill; they stay in the queue."""
         group: list[EngineRequest] = []
         distinct: set[tuple[int, ...]] = set()
         longest = 0
@@ -203,7 +203,7 @@ class TransformersEngine(Engine):
         return group
 
     def _prefill(self, group: list[EngineRequest]) -> None:
-        """Compute the prompts of ``group`` and draw the first token of each; they become the last rows."""
+        """Computes the prompts of ``group`` and samples the first token of each; they become the last rows."""
         self._end_plan()
         logits = self._compute_prompts([request.prompt_tokens for request in group])
         keys = stream_keys([request.seed for request in group])
@@ -222,7 +222,7 @@ class TransformersEngine(Engine):
         self._collect(tokens, len(self._rows) - len(group))
 
     def _compute_prompts(self, prompts: list[tuple[int, ...]]) -> Tensor:
-        """Logits [n, vocabulary] behind each prompt, which gets the next row; one given often is computed once."""
+        """Logits [n, vocabulary] behind each prompt; each gets a row, but equal prompts are computed once."""
         numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
         lengths = [len(prompt) for prompt in numbers]
         padded = np.zeros((len(numbers), max(lengths)), np.int64)
@@ -242,7 +242,7 @@ class TransformersEngine(Engine):
         return logits.index_select(0, torch.tensor(chosen, device=self._device))
 
     def _decode(self) -> None:
-        """One more token for every row."""
+        """Samples one more token for every row."""
         plan = self._plan
         if plan is None:
             plan = self._plan = DecodePlan(self._rows, self._cache, self._dtype, self._device)
@@ -264,7 +264,7 @@ class TransformersEngine(Engine):
             self._plan = None
 
     def _collect(self, tokens: list[int], first: int) -> None:
-        """Take the results of those rows from ``first`` on that their newest token ends, and free them."""
+        """Collects the results of the rows from ``first`` on that their newest token ends, and frees these rows."""
         finished = [
             number
             for number, token in enumerate(tokens, first)
@@ -276,7 +276,7 @@ class TransformersEngine(Engine):
         self._release(finished)
 
     def _release(self, finished: list[int]) -> None:
-        """Free these rows (ascending); the last rows take their places. No stretch is under way."""
+        """Frees these rows (ascending); the last rows take their places. To be called without a plan."""
         if not finished:
             return
         rows, left = self._rows, len(self._rows) - len(finished)
@@ -294,25 +294,25 @@ class TransformersEngine(Engine):
 def _to_lists(
     tokens: Tensor, logprobs: Tensor, rows: Sequence[ActiveSequence]
 ) -> tuple[list[int], list[float]]:
-    """What was drawn for ``rows`` (both [n, 1]) as lists."""
-    drawn: list[int] = tokens.squeeze(1).tolist()
-    numbers: list[float] = logprobs.squeeze(1).tolist()
-    if not math.isfinite(sum(numbers)):
+    """The sampled tokens and log-probabilities of ``rows`` (both [n, 1]) as lists. Raises NonFiniteLogits."""
+    token_list: list[int] = tokens.squeeze(1).tolist()
+    logprob_list: list[float] = logprobs.squeeze(1).tolist()
+    if not math.isfinite(sum(logprob_list)):
         broken = (
             row.request.request_id
-            for row, number in zip(rows, numbers, strict=True)
-            if not math.isfinite(number)
+            for row, logprob in zip(rows, logprob_list, strict=True)
+            if not math.isfinite(logprob)
         )
         raise NonFiniteLogits(tuple(broken))
-    return drawn, numbers
+    return token_list, logprob_list
 
 
 def _context(model: PreTrainedModel, max_context: int | None) -> int:
-    """``max_context``, checked against what the model was made for, or that."""
+    """``max_context``, checked against the limit in the model's config, or that limit by default."""
     allowed: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if max_context is None and allowed is None:
         raise UnsupportedModel(
-            type(model).__name__, "its config names no max_position_embeddings: set max_context"
+            type(model).__name__, "its config has no max_position_embeddings: set max_context"
         )
     if max_context is not None and allowed is not None and max_context > allowed:
         raise UnsupportedModel(

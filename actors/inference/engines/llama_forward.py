@@ -1,13 +1,13 @@
-"""Llama's decoder and its like, written down as formulas on the module's own parameters.
+"""The fused forward of the llama family: the decoder as formulas on the module's own parameters.
 
     x = embedding[tokens]
     for each layer:   x += out(attention(rotate(norm(qkv(norm(x))))))       heads share keys in groups
                       x += down(silu(gate(norm(x))) * up(norm(x)))
     logits = head(norm(x))
 
-On small models a decode step of the Hugging Face module is mostly the cost of calling many modules and tiny
-operations. Here q, k and v are one matrix product, and so are gate and up: their parameters become views of
-one matrix, so what is written into them through the state dict is in effect at once and nothing is held twice.
+With small models, the time of a decode step of the Hugging Face module is mostly that of calling many modules and tiny
+operations. Here q, k and v are one matrix product, and so are gate and up: their parameters become views of one matrix,
+so that weights written through the state dict take effect at once, and no weight is in memory twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ from .engine import EngineRequest
 from .forward import Forward
 from .slot_cache import SlotCache
 
-# How far the logits may be from the module's, as a share of the largest: rounding stays below, other formulas don't.
+# Largest difference from the module's logits, as a share of the largest logit: rounding is below, other formulas above.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _CHECK_COLUMNS = 8
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-# Their angles depend on a token's position alone; those of "dynamic" and "longrope" also on the longest sequence.
+# Rotations by the token's position alone; those of "dynamic" and "longrope" depend on the longest sequence too.
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -60,7 +60,7 @@ class Linear:
 class Norm:
     """``weight * x / sqrt(mean(x**2) + epsilon)`` (Zhang & Sennrich, "Root Mean Square Layer Normalization").
 
-    ``weight``: [size]; or, for heads of ``kinds`` (int64 [heads]), one for each kind: [kinds, size].
+    ``weight``: [size]; or [kinds, size], one per kind of head, with ``kinds`` (int64 [heads]) the kind of each head.
     """
 
     weight: Tensor
@@ -73,7 +73,7 @@ class Norm:
         size = x.shape[-1]
         if not _on_cpu_in_float32(x):
             return F.rms_norm(x, (size,), None, self.epsilon).mul_(weight)
-        # torch makes eight operations of it on CPUs. |x| is the root of the sum of squares.
+        # torch needs eight operations for it on CPUs. |x| is the root of the sum of squares.
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
         normed: Tensor = x / length.mul_(size**-0.5)
         return normed.mul_(weight)
@@ -91,7 +91,7 @@ class Layer:
 
 
 def _on_cpu_in_float32(tensor: Tensor) -> bool:
-    """There what is called often counts more than what is computed, and other ways are quicker."""
+    """True if the number of calls costs more than the computation, so that other formulas are faster."""
     return tensor.dtype == torch.float32 and tensor.is_cpu
 
 
@@ -101,9 +101,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class FusedLlamaForward(Forward):
-    """The forward of a model that ``unsupported_reason`` finds nothing against, for positions below ``max_context``.
+    """The forward of a model without an ``unsupported_reason``, for positions below ``max_context``.
 
-    Makes parameters of the model views of joined ones; the model goes on working.
+    Parameters of the model become views of joined ones; the model itself still works.
     """
 
     def __init__(self, model: PreTrainedModel, max_context: int) -> None:
@@ -150,7 +150,7 @@ class FusedLlamaForward(Forward):
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             keys, values = cache.append(layer, keys, values)
-            # The heads that share keys stand as so many query tokens of one head: no key is copied.
+            # Heads that share keys are computed as several query tokens of one head: no key is copied.
             attended = F.scaled_dot_product_attention(
                 queries.view(grouped), keys, values, attn_mask=step.mask, scale=self._scale
             )
@@ -190,10 +190,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why ``FusedLlamaForward`` would not compute what ``model`` does; None where nothing is known against it."""
+    """A reason for which ``FusedLlamaForward`` can't compute the forward of ``model``; None if supported."""
     config = model.config
     if config.model_type not in FAMILY or not type(model).__name__.endswith("ForCausalLM"):
-        return f"{type(model).__name__} is not known to be such a decoder"
+        return f"{type(model).__name__} is unknown as a decoder of the llama family"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
     module: Any = model
@@ -254,14 +254,14 @@ def _norm(module: Any, weight: Tensor | None = None, kinds: Tensor | None = None
 
 
 def _join(linears: Sequence[nn.Linear]) -> Linear:
-    """The layers of one input as one; their parameters become views of its."""
+    """Layers with the same input as one layer; their parameters become views of its parameters."""
     joined = torch.cat([linear.weight.detach() for linear in linears])  # [out, in]
     if _on_cpu_in_float32(joined):
-        # measured: a product of few rows takes 0.5 to 0.9 of the time with the inputs' dimension first in memory
+        # measured: with the inputs' dimension first in memory, a product of few rows takes 0.5 to 0.9 of the time
         joined = joined.t().contiguous().t()
     bounds = list(pairwise(accumulate((linear.out_features for linear in linears), initial=0)))
     _make_views([linear.weight for linear in linears], [joined[slice(*rows)] for rows in bounds])
-    biases: list[Tensor | None] = [linear.bias for linear in linears]  # torch's types don't know of None
+    biases: list[Tensor | None] = [linear.bias for linear in linears]  # None is missing in torch's types
     present = [bias for bias in biases if bias is not None]
     if not present:
         return Linear(joined.t(), None)
@@ -283,18 +283,18 @@ def _rotations(rotary: Any, positions: int, weight: Tensor) -> tuple[Tensor, Ten
     return cos[0].unsqueeze(1).contiguous(), torch.cat((-first, second), -1)[0].unsqueeze(1)
 
 
-# ---------------------------------------------------------------------------------- the proof of the formulas
+# ---------------------------------------------------------------------------------- verification of the formulas
 
 
 def relative_difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float | None:
-    """The largest difference between two forwards' logits, relative to the largest logit.
+    """The largest difference between the logits of two forwards, relative to the largest logit.
 
-    Of two short prompts of unequal lengths and a token behind each. None where the weights tell nothing: all
-    logits are zero, or some aren't finite.
+    Computed for two short prompts of unequal lengths and a token behind each. None if the weights allow no comparison:
+    all logits are zero, or some are not finite.
     """
     tokens = np.arange(1, 11).reshape(2, 5) * 7919 % model.config.vocab_size
     lengths = (5, 3)
-    seen = []
+    logits = []
     for forward in (theirs, ours):
         cache = SlotCache(2, _CHECK_COLUMNS, model.dtype, model.device)
         cache.prefill(0, *tokens.shape)
@@ -305,7 +305,7 @@ def relative_difference(ours: Forward, theirs: Forward, model: PreTrainedModel) 
             for line, length in zip(tokens, lengths, strict=True)
         ]
         plan = DecodePlan(rows, cache, model.dtype, model.device)
-        seen.append(torch.cat((first, forward.decode(cache, plan.inputs, plan.next_step))).float())
-    scale = seen[0].abs().max().item()
-    apart = (seen[0] - seen[1]).abs().max().item()
+        logits.append(torch.cat((first, forward.decode(cache, plan.inputs, plan.next_step))).float())
+    scale = logits[0].abs().max().item()
+    apart = (logits[0] - logits[1]).abs().max().item()
     return apart / scale if 0 < scale < float("inf") else None

@@ -1,10 +1,9 @@
-"""An engine without a model: it answers with drawn letters, after the time that a real one would have taken.
+"""An engine without a model: it answers with random letters, after the time that a real engine would take.
 
-For measuring and testing what goes on around engines. Sequences are decoded in continuous batching: all active ones
+For tests and measurements of everything around engines. Sequences are decoded by continuous batching: all running ones
 get their next token together, one decode step after the other, and a sequence that ends makes room for a waiting one.
-Nothing is computed and nothing waits in here: the engine is brought up to its clock whenever it is called, and
-``due_s`` says when it will be worth calling again. ``SimulatedInstance`` does that on the event loop, whose time may be
-virtual.
+The engine computes nothing and never waits: each call advances it to the time of its clock, and ``due_s`` is the time
+of the next useful call. ``SimulatedInstance`` calls it on the event loop, whose time may be virtual.
 """
 
 import heapq
@@ -26,15 +25,15 @@ VOCABULARY = 256  # tokens are bytes of UTF-8 text
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;:!"
 _TO_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
 _LOGPROB = -math.log(len(_LETTERS))
-_ROUNDING = 1e-6  # of decode steps
+_ROUNDING = 1e-6  # decode steps
 
 
 class SimulatedEngineConfig(Config):
-    """How long a simulated engine's answers are and what time they take.
+    """Lengths and times of a simulated engine's answers.
 
-    Lengths, in tokens, are lognormal: ``median_tokens * exp(sigma * z)``, ``z`` standard normal. A decode step takes
-    ``token_s`` seconds for one sequence alone and ``crowding`` of that more for each further one. A token of the prompt
-    takes ``prompt_share`` of a decode step. Installing new weights takes ``install_s``.
+    Lengths, in tokens, are lognormal: ``median_tokens * exp(sigma * z)``, ``z`` standard normal. A decode step of one
+    sequence takes ``token_s`` seconds; each further sequence adds ``crowding`` times that. A token of the prompt takes
+    ``prompt_share`` of a decode step. Installing new weights takes ``install_s`` seconds.
     """
 
     median_tokens: Positive = 32.0
@@ -48,7 +47,7 @@ class SimulatedEngineConfig(Config):
 def sample_answer(
     config: SimulatedEngineConfig, seed: int, max_new_tokens: int
 ) -> tuple[tuple[int, ...], FinishReason]:
-    """The tokens that ``seed`` stands for: letters, and the end-of-sequence token where they are not cut off."""
+    """The tokens that ``seed`` determines: letters, and the end-of-sequence token unless they are cut off."""
     numbers = random.Random(seed)
     length = config.median_tokens * math.exp(config.sigma * numbers.gauss(0.0, 1.0))
     if length > max_new_tokens:
@@ -66,13 +65,13 @@ class _Sequence:
     """Decode steps from its admission to its end."""
 
     def tokens_before(self, steps_left: float) -> int:
-        """How many it has while its end is ``steps_left`` away. The last comes with the end itself."""
+        """Number of tokens it has ``steps_left`` steps before its end. The last token comes at the end itself."""
         missing = math.ceil(steps_left - _ROUNDING)
         return max(0, len(self.tokens) - max(1, missing))
 
 
 class SimulatedEngine(Engine):
-    """``clock`` gives seconds, as often as asked, and never goes back."""
+    """``clock`` returns seconds and never goes back."""
 
     def __init__(
         self,
@@ -90,15 +89,17 @@ class SimulatedEngine(Engine):
         self._progress = 0.0  # decode steps done since the engine was last idle
         self._waiting: dict[str, _Sequence] = {}  # first come, first served
         self._active: dict[str, _Sequence] = {}
-        self._ends: list[tuple[float, int, _Sequence]] = []  # a heap of (progress, order of admission, who)
+        self._ends: list[
+            tuple[float, int, _Sequence]
+        ] = []  # a heap of (progress at the end, order of admission, sequence)
         self._finished: dict[str, EngineResult] = {}
-        import torch  # here: whoever checks a config needs none of it
+        import torch  # here: checking a config needs no torch
 
         self._weights = {"state": torch.zeros(2, dtype=torch.int64)}
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
         self._busy_s = self._sequence_s = 0.0
 
-    # ------------------------------------------------------------------ what every engine does
+    # ------------------------------------------------------------------ the contract of engines
 
     def add(self, request: EngineRequest) -> None:
         prompt, name = request.prompt_tokens, request.request_id
@@ -107,18 +108,18 @@ class SimulatedEngine(Engine):
         if name in self._active or name in self._waiting or name in self._finished:
             raise InvalidRequest(name, "the id is in use by a pending request")
         if min(prompt) < 0 or max(prompt) >= VOCABULARY:
-            raise InvalidRequest(name, f"its prompt is not all within the vocabulary of {VOCABULARY}")
+            raise InvalidRequest(name, f"prompt tokens are outside the vocabulary of {VOCABULARY}")
         self._catch_up()
         whole, finish_reason = sample_answer(
             self._config, request.seed, request.resumed_tokens + request.max_new_tokens
         )
-        # the latter: for a request whose `drawn` tokens are more than its seed ever drew
+        # the latter: `resumed_tokens` may exceed the tokens that the seed determines
         tokens = whole[request.resumed_tokens :] or (END_OF_SEQUENCE,)
         steps = len(tokens) + self._config.prompt_share * len(prompt)
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
 
     def step(self) -> list[EngineResult]:
-        """See ``Engine.step``. Advances to what the clock says, by no token or by many, and does not wait."""
+        """See ``Engine.step``. Advances to the time of the clock, by any number of tokens, and does not wait."""
         if not self.pending:
             return []
         self._steps += 1
@@ -128,7 +129,7 @@ class SimulatedEngine(Engine):
         return results
 
     def abort(self, request_id: str) -> EngineResult | None:
-        """See ``Engine.abort``. What has ended by the clock is no longer interrupted."""
+        """See ``Engine.abort``. A sequence that has ended by the clock is returned as finished."""
         self._catch_up()
         if (finished := self._finished.pop(request_id, None)) is not None:
             return finished
@@ -151,7 +152,7 @@ class SimulatedEngine(Engine):
         return len(self._waiting) + len(self._active) + len(self._finished)
 
     def weights(self) -> "dict[str, Tensor]":
-        """``state``: int64 ``[2]``, the policy's version and a digest of what it was trained on."""
+        """``state``: int64 [2], the policy's version and a digest of its training samples."""
         return self._weights
 
     def weights_loaded(self) -> None:
@@ -178,7 +179,7 @@ class SimulatedEngine(Engine):
 
     @property
     def due_s(self) -> float:
-        """When, by the clock, ``step`` has to be called next if nothing comes in between; infinity for never."""
+        """Time of the clock at which the next ``step`` is useful if no other call comes first; infinity if idle."""
         if self._finished or (self._waiting and len(self._active) < self._max_batch):
             return self._now_s
         return self._next_end_s() if self._ends else math.inf
@@ -190,7 +191,7 @@ class SimulatedEngine(Engine):
         return self._config.token_s * (1.0 + self._config.crowding * (len(self._active) - 1))
 
     def _catch_up(self) -> None:
-        """Goes from end to end until the clock's time: each makes room at its own moment, however late the call."""
+        """Advances to the time of the clock, from end to end: each end makes room at its own time."""
         now_s = self._clock()
         while self._ends and (end_s := self._next_end_s()) <= now_s:
             self._spend_until(end_s)

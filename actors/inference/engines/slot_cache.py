@@ -1,9 +1,9 @@
 """Keys and values of the sequences being decoded, one row each, and the attention that reads them in place.
 
-Rows 0..n-1 are the active sequences, always without gaps: when sequences finish, the last rows move into
-their places (``move``). So decoding reads a plain slice, never a gathered copy. A sequence's token number p
-is at column p of its row. The buffers grow by doubling and are never given back; between two growths nothing
-is allocated.
+Rows 0..n-1 are the running sequences, always without gaps: when sequences finish, the last rows move into
+their places (``move``). So decoding reads a plain slice, never a gathered copy. Token number p of a sequence
+is at column p of its row. The buffers grow by doubling and are never freed; between two growths nothing is
+allocated.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-# Widths are multiples of it: memory-efficient attention on GPUs wants aligned masks.
+# Widths are multiples of it: memory-efficient attention on GPUs needs aligned masks.
 COLUMN_STEP = 8
 _FIRST_COLUMNS = 64
 _FIRST_ROWS = 8
@@ -24,8 +24,8 @@ _FIRST_ROWS = 8
 class SlotCache(Cache):
     """The cache of a whole model, for at most ``max_rows`` sequences of ``max_columns`` tokens.
 
-    ``prefill`` or ``decode`` says what the following forwards do; every layer's ``update`` then does it. To
-    the model it looks like a cache that is still empty, which is what the masks of prompts are made for.
+    ``prefill`` or ``decode`` sets the rows of the following forwards; then every layer calls ``update``. To the model
+    it looks like an empty cache, for which the masks of prompts are made.
     """
 
     def __init__(self, max_rows: int, max_columns: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class SlotCache(Cache):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._first = 0  # the row that prefilling starts at
-        self._cells: Tensor | None = None  # int64 [n], where each row's next token goes; None: prefilling
+        self._cells: Tensor | None = None  # int64 [n], the cell of each row's next token; None: prefilling
         self._views: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     @property
@@ -48,15 +48,15 @@ class SlotCache(Cache):
         return self._rows * self._columns
 
     def prefill(self, first: int, rows: int, columns: int) -> None:
-        """The next forward computes ``rows`` new rows from ``first`` on, of up to ``columns`` tokens each."""
+        """Prepares a forward of ``rows`` new rows from ``first`` on, of up to ``columns`` tokens each."""
         self._reserve(first + rows, columns)
         self._first = first
         self._cells = None
 
     def decode(self, rows: int, columns: int) -> int:
-        """The next forwards compute one token of each of the first ``rows``, attending to ``columns``.
+        """Prepares forwards of one token of each of the first ``rows``, which attend to ``columns``.
 
-        Returns the cells between two rows: token p of row r goes to cell r * that + p (see ``write_to``).
+        Returns the cells per row, c: token p of row r belongs in cell r * c + p (see ``write_to``).
         """
         self._reserve(rows, columns)
         self._views = [
@@ -71,20 +71,20 @@ class SlotCache(Cache):
         return self._columns
 
     def write_to(self, cells: Tensor) -> None:
-        """Where the next forward's token of each row goes: int64 [rows]."""
+        """Sets the cells of the next forward's tokens: int64 [rows]."""
         self._cells = cells
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values ([batch, kv_heads, tokens, head_dim]); returns those to attend to."""
+        """Stores new keys and values ([batch, kv_heads, tokens, head_dim]); returns those to attend to."""
         if self._cells is None:
             self._store_prompts(key_states, value_states, layer_idx)
             return key_states, value_states
         return self.append(layer_idx, key_states.squeeze(2), value_states.squeeze(2))
 
     def append(self, layer: int, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Decoding's ``update``, of one token per row ([n, kv_heads, head_dim])."""
+        """``update`` for decoding: one token per row ([n, kv_heads, head_dim])."""
         assert self._cells is not None
         key_cells, value_cells, keys, values = self._views[layer]
         key_cells.index_copy_(0, self._cells, new_keys)
@@ -99,7 +99,7 @@ class SlotCache(Cache):
             buffers[layer][rows, : states.shape[2]] = states.transpose(1, 2)
 
     def move(self, sources: list[int], targets: list[int], columns: int) -> None:
-        """Copy rows ``sources[i]`` over rows ``targets[i]``, their first ``columns`` columns."""
+        """Copies the first ``columns`` columns of row ``sources[i]`` to row ``targets[i]``."""
         come_from = torch.tensor(sources, device=self._device)
         go_to = torch.tensor(targets, device=self._device)
         for buffer in (*self._keys, *self._values):
@@ -107,7 +107,7 @@ class SlotCache(Cache):
             used.index_copy_(0, go_to, used.index_select(0, come_from))
 
     def clear(self) -> None:
-        """Zero everything: masked cells are multiplied too, so a NaN of broken weights would stay."""
+        """Fills the cache with zeros: masked cells are multiplied too, so a NaN from broken weights would stay."""
         for buffer in (*self._keys, *self._values):
             buffer.zero_()
 
@@ -136,11 +136,11 @@ def slot_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' ``sdpa`` attention, but decoding with grouped heads copies no keys and values.
+    """The ``sdpa`` attention of transformers, but decoding with grouped heads copies no keys and values.
 
-    ``query``: [n, heads, tokens, head_dim]; ``key``, ``value``: [n, kv_heads, columns, head_dim]. With one
-    query token, the heads that share keys can stand as so many query tokens of one head; the stock function
-    repeats keys and values for each of them instead. Returns [n, tokens, heads, head_dim].
+    ``query``: [n, heads, tokens, head_dim]; ``key``, ``value``: [n, kv_heads, columns, head_dim]. With one query token,
+    heads that share keys are computed as several query tokens of one head; the function of transformers repeats keys
+    and values for each head instead. Returns [n, tokens, heads, head_dim].
     """
     n, heads, tokens, _ = query.shape
     same_for_all_heads = attention_mask is not None and attention_mask.shape[1:3] == (1, 1)

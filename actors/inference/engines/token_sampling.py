@@ -1,8 +1,8 @@
-"""Drawing tokens: each draw is a pure function of (request seed, token index, distribution).
+"""Token sampling: each token is a pure function of (request seed, token index, distribution).
 
-The uniform number is SplitMix64's (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014) output number ``index`` for a state derived from the seed; being counter-based, it doesn't depend
-on which other requests share the batch. The token is the inverse of the cumulative distribution at it.
+The uniform random number is output number ``index`` of SplitMix64 (Steele, Lea & Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014) for a state derived from the seed. It is counter-based, so it does
+not depend on the other requests in the batch. The token is the inverse of the cumulative distribution at it.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from torch import Tensor
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MASK_64 = (1 << 64) - 1
-# 48 random bits: the largest number, 1 - 2**-48, stays below a sum of probabilities rounded in float64.
+# 48 random bits: the largest number, 1 - 2**-48, is below a sum of probabilities rounded in float64.
 _DROPPED_BITS = np.uint64(16)
 _UNIFORM_STEP = 2.0**-48
 
 
 def stream_keys(seeds: Sequence[int]) -> NDArray[np.uint64]:
-    """The 64-bit states of the streams of ``seeds``. Mixed, so that neighbouring seeds share no stretch."""
+    """The 64-bit states of the streams of ``seeds``. Mixed, so that the streams of neighbouring seeds don't overlap."""
     return _mix(np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64) ^ _GOLDEN_GAMMA)
 
 
 def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Number ``indices`` of the streams ``keys``, in [0, 1); the shapes broadcast."""
+    """Numbers ``indices`` of the streams ``keys``, float64 in [0, 1); the shapes broadcast."""
     state = keys + (indices + 1).astype(np.uint64) * _GOLDEN_GAMMA
     return (_mix(state) >> _DROPPED_BITS).astype(np.float64) * _UNIFORM_STEP
 
@@ -40,9 +40,9 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Temperatures:
-    """The temperatures of n sequences, on the device; a field is None where no sequence needs it.
+    """The temperatures of n sequences, on the device. A field that no sequence needs is None.
 
-    ``divisor``: float64 [n, 1], 1 where greedy. ``greedy``: bool [n, 1].
+    ``divisor``: float64 [n, 1], 1 for greedy sequences. ``greedy``: bool [n, 1].
     """
 
     divisor: Tensor | None
@@ -63,19 +63,19 @@ class Temperatures:
 
 
 def sample_tokens(logits: Tensor, points: Tensor, temperatures: Temperatures) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability: int64 [n, 1], float64 [n, 1].
+    """Samples one token per row; returns the tokens and their log-probabilities: int64 [n, 1], float64 [n, 1].
 
-    ``logits``: [n, vocabulary], any float type; ``points``: float64 [n, 1], uniform in [0, 1). A row whose
-    logits aren't finite gets a log-probability that isn't either.
+    ``logits``: [n, vocabulary], any float type; ``points``: float64 [n, 1], uniform in [0, 1). A row of logits that are
+    not finite gets a log-probability that is not finite.
     """
-    # float64: over a large vocabulary the running sum of float32 would misplace the rare tokens
+    # float64: over a large vocabulary, a running sum in float32 would misplace the rare tokens
     logits = logits.double()
     if temperatures.divisor is not None:
-        # the maximum goes first: a small temperature must not overflow
+        # the maximum is subtracted first: a small temperature must not overflow
         logits = (logits - logits.amax(-1, keepdim=True)) / temperatures.divisor
     probabilities = torch.softmax(logits, -1)
     tokens = torch.searchsorted(torch.cumsum(probabilities, -1), points, right=True)
-    tokens.clamp_(max=logits.shape[-1] - 1)  # only a row of NaN ends up behind the last token
+    tokens.clamp_(max=logits.shape[-1] - 1)  # only a row of NaN is beyond the last token
     if temperatures.greedy is not None:
         tokens = torch.where(temperatures.greedy, logits.argmax(-1, keepdim=True), tokens)
     return tokens, probabilities.gather(1, tokens).log_()

@@ -1,4 +1,4 @@
-"""The engine's thread: what is asked at once arrives at once and in order, and everyone gets their own answer."""
+"""The engine's thread: simultaneous requests arrive together and in order, and each gets its own answer."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, Engi
 
 
 class Recorder(Engine):
-    """Finishes each request in the step after it came, once ``gate`` is open; ``log`` is what it was told."""
+    """Finishes each request in the step after its arrival, once ``gate`` is open. ``log``: the calls."""
 
     def __init__(self) -> None:
         self.log: list[str | list[str]] = []
@@ -91,8 +91,8 @@ async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
     given_up.cancel()
     assert (await kept).request_id == "b"
     await loop.run(lambda engine: engine.weights_loaded())
-    told = [line for line in engine.log if isinstance(line, str)]
-    assert told.index("add a") < told.index("abort a") < told.index("weights")
+    calls = [line for line in engine.log if isinstance(line, str)]
+    assert calls.index("add a") < calls.index("abort a") < calls.index("weights")
 
 
 async def test_tasks_and_interruptions_keep_their_order(loop: EngineThread, engine: Recorder) -> None:

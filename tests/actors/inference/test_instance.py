@@ -54,7 +54,7 @@ class Source:
             tensor.normal_(0.0, 0.5, generator=generator)
 
     def logprobs(self, version: int, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[float]:
-        """Of ``tokens`` behind ``prompt``, by the weights of ``version``."""
+        """Log-probabilities of ``tokens`` behind ``prompt``, by the weights of ``version``."""
         self._draw(version)
         self._model.load_state_dict(self._weights)
         output: Any = self._model(torch.tensor([prompt + tokens]))

@@ -36,7 +36,7 @@ class House:
         return await self.instance.api.apply_weights(published)
 
     async def generate(self, name: str, tokens: int, version: int = 0) -> tuple[str, float]:
-        """Its text, and when it came."""
+        """Its text, and the time of its arrival."""
         request = GenerateRequest(name, ("ask ", (98, 99)), version, 5, 1.0, tokens)
         generation = await self.instance.within(1e6).generate(request)
         assert generation.prompt_tokens == tuple(b"ask bc") and generation.policy_version == version

@@ -1,12 +1,9 @@
 """A turn in pieces: what comes of it, whichever versions generated how much of it."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.errors import InvalidRequest, TurnAborted
-from flexmarl.actors.inference.engine_requests import engine_request, generation_of
-from flexmarl.actors.inference.engines.engine import EngineResult
+from flexmarl.actors.inference.engine_requests import engine_request
 from flexmarl.actors.messages import GenerateRequest, Generation, Sample
 from flexmarl.actors.rollout.resumable_turn import ResumableTurn
 
@@ -57,15 +54,3 @@ def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
     )
     turn.overtaken(6)
     assert turn.request.policy_version == 7
-
-
-def test_a_turn_that_may_not_go_on_is_dropped() -> None:
-    result = EngineResult("1:q_0_0", (1,), (-0.5,), "interrupted")
-    assert generation_of(REQUEST, PROMPT, result, "a").tokens == (1,)
-    with pytest.raises(TurnAborted, match="turn 1:q_0_0 was dropped for new weights"):
-        generation_of(GenerateRequest("1:q_0_0", (PROMPT,), 3, 99, 0.7, 1000), PROMPT, result, "a")
-
-
-def test_a_turn_that_is_complete_can_not_go_on() -> None:
-    with pytest.raises(InvalidRequest, match="max_new_tokens is 0"):
-        engine_request(GenerateRequest("q", (PROMPT,), 3, 99, 0.7, 2, completion=(1, 2)), PROMPT)

@@ -292,7 +292,7 @@ def test_weights_may_not_change_under_a_request() -> None:
         engine.weights_loaded()
 
 
-def test_broken_weights_are_told_and_then_mended() -> None:
+def test_broken_weights_are_reported_and_can_be_replaced() -> None:
     engine = _engine()
     requests = _requests(6)
     good = {name: tensor.clone() for name, tensor in engine.weights().items()}

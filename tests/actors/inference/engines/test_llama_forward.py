@@ -1,4 +1,4 @@
-"""The lean forward against the models' own: one computation, the same parameters, and no trust without proof."""
+"""The fused forward against the models' own: the same computation, the same parameters, and always verified."""
 
 import copy
 from collections.abc import Callable
@@ -58,7 +58,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "qwen3-biases-yarn": _config("qwen3", 2, 2, attention_bias=True, rope_parameters=YARN),
 }
 UNSUPPORTED: dict[str, dict[str, Any]] = {
-    "not known": SIZES | {"model_type": "gpt2", "n_head": 2, "n_inner": 48},
+    "unknown": SIZES | {"model_type": "gpt2", "n_head": 2, "n_inner": 48},
     "activation is gelu": _config("llama", 2, 2, hidden_act="gelu"),
     "rotary embedding is dynamic": _config(
         "llama", 2, 2, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}

@@ -1,4 +1,4 @@
-"""The simulated engine: who ends when, exactly, however seldom or often it is asked."""
+"""The simulated engine: the exact end of every request, at any rate of calls."""
 
 import math
 import statistics
@@ -38,7 +38,7 @@ def engine(
 
 
 def ends(subject: SimulatedEngine, clock: Clock) -> dict[str, float]:
-    """When each request ends, seconds after the clock's start, asked only when something is due."""
+    """The end of each request, in seconds after the clock's start; the engine is called only at ``due_s``."""
     found = {}
     while subject.pending:
         clock.now_s = max(clock.now_s, subject.due_s)

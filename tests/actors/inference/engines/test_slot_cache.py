@@ -1,4 +1,4 @@
-"""The slot cache: rows move, buffers grow and nothing that was written is lost."""
+"""The slot cache: rows move and buffers grow without a loss."""
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ def _filled(cache: SlotCache, rows: int, columns: int, first: int = 0) -> tuple[
 
 
 def _stored(cache: SlotCache, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What decoding sees, after writing a token to the cells behind."""
+    """The keys and values that decoding attends to, after a token was written to the cells behind."""
     between = cache.decode(rows, columns + 8)
     cache.write_to(torch.arange(rows) * between + columns)
     keys, values = cache.update(torch.ones(rows, 2, 1, 4), torch.full((rows, 2, 1, 4), 2.0), 0)

@@ -1,4 +1,4 @@
-"""Draws: the right distribution, and a pure function of (seed, index, distribution)."""
+"""Token sampling: the right distribution, and a pure function of (seed, index, distribution)."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_a_tiny_temperature_does_not_overflow() -> None:
     assert (tokens.item(), logprobs.item()) == (1, 0.0)
 
 
-def test_a_row_of_nan_is_told_by_its_logprob() -> None:
+def test_a_row_of_nan_has_a_logprob_of_nan() -> None:
     logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
     tokens, logprobs = sample_tokens(
         logits, torch.full((2, 1), 0.5, dtype=torch.float64), Temperatures.of([1.0] * 2, CPU)
