@@ -30,7 +30,11 @@ def make(order: LeaseOrder = "arrival") -> Tables:
 
 
 def put(tables: Tables, agent: str, *ids: str, version: int = 0, **columns: list[Any]) -> None:
-    rows = {"sample_id": list(ids), "policy_version": [version] * len(ids), "reward": [1.0] * len(ids)}
+    rows: dict[str, Any] = {
+        "sample_id": list(ids),
+        "policy_version": [version] * len(ids),
+        "reward": [1.0] * len(ids),
+    }
     tables.put({agent: {**rows, **columns}})
 
 
@@ -66,7 +70,7 @@ def test_by_query_rows_of_both_agents_have_one_order_whatever_the_arrival(
     tables = make("query")
     turns = {"solver": 0, "checker": 1}
     for agent, number in arrival:
-        external = {"judged": [0.5]} if agent == "checker" else {}
+        external: dict[str, Any] = {"judged": [0.5]} if agent == "checker" else {}
         put(tables, agent, f"1:q{number}_{turns[agent]}_0", query_position=[2 - number], **external)
     assert leased(tables, SHARED, 6) == [
         (agent, f"1:q{number}_{turns[agent]}_0") for number in (2, 1, 0) for agent in ("solver", "checker")
