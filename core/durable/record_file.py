@@ -5,7 +5,7 @@
     record    ...
 
 ``append`` takes framed records (``frame``), any number of them joined, and hands them to the kernel by one write(2)
-with O_APPEND: they survive this process, and the machine too once ``sync`` has returned. Opening reads all records and
+with O_APPEND: they survive this process, not a loss of power. Opening reads all records and
 cuts off what follows the last whole one. A file is written anew beside the old one and takes its place by a rename.
 """
 
@@ -70,7 +70,7 @@ class Cut:
 
 
 class RecordFile:
-    """Made by ``open`` and ``begin_anew``; for one process, and one thread at a time except ``sync``.
+    """Made by ``open`` and ``begin_anew``; for one process, and one thread at a time.
 
     ``size_bytes`` is the end of the last whole record: the file itself is longer after an ``append`` that failed,
     until ``trim`` or the next ``append``.
@@ -121,19 +121,9 @@ class RecordFile:
             os.ftruncate(self._descriptor, self.size_bytes)
             self._torn = False
 
-    def take_back(self, size_bytes: int) -> None:
-        """Cuts the file back to where a record ended before. Raises OSError; it is done with the next ``trim`` then."""
-        self.size_bytes = size_bytes
-        self._torn = True
-        self.trim()
-
     def read(self, start: int, at_most_bytes: int) -> bytes:
         """What is written from ``start`` on, within ``size_bytes``."""
         return os.pread(self._descriptor, min(at_most_bytes, self.size_bytes - start), start)
-
-    def sync(self) -> None:
-        """Forces to the disk what was appended before. Takes long, and may run in a thread. Raises OSError."""
-        os.fdatasync(self._descriptor)
 
     def begin_anew(self) -> "RecordFile":
         """An empty file beside this one, which may take its place (``replace_by``) or is to be ``discard``-ed.
