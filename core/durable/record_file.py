@@ -5,8 +5,8 @@
     record    ...
 
 ``append`` takes framed records (``frame``), any number of them joined, and hands them to the kernel by one write(2)
-with O_APPEND: they survive this process, and the machine too once ``sync`` has returned. Opening reads all records and
-cuts off the bytes after the last whole one. A replacement is written beside the file and takes its place by a rename.
+with O_APPEND: they survive this process, not a loss of power. Opening reads all records and cuts off the bytes after the
+last whole one. A replacement is written beside the file and takes its place by a rename.
 """
 
 import fcntl
@@ -69,7 +69,7 @@ class Cut:
 
 
 class RecordFile:
-    """Made by ``open`` and ``begin_replacement``; for one process, and one thread at a time except ``sync``.
+    """Made by ``open`` and ``begin_replacement``; for one process, and one thread at a time.
 
     ``size_bytes`` is the end of the last whole record: the file itself is longer after an ``append`` that failed,
     until ``trim`` or the next ``append``.
@@ -122,19 +122,9 @@ class RecordFile:
             os.ftruncate(self._descriptor, self.size_bytes)
             self._torn = False
 
-    def take_back(self, size_bytes: int) -> None:
-        """Cuts the file back to the end of an earlier record. Raises OSError; the next ``trim`` repeats it then."""
-        self.size_bytes = size_bytes
-        self._torn = True
-        self.trim()
-
     def read(self, start: int, at_most_bytes: int) -> bytes:
         """The bytes from ``start`` on, within ``size_bytes``."""
         return os.pread(self._descriptor, min(at_most_bytes, self.size_bytes - start), start)
-
-    def sync(self) -> None:
-        """Forces all appended records to the disk. Takes long, and may run in a thread. Raises OSError."""
-        os.fdatasync(self._descriptor)
 
     def begin_replacement(self) -> "RecordFile":
         """An empty file beside this one, for ``replace_by`` or ``discard``.
