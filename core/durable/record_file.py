@@ -5,8 +5,8 @@
     record    ...
 
 ``append`` takes framed records (``frame``), any number of them joined, and hands them to the kernel by one write(2)
-with O_APPEND: they survive this process, not a loss of power. Opening reads all records and cuts off the bytes after the
-last whole one. A replacement is written beside the file and takes its place by a rename.
+with O_APPEND: they survive this process, not a loss of power. Opening reads all records and cuts off the bytes after
+the last whole one. A replacement is written beside the file and takes its place by a rename.
 """
 
 import fcntl
