@@ -84,7 +84,7 @@ def unpack(column: ColumnRefs) -> list[ValueRef]:
             values += zip(names[0], offsets, sizes, names[1], shapes, strict=True)
     except (KeyError, TypeError, ValueError):
         raise StoreError(
-            "a packed column is wrong: {'refs': [[segment, dtype, offsets, dimensions], ...]} is wanted"
+            "invalid packed column: {'refs': [[segment, dtype, offsets, dimensions], ...]} is wanted"
         ) from None
     return values
 
@@ -114,5 +114,5 @@ def runs(column: Any) -> Iterator[Run]:
 
 
 def is_ref(cell: Any) -> bool:
-    """Whether a cell that has come in a message, where tuples become lists, is a reference."""
+    """True for a reference that has come in a message, in which tuples become lists."""
     return isinstance(cell, list | tuple)

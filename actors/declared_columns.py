@@ -1,9 +1,9 @@
-"""The columns that a run declares for an agent's samples, beyond those that training needs.
+"""Columns that a run declares for an agent's samples, beyond those that training needs.
 
     agents.solver.columns: {difficulty: {type: float}, plan: {type: tokens}, judged: {type: float, required: true,
                             written_by: external}}
 
-A workflow fills them with ``Turn.write``; whoever else has the store's address, with ``StoreApi.write``.
+A workflow fills them with ``Turn.write``, an external writer with ``StoreApi.write``.
 """
 
 import math
@@ -19,10 +19,10 @@ from ..transport.handle import DTYPE_BYTES
 from .config_base import Config, Seconds
 from .errors import ConfigError
 
-# What SQLite and MessagePack hold without loss.
+# The range that SQLite and MessagePack hold without loss.
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 MAX_STRING: Final = 256
-"""Characters of a string that lies in the row; a longer one is bulk, with dtype ``utf8``."""
+"""Characters of a string that lies in its row; a longer one is stored by reference, with dtype ``utf8``."""
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _TOKEN: Final = np.iinfo(np.int32)
@@ -40,7 +40,7 @@ META: Final = (
     "status",
     "optimizer_step",
 )
-"""What every row has, besides ``reward``. A put gives ``sample_id``, ``policy_version`` and, where the order of the
+"""Columns of every row, besides ``reward``. A put gives ``sample_id``, ``policy_version`` and, if the order of the
 queries matters, ``query_position`` (the query's place in its step); the store knows the others."""
 
 
@@ -50,8 +50,9 @@ class Column(Config):
     ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
     of one dimension.
 
-    ``written_by``: who writes it. A trajectory whose workflow left out a required column fails. With ``external`` the
-    row is trained once somebody else has written it, who has ``timeout_s`` seconds from when training needs it.
+    ``written_by``: its writer. If the ``workflow`` leaves out a required column, the trajectory fails. A required
+    column by an ``external`` writer makes training wait for it, at most ``timeout_s`` seconds from when training needs
+    the row.
     """
 
     type: Literal["float", "int", "bool", "str", "tokens", "tensor"]
@@ -77,11 +78,11 @@ class Column(Config):
 
     @property
     def awaited(self) -> bool:
-        """Whether training waits for somebody who is not the workflow."""
+        """True if training waits for an external writer."""
         return self.required and self.written_by == "external"
 
     def takes(self, dtype: str, shape: Sequence[int]) -> bool:
-        """Whether an array of this dtype and shape is a value of the column."""
+        """True if an array of this dtype and shape is a value of the column."""
         if self.type == "tokens":
             return dtype == "int32" and len(shape) == 1
         if self.type != "tensor" or dtype not in DTYPE_BYTES or self.dtype not in (None, dtype):
@@ -98,11 +99,11 @@ class Column(Config):
 
 
 Columns = Mapping[str, Column]
-"""What is declared for one agent, by name."""
+"""The declared columns of one agent, by name."""
 
 
 def check_names(columns: Columns, taken: Sequence[str] = ()) -> None:
-    """Raises ConfigError for a name that is no identifier in lower case, is one of ``META`` or is ``taken``."""
+    """Raises ConfigError for a name that is not an identifier in lower case, is one of ``META`` or is ``taken``."""
     for name in columns:
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -113,7 +114,7 @@ def check_names(columns: Columns, taken: Sequence[str] = ()) -> None:
 
 
 def common_types(columns: Mapping[str, Columns]) -> dict[str, str]:
-    """Type by name of all columns. Raises ConfigError where two agents give one name different types."""
+    """Type by name of all columns. Raises ConfigError if two agents give one name different types."""
     types: dict[str, str] = {}
     for agent, own in columns.items():
         for name, column in own.items():
@@ -125,14 +126,14 @@ def common_types(columns: Mapping[str, Columns]) -> dict[str, str]:
     return types
 
 
-# --------------------------------------------------------------------------- values as people write them
+# --------------------------------------------------------------------------- values that a workflow writes
 
 
 def checked_value(column: Column, value: Any) -> float | int | bool | str | np.ndarray[Any, Any]:
-    """What a person's ``value`` is in the column: a plain number or string, or an array that is nobody else's.
+    """Converts a workflow's ``value`` to the column's type: a plain number or string, or a new array.
 
     NumPy's numbers count as numbers; tokens may be any flat sequence of integers, tensors NumPy's or torch's. Raises
-    ValueError, whose text says what the column wants.
+    ValueError; its text names the values that the column takes.
     """
     match column.type:
         case "float":
@@ -208,5 +209,5 @@ def _tensor(column: Column, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _off_device(value: Any) -> Any:
-    """A tensor of torch, which is not imported for this, as NumPy can take it."""
+    """Moves a tensor of torch, which is not imported for this, to memory that NumPy can read."""
     return value.detach().cpu() if hasattr(value, "detach") else value

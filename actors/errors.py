@@ -1,6 +1,8 @@
 """Errors of the roles: recipes, samples, policies, engines, checkpoints."""
 
+import errno
 from pathlib import Path
+from typing import ClassVar
 
 from ..core.errors import FlexmarlError
 
@@ -34,13 +36,16 @@ class StoreError(FlexmarlError):
 
 
 class StoreFull(StoreError):
-    """There is no room for what was to be written: nothing of it was accepted, and nothing else is lost. Once rows
-    were consumed, or their disk has room again, the same may succeed."""
+    """There is no room for a write: it was refused whole, and nothing else is lost. The same write may succeed after
+    rows were consumed, or when the disk has room again."""
+
+    ERRNOS: ClassVar = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+    """Of the OSErrors that mean it."""
 
     def __init__(
         self, where: Path, needed_bytes: int, problem: str, *, by_its_own_limits: bool = False
     ) -> None:
-        """``by_its_own_limits``: the disk has room, the store may not take it."""
+        """``by_its_own_limits``: the disk has room, but the store is at its limits."""
         super().__init__(f"no room for {needed_bytes} bytes in {where}: {problem}")
         self.by_its_own_limits = by_its_own_limits
         self.where = where

@@ -15,6 +15,7 @@ from ..core.actor import endpoint
 from ..transport.handle import StateHandle
 from ..transport.segments import ByteRef, SegmentGrant
 from .config_base import Config
+from .errors import StoreError
 from .names import PolicyName
 from .run_events import RunEvent
 from .step_metrics import StepMetrics
@@ -198,39 +199,46 @@ class Selection:
 
 
 class StoreApi(Protocol):
-    """What ``store_client.py`` speaks with."""
+    """The experience store, as ``store_client.py`` calls it."""
 
-    @endpoint(idempotent=True)
+    @endpoint(idempotent=True, raises=[StoreError])
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
         """A segment for ``writer`` to fill; it writes no more to those that are ``finished``. Waits while there is no
         room. Raises StoreError where there never will be."""
 
+    @endpoint(raises=[StoreError])
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
         ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""
 
+    @endpoint(raises=[StoreError])
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         """Further columns of rows that are there, by agent and column (``sample_id`` among them), all or none;
         acknowledged once they are durable. For columns that the config says are ``written_by: external``; a row whose
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
         group is complete), is consumed or has the column already, an unknown column, a wrong type."""
 
+    @endpoint(raises=[StoreError])
     async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
         """The oldest ``count`` READY rows of the policy's agents, of that version, or under ``async`` of those that are
         not too stale. Waits for rows that lack only what is ``written_by: external``, as long as the config says.
         Refused if there are fewer."""
 
+    @endpoint(raises=[StoreError])
     async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
         """The rows leased under ``fences`` are consumed by the optimizer step to ``policy_version``, the policy's next;
         returns how many they are. The same call again changes nothing. Refused if a lease has ended."""
 
+    @endpoint(raises=[StoreError])
     def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
         """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused where
         one is into nothing. What is leased stays until it is committed."""
 
+    @endpoint(raises=[StoreError])
     async def select(self, where: str, limit: int) -> Selection:
         """Rows for which an SQL expression over their scalar columns is true."""
 
+    @endpoint(raises=[StoreError])
     async def trajectory(self, name: str) -> Selection:
         """The samples of a trajectory in the tables of all agents, turn by turn. ``name``: the trajectory's,
         ``{step}:{query}_{trajectory}``, or the id of one of its samples."""

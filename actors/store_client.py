@@ -55,7 +55,7 @@ _TRIES: Final = 4
 Array = np.ndarray[Any, Any]
 
 
-def segment_places(runtime_dir: str | Path, store_dir: str | Path) -> SegmentDirectories:
+def segment_directories(runtime_dir: str | Path, store_dir: str | Path) -> SegmentDirectories:
     """``runtime_dir``: a run's private directory on tmpfs; ``store_dir``: the store's folder on a disk."""
     return SegmentDirectories(Path(runtime_dir) / "segments", Path(store_dir) / "segments")
 
@@ -63,11 +63,11 @@ def segment_places(runtime_dir: str | Path, store_dir: str | Path) -> SegmentDir
 class ExperienceWriter:
     """Puts one process's samples into a store on this host."""
 
-    def __init__(self, store: ActorRef[StoreApi], name: str, places: SegmentDirectories) -> None:
+    def __init__(self, store: ActorRef[StoreApi], name: str, directories: SegmentDirectories) -> None:
         """``name``: of this writer, unique among the store's writers. Raises UnsafeDirectory."""
         self._store = store
         self._name = name
-        self._segments = SegmentWriter(places)
+        self._segments = SegmentWriter(directories)
         self._granting = asyncio.Lock()
         self._grants = 0
 
@@ -185,13 +185,13 @@ def _declared_cells(
 class ExperienceReader:
     """Reads the samples that one process has leased from a store, on this host or another."""
 
-    def __init__(self, store: ActorRef[StoreApi], places: SegmentDirectories | None) -> None:
-        """``places``: of the store's segments; if None, or if they are not directories of this host, the store sends
-        the bytes. Raises UnsafeDirectory."""
+    def __init__(self, store: ActorRef[StoreApi], directories: SegmentDirectories | None) -> None:
+        """``directories``: of the store's segments; if None, or if they do not exist on this host, the store sends the
+        bytes. Raises UnsafeDirectory."""
         self._store = store
         self._segments: SegmentReader | None = None
-        if places is not None and all(path.is_dir() for path in places.all()):
-            self._segments = SegmentReader(places)
+        if directories is not None and all(path.is_dir() for path in directories.all()):
+            self._segments = SegmentReader(directories)
 
     async def samples(self, batch: LeasedBatch) -> list[Sample]:
         """The samples in the order of the lease, without the columns that the run declares (``columns``). Raises

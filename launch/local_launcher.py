@@ -22,7 +22,7 @@ from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunResul
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.run_events import ActorSilent
 from ..actors.store.store_setup import StoreSetup
-from ..actors.store_client import segment_places
+from ..actors.store_client import segment_directories
 from ..actors.trainer.trainer_setup import TrainerSetup
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
@@ -202,7 +202,7 @@ def _prepare_store(directory: RunDirectory, private: Path, store: ActorRef[Store
     shutil.rmtree(directory.store, ignore_errors=True)
     directory.store.mkdir(mode=0o700)
     directory.store_address.write_text(store.address)  # for `flexmarl store`
-    for path in segment_places(private, directory.store).all():
+    for path in segment_directories(private, directory.store).all():
         path.mkdir(mode=0o700)
 
 

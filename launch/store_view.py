@@ -1,4 +1,4 @@
-"""``flexmarl store``: what people see of a running store."""
+"""``flexmarl store``: samples in the store of a running run, as a table."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -8,27 +8,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..actors.errors import StoreError
 from ..actors.messages import Selection, StoreApi
-from ..core.errors import ActorDead, RemoteError
+from ..core.errors import ActorDead
 from ..core.system import ActorSystem
 from .errors import RunDirectoryError
 from .run_directory import RunDirectory
 
 _TIMEOUT_S = 30.0
 _PIPED_WIDTH = 240
-# What a name says already is left out of the table.
+# Columns that the sample id repeats are left out of the table.
 _HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory"})
 
 
 def select(directory: RunDirectory, where: str, limit: int) -> Selection:
-    """Raises RunDirectoryError where the run does not go on, StoreError where ``where`` is no expression."""
+    """Raises RunDirectoryError if the run has ended, StoreError if ``where`` is not a valid expression."""
     return _ask(directory, lambda store: store.select(where, limit))
 
 
 def trajectory(directory: RunDirectory, name: str) -> Selection:
-    """Its turns in the tables of all agents. Raises RunDirectoryError where the run does not go on, StoreError where
-    nothing in the store has that name."""
+    """The turns of a trajectory in the tables of all agents. Raises RunDirectoryError if the run has ended, StoreError
+    if nothing in the store has that name."""
     return _ask(directory, lambda store: store.trajectory(name))
 
 
@@ -38,14 +37,14 @@ def show(found: Selection) -> None:
         console.width = _PIPED_WIDTH
     if found.rows:
         table = Table()
-        # A column that no row has a value in would only take room.
+        # Columns without a value in any row would only take room.
         names = [
             name
             for name in found.rows[0]
             if name not in _HIDDEN and any(row[name] not in (None, "") for row in found.rows)
         ]
         for name in names:
-            # Whole, however narrow the terminal: it is what --trajectory takes.
+            # Never folded, however narrow the terminal: --trajectory takes it.
             table.add_column(name, no_wrap=name == "sample_id", overflow="fold")
         for row in found.rows:
             table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in names))
@@ -62,10 +61,8 @@ def _ask(directory: RunDirectory, question: Callable[[StoreApi], Awaitable[Selec
         return uvloop.run(_answer(address, question))
     except ActorDead as error:
         raise RunDirectoryError(
-            f"the store of {directory.path} can't be asked, as the run does not go on: {error}"
+            f"the store of {directory.path} can't be read, as the run has ended: {error}"
         ) from None
-    except RemoteError as error:
-        raise StoreError(error.message) from None
 
 
 async def _answer(address: str, question: Callable[[StoreApi], Awaitable[Selection]]) -> Selection:

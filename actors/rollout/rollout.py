@@ -35,7 +35,7 @@ from ..messages import (
     StoreApi,
     TrajectoryFailure,
 )
-from ..store_client import ExperienceWriter, segment_places
+from ..store_client import ExperienceWriter, segment_directories
 from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
@@ -75,7 +75,7 @@ class Rollout(Actor):
         self._tokenizers = tokenizers
         self._pools = {agent: AgentPool(agent, refs) for agent, refs in instances.items()}
         self._store = store
-        self._places = segment_places(memory, folder)
+        self._places = segment_directories(memory, folder)
         self._orchestrator = orchestrator
         self._config = config
         self._closing = ClosingRules(tuple(sampling), grouping or {}, config.drop_zero_advantage)

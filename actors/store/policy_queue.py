@@ -173,7 +173,7 @@ class PolicyQueue:
         return LeasedBatch(fence, self._columns(rows, tuple(by_agent)))
 
     def is_active(self, fence: int) -> bool:
-        """Whether the rows of the lease are still its own."""
+        """True while the lease has its rows."""
         return fence in self._leases
 
     def expire(self, now: float) -> list[int]:

@@ -1,11 +1,11 @@
-"""Questions by people: the rows for which an SQL expression is true.
+"""SQL expressions over the rows, as users write them.
 
     reward > 0.5 and agent = 'checker'
     group = '12:q7' and reward < (select avg(reward) from samples where group = '12:q7')
 
-The rows are copied into a table ``samples`` of an SQLite database in memory, made for the one question. The expression
-comes from whoever may talk to the store, so it can read that table and call harmless functions, and nothing else; its
-time, the length of its values and the rows it gets are limited.
+The rows are copied into a table ``samples`` of an SQLite database in memory, made for the one query. The expression
+comes from any peer of the store, so it can read that table and call harmless functions, and nothing else; its time, the
+length of its values and the number of its rows are limited.
 """
 
 import re
@@ -34,14 +34,14 @@ _TEXT: Final = (
 _FUNCTIONS: Final = frozenset((*_NUMBERS, *_TEXT, "coalesce", "ifnull", "iif", "nullif", "typeof"))
 _EXPRESSION_LIMIT: Final = 10_000
 _VALUE_LIMIT_BYTES: Final = 2**20
-_STEPS_PER_LOOK: Final = 10_000
-# Words that an expression is built with. A column of such a name is to be quoted by who asks.
+_STEPS_PER_CHECK: Final = 10_000
+# Words of an expression's syntax. A column of such a name must be quoted in the expression.
 _SYNTAX: Final = frozenset((
     "all", "and", "as", "asc", "between", "by", "case", "cast", "collate", "desc", "distinct", "else", "end", "escape",
     "except", "exists", "from", "glob", "in", "intersect", "is", "isnull", "like", "limit", "not", "notnull", "null",
     "offset", "on", "or", "select", "then", "union", "using", "when", "where",
 ))  # fmt: skip
-# String literals, which are left alone; quoted and bare names.
+# String literals, which are not changed; quoted and bare names.
 _WORD: Final = re.compile(r"""('(?:[^']|'')*')|"((?:[^"]|"")*)"|([A-Za-z_]\w*)""")
 
 
@@ -53,11 +53,12 @@ def select(
     limit: int = 1000,
     timeout_s: float = 5.0,
 ) -> Selection:
-    """The first ``limit`` of ``rows`` (in their order) for which ``where`` is true; all where it is empty.
+    """The first ``limit`` of ``rows`` (in their order) for which the expression ``where`` is true; of all rows if it is
+    empty.
 
     ``columns``: type by name (``float``, ``int``, ``bool``, ``str``), in the order of each row's values. Takes about
-    3 us a row, ``timeout_s`` at most: call it in a thread, with rows that nobody changes. Raises StoreError for an
-    expression that is wrong, not allowed, or takes too long.
+    3 us a row, ``timeout_s`` at most: call it in a thread, with rows that do not change meanwhile. Raises StoreError
+    for an expression that is invalid, not allowed, or takes too long.
     """
     if len(where) > _EXPRESSION_LIMIT:
         raise StoreError(f"an expression of {len(where)} characters is over the limit of {_EXPRESSION_LIMIT}")
@@ -66,7 +67,7 @@ def select(
     condition = f"(\n{_quoted(where, columns) if where.strip() else '1'}\n)"
     database = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_LOOK)
+        database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_CHECK)
         _fill(database, columns, rows)
         _lock(database)
         (total,) = database.execute(f"SELECT count(*) FROM samples WHERE {condition}").fetchone()
@@ -93,7 +94,7 @@ def _fill(database: sqlite3.Connection, columns: Mapping[str, str], rows: Sequen
 
 
 def _lock(database: sqlite3.Connection) -> None:
-    """From here on only ``samples`` can be read."""
+    """Restricts the connection to reading ``samples``."""
     database.execute("PRAGMA query_only = 1")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_LIMIT_BYTES)
     database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -112,8 +113,8 @@ def _authorize(
 
 
 def _quoted(where: str, columns: Mapping[str, str]) -> str:
-    """``where`` with the names of columns quoted, as ``group``, say, is a word of SQL's own. Raises StoreError for a
-    name in double quotes that is no column: SQLite would take it for a string."""
+    """``where`` with the names of columns quoted, as some (``group``, say) are words of SQL. Raises StoreError for a
+    name in double quotes that is not a column: SQLite would take it for a string."""
 
     def quote(match: re.Match[str]) -> str:
         _, quoted, word = match.groups()
@@ -141,4 +142,4 @@ def _explained(error: str, where: str, columns: Mapping[str, str], timeout_s: fl
             f"the expression {where!r} may only read the table samples, with the functions "
             f"{', '.join(sorted(_FUNCTIONS))}: {error}"
         )
-    return f"the expression {where!r} is wrong: {error}; {_known(columns)}"
+    return f"the expression {where!r} is invalid: {error}; {_known(columns)}"

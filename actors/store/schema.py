@@ -1,9 +1,9 @@
-"""What the rows of a table are made of: the columns a run declares for an agent, and the check of every value.
+"""The columns of a table's rows, as a run declares them for an agent, and the check of every value.
 
-A value is small and lies in the row (float, int, bool, short string), or it is bulk (tokens, a tensor, a long string)
-and the row holds a reference to bytes in the blob arena: type-aware hybrid storage (DESIGN, section 5).
+A small value lies in the row (float, int, bool, short string). Tokens, tensors and long strings lie in a segment, and
+the row holds a reference: type-aware hybrid storage.
 
-Values come by column, one list for many rows, and are checked by column: what runs once per value runs in C.
+Values come by column, one list for many rows, and are checked by column: loops over values run in C.
 """
 
 import math
@@ -17,13 +17,13 @@ from ..declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
 from ..errors import ConfigError, StoreError
 
 Columns = Mapping[str, Sequence[Any] | ColumnRefs]
-"""Rows by column: name -> one value for each row, all lists equally long; bulk columns may come packed."""
+"""Rows by column: name -> one value for each row, all lists equally long; columns of references may come packed."""
 
 CheckedColumns = dict[str, Sequence[Any]]
 """Rows by column, as cells."""
 
 Cell = float | int | bool | str | ValueRef | None
-"""A value as a row holds it; None: not written (yet), or bulk that was freed when the row was consumed."""
+"""A value as a row holds it; None: not written (yet), or a reference that was freed when the row was consumed."""
 
 REWARD: Final = Column(type="float", required=True)
 
@@ -31,7 +31,7 @@ REWARD: Final = Column(type="float", required=True)
 class Schema:
     """The declared columns of one agent's table; ``reward`` is among them, as ``REWARD`` unless declared.
 
-    Raises ConfigError for a name that ``check_names`` refuses, and for a ``reward`` that is no float.
+    Raises ConfigError for a name that ``check_names`` refuses, and for a ``reward`` that is not a float.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -43,10 +43,10 @@ class Schema:
         self.index = {name: place for place, name in enumerate(self.names)}
         self.required = tuple(self.index[name] for name, column in self.columns.items() if column.required)
         self.awaited = {name: column for name, column in columns.items() if column.awaited}
-        """Those that rows wait for, after they were put."""
+        """Columns that rows wait for after they were put."""
 
     def is_complete(self, cells: Sequence[Cell]) -> bool:
-        """Whether all required columns are written."""
+        """True if all required columns are written."""
         return all(cells[place] is not None for place in self.required)
 
     def lacking(self, cells: Sequence[Cell]) -> list[str]:
@@ -55,10 +55,10 @@ class Schema:
 
     def check(self, table: str, ids: Sequence[str], columns: Columns) -> CheckedColumns:
         """``columns`` as cells: ints in float columns become floats; references arrive as lists, or packed, and become
-        ValueRef. None in a column that is not required: not written.
+        ``ValueRef``. None in a column that is not required: not written.
 
-        ``ids``: the sample ids of the rows, to name them. Raises StoreError for the first column that is unknown, not
-        as long as ``ids``, or holds a value it can't take.
+        ``ids``: the sample ids of the rows, for error texts. Raises StoreError for the first column that is unknown,
+        not as long as ``ids``, or has an invalid value.
         """
         checked: CheckedColumns = {}
         for name, given in columns.items():
@@ -76,7 +76,8 @@ class Schema:
         return checked
 
     def restore(self, columns: Columns) -> CheckedColumns:
-        """Cells that were packed: references become ValueRef again. Raises StoreError for an unknown column."""
+        """The cells of a record of the journal: references become ``ValueRef`` again. Raises StoreError for an unknown
+        column."""
         if unknown := columns.keys() - self.columns.keys():
             raise StoreError(f"unknown column {sorted(unknown)[0]!r}; there are: {', '.join(self.columns)}")
         return {
@@ -96,7 +97,7 @@ def _restored(value: Any) -> Cell:
 
 
 class _Refused(Exception):
-    """The message says what the column wants."""
+    """Its text names the values that the column takes."""
 
 
 def _first_refused(table: str, name: str, column: Column, ids: Sequence[str], values: Sequence[Any]) -> str:
@@ -106,7 +107,7 @@ def _first_refused(table: str, name: str, column: Column, ids: Sequence[str], va
         except _Refused as refused:
             shown = repr(value) if len(repr(value)) <= 120 else f"{repr(value)[:120]}..."
             return f"table {table}: sample {sample_id}: column {name} wants {refused}, not {shown}"
-    raise AssertionError("what is refused together is refused alone")
+    raise AssertionError("a value of a refused column is refused alone too")
 
 
 def _cells_or_none(column: Column, values: Sequence[Any]) -> list[Cell]:
@@ -149,11 +150,11 @@ def _strings(column: Column, values: Sequence[Any]) -> list[Cell]:
         raise _Refused(f"a string of up to {MAX_STRING} characters, or a reference to a longer one")
     if len(inline) == len(values):
         return [*inline]
-    bulk = iter(_bulks(column, [value for value in values if type(value) is not str]))
-    return [value if type(value) is str else next(bulk) for value in values]
+    refs = iter(_refs(column, [value for value in values if type(value) is not str]))
+    return [value if type(value) is str else next(refs) for value in values]
 
 
-def _bulks(column: Column, values: Sequence[Any]) -> list[Cell]:
+def _refs(column: Column, values: Sequence[Any]) -> list[Cell]:
     try:
         segments, offsets, sizes, dtypes, shapes = zip(*values, strict=True)
         cells: list[Any] = list(zip(segments, offsets, sizes, dtypes, map(tuple, shapes), strict=True))
@@ -164,18 +165,18 @@ def _bulks(column: Column, values: Sequence[Any]) -> list[Cell]:
             and min(offsets) >= 0
             and _describe(column, cells)
         )
-    except (TypeError, ValueError):  # not built as a reference is
+    except (TypeError, ValueError):  # not a reference
         fits = False
     if not fits:
-        raise _Refused(_wanted_bulk(column))
+        raise _Refused(_wanted_ref(column))
     return cells
 
 
 def _unpacked(column: Column, values: Sequence[ValueRef]) -> list[Cell]:
-    """The same for what ``unpack`` has looked at already."""
+    """The cells of a packed column, which ``unpack`` has checked in part."""
     if (column.is_by_reference or column.type == "str") and _describe(column, values):
         return [*values]
-    raise _Refused(_wanted_bulk(column))
+    raise _Refused(_wanted_ref(column))
 
 
 def _describe(column: Column, values: Sequence[ValueRef]) -> bool:
@@ -183,7 +184,7 @@ def _describe(column: Column, values: Sequence[ValueRef]) -> bool:
 
 
 def _describes(column: Column, size_bytes: int, dtype: str, shape: tuple[Any, ...]) -> bool:
-    """Whether bulk of this size, dtype and shape is a value of the column."""
+    """True if a reference to this size, dtype and shape is a value of the column."""
     if min(shape, default=0) < 0:
         return False
     if column.type == "str":
@@ -193,7 +194,7 @@ def _describes(column: Column, size_bytes: int, dtype: str, shape: tuple[Any, ..
     return column.takes(dtype, shape)
 
 
-def _wanted_bulk(column: Column) -> str:
+def _wanted_ref(column: Column) -> str:
     if not column.is_by_reference and column.type != "str":
         return f"values of type {column.type}"
     if column.type == "str":
@@ -211,6 +212,6 @@ _CHECKS: Final[dict[str, Callable[[Column, Sequence[Any]], list[Cell]]]] = {
     "int": _ints,
     "bool": _bools,
     "str": _strings,
-    "tokens": _bulks,
-    "tensor": _bulks,
+    "tokens": _refs,
+    "tensor": _refs,
 }

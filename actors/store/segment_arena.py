@@ -1,18 +1,17 @@
-"""The bulk columns of all tables: segments (``transport/segments.py``), who fills them, and what in them is alive.
+"""The segments (``transport/segments.py``) of all tables: their writers, and which of their bytes rows refer to.
 
     grant --> the writer fills it, its rows are accepted (check, hold) --> seal --> release of the last row: removed
 
 Rules:
-- a segment belongs to one writer until it is sealed; only that writer may refer to it in what it puts;
-- every row counts each of its references: ``hold`` when it comes, ``release`` when it goes; two rows may share bytes;
-- a segment that is sealed, or whose writer is gone, and that nothing refers to is removed at once. So ``release``
-  comes after the journal has the record that the rows are gone, never before;
-- segments are made in memory up to its limit, then on the disk; what does not fit there either is refused.
+- a segment belongs to one writer until it is sealed; only that writer may put references into it;
+- every row counts each of its references: ``hold`` when it comes, ``release`` when it ends; two rows may share bytes;
+- a sealed segment without references is removed at once. So ``release`` comes after the journal has the record that
+  the rows have ended, never before;
+- segments are made in memory up to its limit, then on the disk; if there is no room there either, they are refused.
 
-Segments are files, and outlive the process: what is not in the journal is told by ``recover``, and removed.
+Segments are files, and outlive the process: ``recover`` removes those that the journal does not know.
 """
 
-import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,16 +38,15 @@ __all__ = ["ArenaLimits", "ArenaStatistics", "ByteRef", "SegmentArena", "Segment
 log = get_logger(__name__)
 
 Ref = tuple[str, int, int, *tuple[Any, ...]]
-"""Segment, offset, size in bytes, and perhaps more: a ByteRef, or ValueRef as rows have it."""
+"""Segment, offset, size in bytes, and perhaps more: a ByteRef, or a ValueRef."""
 
 _PAGE_BYTES: Final = 4096
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaLimits:
     """``memory_bytes`` and ``disk_bytes``: of all segments in tmpfs and on disk.
-    ``disk_free_bytes``: what spilling leaves free on the disk, for the journal not least."""
+    ``disk_free_bytes``: left free on the disk by segments, for the journal above all."""
 
     segment_bytes: int = 64 * 2**20
     memory_bytes: int = 2**30
@@ -61,7 +59,8 @@ class ArenaLimits:
 
 @dataclass(frozen=True, slots=True)
 class ArenaStatistics:
-    """``memory_bytes`` and ``disk_bytes``: of whole segments. ``live_bytes``: what rows refer to, once per row."""
+    """``memory_bytes`` and ``disk_bytes``: of whole segments. ``live_bytes``: of the references of rows, once
+    per row."""
 
     segments: int
     granted: int
@@ -72,7 +71,7 @@ class ArenaStatistics:
 
 
 class _Segment:
-    """``writer``: None once it is sealed. ``live_refs`` counts references of no bytes too."""
+    """``writer``: None once it is sealed. ``live_refs`` includes references of zero bytes."""
 
     __slots__ = ("live_bytes", "live_refs", "size_bytes", "writer")
 
@@ -84,31 +83,31 @@ class _Segment:
 
 
 class SegmentArena:
-    """One store's segments. Both directories are its alone: two stores must not be given the same."""
+    """One store's segments. The store owns both directories: no two stores may share them."""
 
-    def __init__(self, places: SegmentDirectories, limits: ArenaLimits) -> None:
-        """Makes the directories that are missing. Raises UnsafeDirectory where one is open to others."""
-        for directory in (places.memory, places.disk):
+    def __init__(self, directories: SegmentDirectories, limits: ArenaLimits) -> None:
+        """Makes the directories that are missing. Raises UnsafeDirectory if one is open to other users."""
+        for directory in (directories.memory, directories.disk):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.places = places
+        self.directories = directories
         self.limits = limits
-        self._reader = SegmentReader(places)
+        self._reader = SegmentReader(directories)
         self._segments: dict[str, _Segment] = {}
         self._used = dict.fromkeys(Medium, 0)
-        self._full_told = False
+        self._full_logged = False
 
     def granted(self) -> dict[str, str]:
-        """Who may write to which segments: writer by segment."""
+        """The segments that are not sealed: writer by segment."""
         return {
             name: segment.writer for name, segment in self._segments.items() if segment.writer is not None
         }
 
     def recover(self, granted: Mapping[str, str], live: Iterable[Ref]) -> set[str]:
-        """Goes on from what the journal says, once, before anything else: the writers of segments that were not sealed,
-        and the references of all rows. Every other segment is removed.
+        """Restores the state of the journal, once, before anything else. ``granted``: the writers of segments that were
+        not sealed; ``live``: the references of all rows. Every other segment is removed.
 
         Returns the segments that rows refer to and that are gone or too short (after the machine has restarted: memory
-        is empty then). Nothing of them is held; their rows are lost.
+        is empty then). None of their references is held; their rows are lost.
         """
         ends: dict[str, int] = {}
         counted: dict[str, _Segment] = {}
@@ -120,7 +119,7 @@ class SegmentArena:
             found.live_bytes += sum(sizes)
             ends[segment] = max(ends.get(segment, 0), *map(add, offsets, sizes))
         for medium in Medium:
-            for path in self.places.directory(medium).iterdir():
+            for path in self.directories.directory(medium).iterdir():
                 self._recover_file(medium, path, granted.get(path.name), counted, ends.get(path.name, 0))
         return counted.keys() - self._segments.keys()
 
@@ -128,7 +127,7 @@ class SegmentArena:
         self, medium: Medium, path: Path, writer: str | None, counted: Mapping[str, _Segment], end: int
     ) -> None:
         name = path.name
-        if not is_segment_name(name) or self.places.path(name) != path:
+        if not is_segment_name(name) or self.directories.path(name) != path:
             return
         size_bytes = path.lstat().st_size
         if (name in counted or writer is not None) and end <= size_bytes:
@@ -137,12 +136,12 @@ class SegmentArena:
             self._segments[name] = segment
             self._used[medium] += size_bytes
         else:
-            remove(self.places, name)
+            remove(self.directories, name)
 
     def grant(self, writer: str, at_least_bytes: int = 0) -> SegmentGrant:
-        """A new segment for ``writer``: of the usual size, or larger where a batch needs it.
+        """Makes a segment for ``writer``: of the usual size, or larger if a batch needs it.
 
-        Raises StoreFull where there is no room now, StoreError where there never is.
+        Raises StoreFull if there is no room now, StoreError if there never is.
         """
         size_bytes = max(self.limits.segment_bytes, -(-at_least_bytes // _PAGE_BYTES) * _PAGE_BYTES)
         largest = max(self.limits.memory_bytes, self.limits.disk_bytes)
@@ -159,65 +158,61 @@ class SegmentArena:
                 problem = self._too_little_left(medium, size_bytes)
             if problem is None:
                 try:
-                    name = create(self.places, medium, size_bytes)
+                    name = create(self.directories, medium, size_bytes)
                 except OSError as error:
-                    if error.errno not in _NO_ROOM:
+                    if error.errno not in StoreFull.ERRNOS:
                         raise
-                    problem = f"{self.places.directory(medium)}: {error.strerror}"
+                    problem = f"{self.directories.directory(medium)}: {error.strerror}"
                 else:
                     return self._granted(name, medium, size_bytes, writer)
             problems.append(problem)
         text = "; ".join(problems)
-        if not self._full_told:
+        if not self._full_logged:
             log.warning(
                 "store full: writers wait until rows are consumed", needed_bytes=size_bytes, problem=text
             )
-            self._full_told = True
+            self._full_logged = True
         own = over_limits == len(Medium)
-        raise StoreFull(self.places.disk, size_bytes, text, by_its_own_limits=own)
+        raise StoreFull(self.directories.disk, size_bytes, text, by_its_own_limits=own)
 
     def _granted(self, name: str, medium: Medium, size_bytes: int, writer: str) -> SegmentGrant:
         self._segments[name] = _Segment(size_bytes, writer)
         self._used[medium] += size_bytes
-        self._full_told = False
+        self._full_logged = False
         return SegmentGrant(name, size_bytes)
 
     def _over_limit(self, medium: Medium, size_bytes: int) -> str | None:
-        """Why the store may not have a segment of this size there."""
+        """The problem if a segment of this size exceeds the limit of the medium; None if it does not."""
         limit = self.limits.of(medium)
         if self._used[medium] + size_bytes > limit:
-            return f"{self._used[medium]} of {limit} bytes are used in {self.places.directory(medium)}"
+            return f"{self._used[medium]} of {limit} bytes are used in {self.directories.directory(medium)}"
         return None
 
     def _too_little_left(self, medium: Medium, size_bytes: int) -> str | None:
-        """Why it would leave too little to others."""
+        """The problem if a segment of this size leaves too little of the disk free; None if it does not."""
         if medium is Medium.DISK:
-            status = os.statvfs(self.places.disk)
+            status = os.statvfs(self.directories.disk)
             free = status.f_bavail * status.f_frsize
             if free - size_bytes < self.limits.disk_free_bytes:
-                return f"{free} bytes are free in {self.places.disk}, {self.limits.disk_free_bytes} are to be left"
+                return f"{free} bytes are free in {self.directories.disk}, {self.limits.disk_free_bytes} are to be left"
         return None
 
     def seal(self, writer: str, segments: Iterable[str]) -> None:
-        """``writer`` writes no more to these. Does nothing where it was said before or the segment is not its own: a
-        message may come twice."""
+        """Ends the writes of ``writer`` to these segments. Segments that are sealed already, or another writer's, are
+        left alone: a message may come twice."""
         for name in segments:
             segment = self._segments.get(name)
             if segment is not None and segment.writer == writer:
-                self._seal(name, segment)
-
-    def seal_all(self, writer: str) -> list[str]:
-        """``writer`` has left or died. Returns what it had: what it has not put is gone with it."""
-        names = [name for name, segment in self._segments.items() if segment.writer == writer]
-        self.seal(writer, names)
-        return names
+                segment.writer = None
+                if not segment.live_refs:
+                    self._remove(name, segment)
 
     def check(self, writer: str, refs: Iterable[Ref]) -> None:
         """Raises StoreError unless every reference is into a segment that ``writer`` was granted and has not sealed."""
         for segment, offsets, sizes in _by_segment(refs):
             known = self._segments.get(segment)
             if known is None or known.writer != writer:
-                raise StoreError(f"{segment!r} is no segment that {writer} may write to: ask for another")
+                raise StoreError(f"{segment!r} is not a segment that {writer} may write to: ask for another")
             ends = list(map(add, offsets, sizes))
             if min(offsets) < 0 or min(sizes) < 0 or max(ends) > known.size_bytes:
                 raise StoreError(
@@ -226,34 +221,34 @@ class SegmentArena:
                 )
 
     def hold(self, refs: Iterable[Ref]) -> None:
-        """Rows that ``check`` has passed refer to these from now on."""
+        """Counts the references of new rows, which ``check`` has passed."""
         for segment, _, sizes in _by_segment(refs):
             held = self._segments[segment]
             held.live_refs += len(sizes)
             held.live_bytes += sum(sizes)
 
     def release(self, refs: Iterable[Ref]) -> None:
-        """Rows that referred to these are gone, for the journal too. Raises ProtocolViolation where none did."""
+        """Discounts the references of rows that have ended, for the journal too. Raises ProtocolViolation for a
+        reference that is not held."""
         for name, _, sizes in _by_segment(refs):
             held = self._segments.get(name)
             if held is None or held.live_refs < len(sizes) or held.live_bytes < sum(sizes):
-                raise ProtocolViolation(f"a reference into segment {name} was released that nothing holds")
+                raise ProtocolViolation(f"a reference into segment {name} was released that is not held")
             held.live_refs -= len(sizes)
             held.live_bytes -= sum(sizes)
             if not held.live_refs and held.writer is None:
                 self._remove(name, held)
 
     def read_chunks(self, refs: Sequence[ByteRef], chunk_bytes: int) -> Iterator[bytes]:
-        """The bytes of ``refs``, one behind the other, for a reader elsewhere. They stay readable while they are read.
+        """The bytes of ``refs``, one behind the other, for a reader on another host. They stay readable while they are
+        read, also if their segment is removed.
 
-        Raises StoreError, at once, where a reference, which may come from a peer, is into nothing of this store.
+        Raises StoreError, at once, if a reference, which may come from a peer, is not into a segment of this store.
         """
         for segment, offset, size_bytes in refs:
             known = self._segments.get(segment)
             if known is None or offset < 0 or size_bytes < 0 or offset + size_bytes > known.size_bytes:
-                raise StoreError(
-                    f"{size_bytes} bytes at {offset} of segment {segment!r}: there are none such"
-                )
+                raise StoreError(f"there are no {size_bytes} bytes at {offset} of segment {segment!r}")
         return self._reader.read_chunks(refs, chunk_bytes)
 
     def statistics(self) -> ArenaStatistics:
@@ -268,26 +263,22 @@ class SegmentArena:
         )
 
     def close(self) -> None:
-        """Lets go of what was mapped for ``read_chunks``. Segments stay: they are for whoever recovers them."""
+        """Unmaps the segments of ``read_chunks``. The files stay, for ``recover``."""
         self._reader.close()
-
-    def _seal(self, name: str, segment: _Segment) -> None:
-        segment.writer = None
-        if not segment.live_refs:
-            self._remove(name, segment)
 
     def _remove(self, name: str, segment: _Segment) -> None:
         del self._segments[name]
         self._used[Medium(name[0])] -= segment.size_bytes
         try:
-            remove(self.places, name)
+            remove(self.directories, name)
         except OSError as error:
             log.error("segment not removed", segment=name, size_bytes=segment.size_bytes, error=str(error))
         self._reader.forget_removed()
 
 
 def _by_segment(refs: Iterable[Ref]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Segment, offsets and sizes in bytes: of what lies in one segment together, as most of a put does."""
+    """Segment, offsets and sizes in bytes of references that follow one another into the same segment, as most of a
+    put's do."""
     for _, run in groupby(refs, itemgetter(0)):
         segments, offsets, sizes, *_ = zip(*run, strict=True)
         yield segments[0], offsets, sizes

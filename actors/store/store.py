@@ -31,7 +31,7 @@ from ..errors import StoreError, StoreFull
 from ..messages import LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
 from ..names import AgentName, PolicyName
 from ..run_events import ColumnsAwaited, RunEvent, StoreBlocked, StoreUnblocked
-from ..store_client import ARRAY_COLUMNS, segment_places
+from ..store_client import ARRAY_COLUMNS, segment_directories
 from .policy_queue import PolicyQueue
 from .query import select
 from .schema import Schema
@@ -77,7 +77,7 @@ class Store(Actor, StoreApi):
             agent: Schema({**training_columns(), **setup.columns.get(agent, {})}) for agent in setup.policies
         }
         self._tables = Tables(setup.policies, schemas, order=setup.order)
-        self._arena = SegmentArena(segment_places(setup.runtime_dir, setup.store_dir), setup.limits)
+        self._arena = SegmentArena(segment_directories(setup.runtime_dir, setup.store_dir), setup.limits)
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
         self._full = False

@@ -1,4 +1,4 @@
-"""What a run configures about its store."""
+"""Settings of the store."""
 
 from ..config_base import Config, Count, Natural
 from .segment_arena import ArenaLimits
@@ -8,7 +8,7 @@ _DEFAULT = ArenaLimits()
 
 class StoreConfig(Config):
     """The room for samples that are not trained yet: ``memory_bytes`` of shared memory, then ``disk_bytes`` in the
-    run's folder, of whose disk ``disk_free_bytes`` stay free. Where none is left, rollouts wait."""
+    run's folder, on a disk with ``disk_free_bytes`` left free. If there is no more room, rollouts wait."""
 
     memory_bytes: Count = _DEFAULT.memory_bytes
     disk_bytes: Natural = _DEFAULT.disk_bytes

@@ -1,4 +1,4 @@
-"""What a store is started with."""
+"""The constructor's argument of the store."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

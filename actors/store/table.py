@@ -75,7 +75,7 @@ class Table:
             queue.add(row, is_complete=None not in row_cells or self.schema.is_complete(row_cells))
 
     def holds(self, columns: Columns) -> bool:
-        """Whether these very rows are there, bytes and all: the put that brought them was sent again."""
+        """True if these very rows are there, bytes and all: the put that brought them was sent again."""
         values = dict(columns)
         ids = self._check_ids(values.pop("sample_id", None))
         rows = [row for sample_id in ids if (row := self._rows.get(sample_id)) is not None]

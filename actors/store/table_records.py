@@ -23,7 +23,7 @@ _CHUNK: Final = 256
 
 
 class Kind(IntEnum):
-    """What follows the kind in its record."""
+    """Kinds of records, each with the values that follow the kind."""
 
     EPOCH = 1  # epoch
     PUT = 2  # [[agent, columns], ...]

@@ -32,7 +32,7 @@ from .table_records import Kind, PolicySnapshot, ids_by_agent, pack_record, pack
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What an operation did. ``record``: for the journal; None if nothing changed, because it was done before.
+    """The effect of an operation. ``record``: for the journal; None if nothing changed, because it was done before.
     ``undo``: takes it back, in memory; of several changes, the last first. ``rows``: how many it was about.
     ``held``: the references that rows have since. ``freed``: the references that they had, to be released once the
     record is durable."""
@@ -106,10 +106,10 @@ class Tables:
         return self._written(record, checked, partial(self._undo_put, checked))
 
     def holds(self, parts: Mapping[str, Columns]) -> bool:
-        """Whether a put of just these rows is done already."""
+        """True if a put of just these rows was done before."""
         try:
             return all(self.table(agent).holds(columns) for agent, columns in parts.items())
-        except StoreError:  # they are no rows at all
+        except StoreError:  # not valid rows
             return False
 
     def write(self, parts: Mapping[str, Columns]) -> TableChange:
@@ -152,11 +152,11 @@ class Tables:
 
     @property
     def last_step(self) -> int:
-        """The newest step that has a row; -1 where there is none."""
+        """The newest step that has a row; -1 if there is none."""
         return max((step for table in self._tables.values() for step in table.steps()), default=-1)
 
     def may_close(self, before: int) -> bool:
-        """Whether every row of the steps earlier than ``before`` is consumed or discarded."""
+        """True if every row of the steps earlier than ``before`` is consumed or discarded."""
         try:
             for table in self._tables.values():
                 table.check_close(before)
@@ -185,7 +185,7 @@ class Tables:
             raise StoreError(f"a record of the journal does not fit this run: {error!r}") from error
 
     def snapshot(self) -> Iterator[bytes]:
-        """The records that lead new tables to the state of this moment, whatever happens while they are read."""
+        """The records that lead new tables to the state of this moment; later changes do not affect them."""
         head = [pack_record(Kind.EPOCH, self.epoch)] if self.epoch else []
         if self.closed_before:
             head.append(pack_record(Kind.CLOSE, self.closed_before))
@@ -233,18 +233,18 @@ class Tables:
             yield from refs_of(row.cells)
 
     def rows_in(self, segments: set[str]) -> dict[str, list[str]]:
-        """Sample ids, by agent, of the rows with bulk in these segments of the arena."""
+        """Sample ids, by agent, of the rows with references into these segments."""
         found: dict[str, list[str]] = {}
         for agent, row in self._all_rows():
-            if any(bulk[0] in segments for bulk in refs_of(row.cells)):
+            if any(ref[0] in segments for ref in refs_of(row.cells)):
                 found.setdefault(agent, []).append(row.sample_id)
         return found
 
     def trajectory(self, name: str) -> list[dict[str, Any]]:
-        """Its samples in all tables, turn by turn: their columns as ``scalars`` gives them, by name.
+        """The samples of a trajectory in all tables, turn by turn: their columns as in ``scalars``, by name.
 
-        ``name``: the trajectory's, or the id of one of its samples; what may be read as both is the id, if there is
-        such a sample. Raises StoreError where it is neither, or nothing of it is here.
+        ``name``: the trajectory's, or the id of one of its samples; a text that may be read as both is the id, if there
+        is such a sample. Raises StoreError if it is neither, or has no samples here.
         """
         wanted = self._trajectory_name(name)
         step = -1 if wanted.step is None else wanted.step
@@ -267,8 +267,8 @@ class Tables:
         return meta | {name: kind for name, kind in self.columns.items() if kind not in ("tokens", "tensor")}
 
     def scalars(self) -> list[tuple[Any, ...]]:
-        """All rows that are not forgotten, each in the order of ``scalar_columns``; None for what is not written, for
-        strings that are bulk, and for columns that the agent lacks."""
+        """All rows that are not forgotten, each in the order of ``scalar_columns``; None for columns that are
+        not written or that the agent lacks, and for strings stored by reference."""
         names = self.scalar_columns()
         return [tuple(map(self._plain(agent, row).get, names)) for agent, row in self._all_rows()]
 

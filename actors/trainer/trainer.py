@@ -22,7 +22,7 @@ from ...transport.state import StateTransport
 from ..messages import MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import AgentName, PolicyName
 from ..pretrained import load_tokenizer
-from ..store_client import ExperienceReader, segment_places
+from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe
 from .backends.policy_backend import PolicyBackend, StepStats
 from .backends.torch_policy.torch_policy import TorchPolicy
@@ -51,7 +51,7 @@ class Trainer(Actor, TrainerApi):
         self._setup = setup
         self._store = setup.store
         self._transport = StateTransport(setup.runtime_dir)
-        self._places = segment_places(setup.runtime_dir, setup.store_dir)
+        self._places = segment_directories(setup.runtime_dir, setup.store_dir)
         self._policies: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}

@@ -39,7 +39,7 @@ from ...actors.orchestrator.pipeline import Mode
 from ...actors.rollout.rollout import Rollout
 from ...actors.step_metrics import StepMetrics
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
-from ...actors.store_client import ExperienceReader, segment_places
+from ...actors.store_client import ExperienceReader, segment_directories
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
 from ...actors.workflow import Recipe
 from ...core.actor import Actor, endpoint
@@ -182,7 +182,7 @@ class _Recorder(Actor):
     """Stands for store and orchestrator: what closes, and when."""
 
     def __init__(self, directory: Path) -> None:
-        self._places = segment_places(directory, directory / "store")
+        self._places = segment_directories(directory, directory / "store")
         self._arena = SegmentArena(self._places, ArenaLimits())
         self._samples: list[Sample] = []
         self.closed: asyncio.Queue[tuple[float, GroupClosed, list[Sample]]] = asyncio.Queue()

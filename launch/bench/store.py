@@ -1,7 +1,7 @@
-"""``flexmarl bench store``: samples into the experience store and out of it, by two client processes, journal on.
+"""``flexmarl bench store``: samples into the experience store and out of it, by two client processes, with the journal.
 
-A sample is what the peers of the figures below were measured with: 512 and 1024 int32, 1024 float32, and scalars. In
-batches of 64 in, of 16 out. What comes out is copied: a consumer keeps nothing of the store's memory.
+A sample has the sizes that other frameworks were measured with: 512 and 1024 int32, 1024 float32, and scalars. Batches
+of 64 go in, batches of 16 come out. The arrays that come out are copied: a consumer keeps no memory of the store.
 
 The keys of the result:
 
@@ -27,7 +27,7 @@ from ...actors.names import AgentName, PolicyName
 from ...actors.store.segment_arena import ArenaLimits
 from ...actors.store.store import Store
 from ...actors.store.store_setup import StoreSetup
-from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_places
+from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
@@ -56,7 +56,7 @@ class Options:
 
 class Client(Actor):
     def __init__(self, store: ActorRef[StoreApi], name: str, runtime_dir: str, store_dir: str) -> None:
-        places = segment_places(runtime_dir, store_dir)
+        places = segment_directories(runtime_dir, store_dir)
         self._store = store
         self._name = name
         self._writer = ExperienceWriter(store, name, places)
@@ -68,7 +68,7 @@ class Client(Actor):
 
     @endpoint
     async def prepare(self, version: int, count: int) -> None:
-        """The samples that ``put`` puts: when a rollout does, they are there."""
+        """Makes the samples of ``put``, whose time does not include it."""
         numbers = (range(first, first + PUT_BATCH) for first in range(0, count, PUT_BATCH))
         self._batches = [[self._sample(version, n) for n in batch] for batch in numbers]
 
@@ -79,7 +79,7 @@ class Client(Actor):
 
     def _sample(self, version: int, number: int) -> Sample:
         group = f"{version}:{self._name}{number // 8}"
-        # Arrays where a workflow has tuples: what making one of the other costs is not the store's.
+        # Arrays, though a workflow has tuples: the conversion is not the store's cost.
         bulk: Any = (self._prompt, self._tokens, self._logprobs)
         rewards = (0.0, 1.0)
         return Sample(f"{group}_0_{number % 8}", AGENT, version, version, group, 1.0, rewards, *bulk)
@@ -99,7 +99,7 @@ class Client(Actor):
                 or completion.sum() != self._tokens.sum()
                 or logprobs.size != 1024
             ):
-                raise BenchmarkFailed("a sample did not come out as it was put in")
+                raise BenchmarkFailed("a sample came out different")
         return fences
 
 
@@ -114,7 +114,7 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
         TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as runtime_dir,
         TemporaryDirectory() as store_dir,
     ):
-        # All of a round lies in memory at once: the peers were measured so.
+        # All samples of a round lie in memory at once, as in the measurements of other frameworks.
         limits = ArenaLimits(memory_bytes=8 * 2**30)
         async with ActorSystem("bench", Path(runtime_dir)) as system:
             setup = StoreSetup({AGENT: POLICY}, Path(runtime_dir), Path(store_dir), limits=limits)

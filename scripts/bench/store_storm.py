@@ -1,10 +1,10 @@
-"""Kills a store again and again while writers and a trainer work with it, and counts what became of the samples.
+"""Kills a store again and again while writers and a trainer use it, and counts the samples afterwards.
 
     .venv/bin/python scripts/bench/store_storm.py --kills 100 --seed 1
 
 The store is a process of its own that its supervisor restarts; writers put, a trainer leases and commits, none of them
-stops for a kill. A put that was acknowledged must be consumed once, and nothing else: prints one JSON object, and exits
-with 1 where that is not so, or where nothing moves any more.
+stops for a kill. Every acknowledged sample must be consumed once, and no other. Prints one JSON object, and exits
+with 1 if that does not hold, or if the store makes no progress any more.
 """
 
 import argparse
@@ -21,23 +21,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store.store_setup import StoreSetup
-from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
-from flexmarl.core.errors import ActorDead, RemoteError
+from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
+from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 
 AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
-# Under it a store restarts, reads its journal and serves; it takes well below a second.
+# Enough for a store to restart and read its journal, which takes well below a second.
 PATIENCE_S = 60.0
 
 
 class StormError(Exception):
-    """What should not happen, in words."""
+    """A sample was lost, consumed twice or never put, or the store makes no progress."""
 
 
 def batches() -> Iterator[list[Sample]]:
@@ -56,18 +57,18 @@ class Storm:
         self.commits_in_doubt = 0
         self.kills = 0
         self._system, self._store = system, store
-        self._places = segment_places(memory, folder)
+        self._places = segment_directories(memory, folder)
         self._writing = True
         self._put = asyncio.Event()
 
     async def run(self, kills: int, rng: random.Random) -> None:
-        """Raises StormError where nothing moves any more."""
+        """Raises StormError if the store makes no progress any more."""
         async with asyncio.TaskGroup() as tasks:
             source = batches()
             writers = [tasks.create_task(self._write(f"writer{n}", source)) for n in range(WRITERS)]
             trainer = tasks.create_task(self._train())
             for _ in range(kills):
-                await self._until(len(self.acknowledged) + 64)
+                await self._wait_for(len(self.acknowledged) + 64)
                 await asyncio.sleep(rng.uniform(0.0, 0.1))  # the moment that was drawn
                 pid = (await self._system.supervisors[0].statistics())["store"].pid
                 os.kill(pid, signal.SIGKILL)
@@ -76,7 +77,7 @@ class Storm:
             await asyncio.wait(writers)
             await trainer
 
-    async def _until(self, acknowledged: int) -> None:
+    async def _wait_for(self, acknowledged: int) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while len(self.acknowledged) < acknowledged:
@@ -113,14 +114,14 @@ class Storm:
                 step += 1
 
     async def _committed(self, fence: int, version: int) -> bool:
-        """Whether the commit was carried out; False: it was not, and the rows are ready again."""
+        """Returns True if the commit was carried out; else the rows are ready again."""
         while True:
             try:
                 await self._store.api.commit(POLICY, [fence], version)
             except ActorDead:
-                self.commits_in_doubt += 1  # it may be in the journal: the same again tells
-            except RemoteError as error:
-                if "its rows went back at the restart" not in error.message:
+                self.commits_in_doubt += 1  # it may be in the journal: repeat it
+            except StoreError as error:
+                if "its rows went back at the restart" not in str(error):
                     raise
                 return False
             else:
@@ -160,8 +161,12 @@ def main() -> int:
     except StormError as error:
         print(f"store_storm: {error}", file=sys.stderr)
         return 1
-    told = {"kills": made.kills, "samples": len(made.acknowledged), "commits_in_doubt": made.commits_in_doubt}
-    print(json.dumps({**told, "seconds": round(time.monotonic() - started)}))
+    figures = {
+        "kills": made.kills,
+        "samples": len(made.acknowledged),
+        "commits_in_doubt": made.commits_in_doubt,
+    }
+    print(json.dumps({**figures, "seconds": round(time.monotonic() - started)}))
     return 0
 
 

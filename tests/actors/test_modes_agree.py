@@ -1,4 +1,4 @@
-"""`strict` and `sync` give the same gradient for the same samples, in whatever order these arrive.
+"""`strict` and `sync` give the same gradient for the same samples, in any order of arrival.
 
 The real pipeline, store table and policy, joined by a loop that closes groups in the order hypothesis picks.
 """

@@ -45,7 +45,7 @@ def running(launcher: Launcher) -> Iterator[Launched]:
     run.close()
 
 
-class TestARunThatGoesOn:
+class TestARunningRun:
     def test_is_shown_as_a_table(self, running: Launched, flexmarl: Flexmarl) -> None:
         status, out, err = flexmarl(str(running.directory), "agent = 'solver'")
         assert status == 0 and not err
@@ -60,21 +60,21 @@ class TestARunThatGoesOn:
         }
         assert "plan" not in found["rows"][0], "what is bulk is not shown"
 
-    def test_a_limit_tells_how_many_there_are(self, running: Launched, flexmarl: Flexmarl) -> None:
+    def test_a_limit_returns_the_total_too(self, running: Launched, flexmarl: Flexmarl) -> None:
         _, out, _ = flexmarl(str(running.directory), "--limit", "3", "--json")
         found = json.loads(out)
         assert len(found["rows"]) == 3 and found["total"] == 16
         _, out, _ = flexmarl(str(running.directory), "--limit", "3")
         assert out.endswith("3 of 16 samples\n")
 
-    def test_what_is_not_there_is_no_error(self, running: Launched, flexmarl: Flexmarl) -> None:
+    def test_no_rows_are_not_an_error(self, running: Launched, flexmarl: Flexmarl) -> None:
         assert flexmarl(str(running.directory), "reward > 10") == (0, "0 of 0 samples\n", "")
 
     @pytest.mark.parametrize(
         ("words", "why"),
         [
             (["rewrd > 0.5"], "there is no column rewrd; there are: agent, sample_id"),
-            (["reward >"], "the expression 'reward >' is wrong: "),
+            (["reward >"], "the expression 'reward >' is invalid: "),
             (
                 ["--trajectory", "q000"],
                 "'q000' is neither a sample id, {step}:{query}_{turn}_{trajectory}, nor",
@@ -84,7 +84,7 @@ class TestARunThatGoesOn:
             (["--limit", "0"], "0 is not in the range"),
         ],
     )
-    def test_a_bad_question_is_refused(
+    def test_an_invalid_expression_is_refused(
         self, running: Launched, flexmarl: Flexmarl, words: list[str], why: str
     ) -> None:
         status, out, err = flexmarl(str(running.directory), *words)
@@ -112,7 +112,7 @@ def test_a_run_that_has_not_begun(
     assert status == 2 and "is not a run directory" in err
 
 
-def test_a_table_leaves_out_what_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_leaves_out_empty_columns(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"sample_id": "1:q[bold]_0_0", "step": 1, "reward": 0.5, "note": None}
     store_view.show(Selection([row], 7))
     out = capsys.readouterr().out
@@ -142,7 +142,7 @@ async def judge(run: Launched) -> int:
 
 
 @pytest.mark.parametrize("mode", ["strict", "async"])
-def test_a_run_goes_on_as_a_judge_writes(launcher: Launcher, flexmarl: Flexmarl, mode: str) -> None:
+def test_a_run_continues_as_a_judge_writes(launcher: Launcher, flexmarl: Flexmarl, mode: str) -> None:
     settings = ("training.steps=3", f"mode={mode}", JUDGED.format(60))
     run = launcher.train(f"judged-{mode}", *SIMULATED, *settings)
     judged = asyncio.run(judge(run))
@@ -150,7 +150,7 @@ def test_a_run_goes_on_as_a_judge_writes(launcher: Launcher, flexmarl: Flexmarl,
     assert judged == 3 * 8 and [line["samples/solver"] for line in run.metrics] == [8] * 3
     status, out, err = flexmarl(str(run.directory))
     assert status == 2 and not out
-    assert f"judged-{mode} can't be asked, as the run does not go on: " in err
+    assert f"judged-{mode} can't be read, as the run has ended: " in err
 
 
 def test_a_judge_that_never_comes_ends_the_run_with_its_column(launcher: Launcher) -> None:

@@ -1,4 +1,4 @@
-"""A short storm over a store: writers and a trainer go on, and every acknowledged sample is consumed once."""
+"""A short storm over a store: writers and a trainer continue, and every acknowledged sample is consumed once."""
 
 from .load import script
 

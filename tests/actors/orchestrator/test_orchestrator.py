@@ -36,7 +36,7 @@ from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
-from flexmarl.actors.store_client import ExperienceReader, segment_places
+from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
@@ -101,7 +101,7 @@ class Instance(Actor):
 class Store(Actor):
     def __init__(self, memory: Path, folder: Path) -> None:
         self.ready: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
-        self.places = segment_places(memory, folder)
+        self.places = segment_directories(memory, folder)
         self.arena = SegmentArena(self.places, ArenaLimits(segment_bytes=2**16))
 
     async def on_start(self) -> None:

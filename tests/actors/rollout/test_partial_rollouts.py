@@ -21,7 +21,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
-from flexmarl.actors.store_client import ExperienceReader, segment_places
+from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
@@ -51,7 +51,7 @@ class Sink(Actor):
     """Stands for the store and the orchestrator: keeps what it gets."""
 
     def __init__(self, folder: Path) -> None:
-        places = segment_places(folder, folder / "store")
+        places = segment_directories(folder, folder / "store")
         for path in places.all():
             path.mkdir(mode=0o700, parents=True)
         self.samples: list[Sample] = []

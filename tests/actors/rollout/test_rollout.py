@@ -23,7 +23,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader, segment_places
+from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import RemoteError
@@ -95,7 +95,7 @@ class House:
         self.system = system
         self.folder = folder
         self.events = Events()
-        places = segment_places(folder / "memory", folder / "store")
+        places = segment_directories(folder / "memory", folder / "store")
         for path in (*places.all(), folder / "store"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.columns: dict[str, dict[str, Column]] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flexmarl.actors.messages import StoreApi
 from flexmarl.actors.names import PolicyName
-from flexmarl.actors.store_client import ExperienceReader, segment_places
+from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 
@@ -20,7 +20,7 @@ from flexmarl.core.wire.curve import Keys
 async def main(keys: Path, address: str, directory: Path, count: int) -> None:
     async with ActorSystem("far", keys=Keys.load(keys)) as system:
         store = system.ref("store", address, StoreApi)
-        reader = ExperienceReader(store, segment_places(directory / "memory", directory / "folder"))
+        reader = ExperienceReader(store, segment_directories(directory / "memory", directory / "folder"))
         leased = await store.api.lease(PolicyName("solver"), 0, count)
         samples = await reader.samples(leased)
         columns = await reader.columns(leased)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample, StoreApi
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.run_events import ColumnsAwaited
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
-from flexmarl.core.errors import RemoteError
+from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
@@ -45,12 +45,12 @@ def sample(number: int, version: int = 0, tokens: int = 3, **columns: Any) -> Sa
 
 
 class House:
-    """A store in this process, which may be started anew with the same folders."""
+    """A store in this process, which may be started again with the same folders."""
 
     def __init__(self, system: ActorSystem, directory: Path) -> None:
         self.system = system
         self.memory, self.folder = directory / "memory", directory / "store"
-        self.places = segment_places(self.memory, self.folder)
+        self.places = segment_directories(self.memory, self.folder)
         for path in (self.memory, self.folder):
             path.mkdir(mode=0o700)
         self.store: ActorRef[StoreApi]
@@ -88,7 +88,7 @@ async def house(system: ActorSystem, tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def settled() -> None:
-    """Until whoever could go on has."""
+    """Lets every task run as far as it can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -123,7 +123,7 @@ async def test_what_a_workflow_wrote_comes_out_by_value_and_by_reference(house: 
     assert (await house.store.api.store_statistics()).live_bytes == 0, "what they refer to is given back"
 
 
-async def test_a_row_waits_for_what_is_written_from_outside(house: House) -> None:
+async def test_a_row_waits_for_what_is_written_by_an_external_writer(house: House) -> None:
     await house.open({"judged": JUDGED})
     await house.put(sample(0), sample(1), sample(2))
     assert await house.statuses() == ["writing"] * 3
@@ -134,7 +134,7 @@ async def test_a_row_waits_for_what_is_written_from_outside(house: House) -> Non
     await house.write(sample_id=["1:q_0_0"], judged=[1.0])
     leased = await leasing
     assert leased.columns["sample_id"] == ["1:q_0_0", "1:q_0_2"] and leased.columns["judged"] == [1.0, 0.5]
-    with pytest.raises(RemoteError, match="2 rows of version 0 were asked for, 0 are ready"):
+    with pytest.raises(StoreError, match="2 rows of version 0 were asked for, 0 are ready"):
         await house.store.api.lease(SOLVER, 0, 2)
 
 
@@ -150,7 +150,7 @@ async def test_rows_of_an_older_version_are_not_passed_over_while_they_wait(hous
     assert (await leasing).columns["sample_id"] == ["1:q_0_0"]
 
 
-async def test_a_judge_that_does_not_come_is_named(house: House) -> None:
+async def test_a_column_that_is_not_written_in_time_is_named(house: House) -> None:
     await house.open({"judged": JUDGED.model_copy(update={"timeout_s": 0.05})})
     await house.put(sample(0), sample(1))
     await house.write(sample_id=["1:q_0_1"], judged=[0.5])
@@ -158,12 +158,12 @@ async def test_a_judge_that_does_not_come_is_named(house: House) -> None:
         r"2 rows of version 0 were asked for, and 1 were not complete after 0.05 s: sample 1:q_0_0 of solver lacks "
         r"judged, which an external writer .*agents\.solver\.columns\.judged\.timeout_s"
     )
-    with pytest.raises(RemoteError, match=words):
+    with pytest.raises(StoreError, match=words):
         await house.store.api.lease(SOLVER, 0, 2)
     assert await house.statuses() == ["writing", "ready"]
 
 
-async def test_a_long_wait_is_told_once(
+async def test_a_long_wait_is_reported_once(
     house: House, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flexmarl.actors.store.store._REPORT_WAIT_AFTER_S", 0.01)
@@ -174,7 +174,7 @@ async def test_a_long_wait_is_told_once(
     told = await asyncio.wait_for(console.events.get(), 30)
     assert told == ColumnsAwaited(AgentName("solver"), 2, "judged")
     await house.write(sample_id=["1:q_0_0"], judged=[1.0])
-    await asyncio.wait([leasing], timeout=0.1)  # ten times as long as until it was told
+    await asyncio.wait([leasing], timeout=0.1)  # ten times the interval of the report
     await house.write(sample_id=["1:q_0_1"], judged=[1.0])
     await leasing
     assert console.events.empty()
@@ -221,7 +221,7 @@ async def full(house: House) -> House:
 )
 async def test_a_bad_write_is_refused(full: House, columns: dict[str, Any], why: str) -> None:
     before = await full.rows()
-    with pytest.raises(RemoteError, match=why):
+    with pytest.raises(StoreError, match=why):
         await full.write(**columns)
     assert await full.rows() == before
 
@@ -241,18 +241,18 @@ async def test_a_bad_write_is_refused(full: House, columns: dict[str, Any], why:
 )
 async def test_a_bad_put_is_refused(full: House, samples: list[Sample], why: str) -> None:
     before, live = await full.rows(), (await full.store.api.store_statistics()).live_bytes
-    with pytest.raises(RemoteError, match=why):
+    with pytest.raises(StoreError, match=why):
         await full.put(*samples)
     assert await full.rows() == before and (await full.store.api.store_statistics()).live_bytes == live
 
 
-async def test_bulk_that_is_not_the_writers_is_refused(house: House) -> None:
+async def test_a_reference_that_is_not_the_writers_is_refused(house: House) -> None:
     await house.open({"plan": Column(type="tokens", written_by="external")})
     await house.put(sample(0))
     grant = await house.store.api.grant("judge", 64, [])
     for writer, segment in (("thief", grant.segment), ("judge", "m-" + "0" * 32)):
         parts = {"solver": {"sample_id": ["1:q_0_0"], "plan": [[segment, 0, 8, "int32", [2]]]}}
-        with pytest.raises(RemoteError, match=f"is no segment that {writer} may write to"):
+        with pytest.raises(StoreError, match=f"is not a segment that {writer} may write to"):
             await house.store.api.write(writer, parts)
     await house.write(sample_id=["1:q_0_0"], plan=[[grant.segment, 0, 8, "int32", [2]]])
     columns = await ExperienceReader(house.store, house.places).columns(
@@ -261,12 +261,12 @@ async def test_bulk_that_is_not_the_writers_is_refused(house: House) -> None:
     assert columns["plan"][0].tolist() == [0, 0]
 
 
-async def test_a_token_of_an_earlier_epoch_is_refused(full: House) -> None:
+async def test_a_fence_of_an_earlier_epoch_is_refused(full: House) -> None:
     leased = await full.store.api.lease(SOLVER, 0, 1)
     await full.system.remove("store")
     await full.open({"difficulty": Column(type="float"), "judged": JUDGED})
     before = await full.rows()
-    with pytest.raises(RemoteError, match="it is of epoch 1, the store is in epoch 2"):
+    with pytest.raises(StoreError, match="it is of epoch 1, the store is in epoch 2"):
         await full.store.api.commit(SOLVER, [leased.fence], 2)
     assert await full.rows() == before and await full.statuses() == ["consumed", "ready", "writing"]
 
@@ -312,7 +312,7 @@ async def test_what_is_sent_comes_in_chunks_of_a_mebibyte(house: House) -> None:
     chunks = [chunk async for chunk in house.store.api.fetch([ref])]
     assert [len(chunk) for chunk in chunks] == [2**20, 2**20, 4 * 600_000 - 2**21]
     assert np.frombuffer(b"".join(chunks), np.int32).tolist() == [*range(600_000)]
-    with pytest.raises(RemoteError, match="4 bytes at 0 of segment .*: there are none such"):
+    with pytest.raises(StoreError, match="there are no 4 bytes at 0 of segment"):
         async for _ in house.store.api.fetch([ByteRef("m-" + "0" * 32, 0, 4)]):
             pass
 
@@ -322,7 +322,7 @@ async def test_a_reader_needs_no_flag(house: House, tmp_path: Path, elsewhere: b
     await house.open({})
     await house.put(sample(0), sample(1, tokens=0))
     leased = await house.store.api.lease(SOLVER, 0, 2)
-    places = segment_places(tmp_path / "no", tmp_path / "where") if elsewhere else house.places
+    places = segment_directories(tmp_path / "no", tmp_path / "where") if elsewhere else house.places
     reader = ExperienceReader(house.store, places)
     assert await reader.samples(leased) == [sample(0), sample(1, tokens=0)]
     assert await ExperienceReader(house.store, None).samples(leased) == [
@@ -356,5 +356,5 @@ async def test_a_sample_leads_to_its_trajectory(system: ActorSystem, tmp_path: P
         ("1:q_2_1", "solver", None),
     ]
     assert found.total == 3 and (await ref.api.trajectory("1:q_1")) == found
-    with pytest.raises(RemoteError, match="neither a sample nor a trajectory '2:q_1'"):
+    with pytest.raises(StoreError, match="neither a sample nor a trajectory '2:q_1'"):
         await ref.api.trajectory("2:q_1")

@@ -59,7 +59,7 @@ def test_columns_may_be_named_as_sql_names_things(where: str) -> None:
     assert select(columns, [("solver", 2, 3, 4), ("judge", 1, 1, 1)], where).total == 1
 
 
-def test_a_limit_tells_how_many_there_are() -> None:
+def test_a_limit_returns_the_total_too() -> None:
     answer = ask("turns > 0", limit=1)
     assert [row["sample_id"] for row in answer.rows] == ["1:q_0_0"]
     assert answer.total == 4
@@ -70,13 +70,13 @@ def test_a_limit_tells_how_many_there_are() -> None:
     [
         ("rewrad > 1", "there is no column rewrad; there are: agent, sample_id, group, reward"),
         ('agent = "checker"', r"there is no column \"checker\" \(text is quoted as 'checker'\); there are"),
-        ("reward >", "is wrong: .*syntax error"),
-        ("1); drop table samples; --", "is wrong"),
-        ("1; select 1", "is wrong"),
-        ("reward > \0", "is wrong"),
-        ("agent = '\ud800'", "is wrong"),
-        ("sum(reward) > 1", "is wrong: misuse of aggregate"),
-        ("reward > ?", "is wrong"),
+        ("reward >", "is invalid: .*syntax error"),
+        ("1); drop table samples; --", "is invalid"),
+        ("1; select 1", "is invalid"),
+        ("reward > \0", "is invalid"),
+        ("agent = '\ud800'", "is invalid"),
+        ("sum(reward) > 1", "is invalid: misuse of aggregate"),
+        ("reward > ?", "is invalid"),
         ("x" * 10_001, "10001 characters is over the limit"),
     ],
 )
@@ -117,5 +117,5 @@ def test_long_values_are_not_made() -> None:
     doubled = "agent"
     for _ in range(9):
         doubled = f"({doubled} || {doubled})"
-    with pytest.raises(StoreError, match="is wrong: string or blob too big"):
+    with pytest.raises(StoreError, match="is invalid: string or blob too big"):
         select(COLUMNS, [("x" * 4096, "i", "g", 0.0, True, 1)], f"length({doubled}) > 0")

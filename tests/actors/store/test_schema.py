@@ -1,4 +1,4 @@
-"""What the columns of a table take, and what they refuse."""
+"""Values that the columns of a table take, and values that they refuse."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_a_value_becomes_a_cell_of_the_columns_type(name: str, value: object, ce
     assert type(checked) is type(cell)
 
 
-def test_none_is_not_written_where_that_may_be() -> None:
+def test_none_in_an_optional_column_is_not_written() -> None:
     ids = ["1:q_0_0", "1:q_0_1", "1:q_0_2"]
     given: dict[str, Any] = {
         "score": [None, 1, None],
@@ -115,13 +115,13 @@ def test_a_value_of_another_type_is_refused_by_name(name: str, value: object, wa
         ({"reward": [1.0, 2.0]}, "column reward has 2 values for 1 rows"),
         ({"tokens": {"refs": [["m-1", "int32", [0], [[1], [1]]]]}}, "to int32 of one dimension"),
         ({"reward": {"refs": [["m-1", "int32", [0], [[1]]]]}}, "column reward wants a finite float"),
-        ({"tokens": {}}, "a packed column is wrong"),
-        ({"tokens": {"refs": [["m-1", "object", [0], [[1]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"refs": [["m-1", "int32", [0], [[1, 2]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"refs": [["m-1", "int32", [-1], [[1]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"refs": [["m-1", "int32", [0], [["1"]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"refs": [[1, "int32", [0], [[1]]]]}}, "a packed column is wrong"),
-        ({"tokens": {"refs": 3}}, "a packed column is wrong"),
+        ({"tokens": {}}, "invalid packed column"),
+        ({"tokens": {"refs": [["m-1", "object", [0], [[1]]]]}}, "invalid packed column"),
+        ({"tokens": {"refs": [["m-1", "int32", [0], [[1, 2]]]]}}, "invalid packed column"),
+        ({"tokens": {"refs": [["m-1", "int32", [-1], [[1]]]]}}, "invalid packed column"),
+        ({"tokens": {"refs": [["m-1", "int32", [0], [["1"]]]]}}, "invalid packed column"),
+        ({"tokens": {"refs": [[1, "int32", [0], [[1]]]]}}, "invalid packed column"),
+        ({"tokens": {"refs": 3}}, "invalid packed column"),
     ],
 )
 def test_a_malformed_column_is_refused(columns: dict[str, Any], why: str) -> None:
@@ -129,7 +129,7 @@ def test_a_malformed_column_is_refused(columns: dict[str, Any], why: str) -> Non
         SCHEMA.check("a", ["1:q_0_0"], columns)
 
 
-def test_a_packed_column_is_what_it_was_made_from() -> None:
+def test_a_packed_column_is_unpacked_to_the_same() -> None:
     values = [
         ("m-1", 0, 12, "int32", (3,)),
         ("m-1", 64, 4, "int32", (1,)),
@@ -154,7 +154,7 @@ def test_a_packed_column_is_what_it_was_made_from() -> None:
         ({"reward": Column(type="int")}, "column 'reward' is a float, not int"),
     ],
 )
-def test_a_schema_that_can_not_be_is_refused(columns: dict[str, Column], why: str) -> None:
+def test_an_invalid_schema_is_refused(columns: dict[str, Column], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Schema(columns)
 
@@ -168,6 +168,6 @@ def test_a_schema_that_can_not_be_is_refused(columns: dict[str, Column], why: st
         ({"type": "tensor", "shape": [-1]}, "negative size"),
     ],
 )
-def test_a_column_that_can_not_be_is_refused(column: dict[str, Any], why: str) -> None:
+def test_an_invalid_column_is_refused(column: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         Column.model_validate(column)

@@ -1,4 +1,4 @@
-"""The store actor: what was acknowledged survives, what was not leaves no trace, who writes to a full one waits."""
+"""The store actor: acknowledged writes survive, others leave no trace, and writers to a full store wait."""
 
 import asyncio
 import os
@@ -11,13 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.run_events import StoreBlocked, StoreUnblocked
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_places
-from flexmarl.core.errors import ActorDead, RemoteError
+from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
+from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
@@ -45,7 +46,7 @@ class House:
         """In a process of its own, which is not restarted."""
         setup = store_setup(AGENTS, self.memory, self.folder, **options)
         self.store = await self.system.spawn(Store, "store", setup, process=True)
-        places = segment_places(self.memory, self.folder)
+        places = segment_directories(self.memory, self.folder)
         self.writer = ExperienceWriter(self.store, "writer", places)
         self.reader = ExperienceReader(self.store, places)
         return self.store
@@ -96,14 +97,14 @@ async def test_two_agents_on_one_policy_are_leased_together(house: House) -> Non
 async def test_a_row_is_as_stale_as_its_oldest_token(house: House) -> None:
     await house.open(max_staleness=2)
     await house.writer.put([replace(sample(1), version_changes=(1, 3))])
-    with pytest.raises(RemoteError, match="1 rows .* 0 are ready"):
+    with pytest.raises(StoreError, match="1 rows .* 0 are ready"):
         await house.rows(3, 1)
     (row,) = await house.rows(2, 1)
     assert row.token_versions == (0,) + (3,) * 99
 
 
 async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twice(house: House) -> None:
-    """Writers, leases and commits go on while the store is killed again and again."""
+    """Writers, leases and commits continue while the store is killed again and again."""
     await house.open()
     acknowledged: set[str] = set()
     consumed: list[str] = []
@@ -122,7 +123,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twic
         await house.kill()
         counts = (await house.store.within(10).table_statistics())["solver"]
         assert (counts.ready, counts.leased, counts.consumed) == (put - len(consumed), 0, len(consumed))
-        with pytest.raises(RemoteError, match="no lease with fence"):
+        with pytest.raises(StoreError, match="no lease with fence"):
             await house.store.api.commit(SOLVER, [lost.fence], incarnation + 2)
     rest = await house.rows(0, put - len(consumed))
     consumed += [row.sample_id for row in rest]
@@ -146,9 +147,9 @@ async def test_what_is_refused_changes_nothing(house: House) -> None:
         ([sample(1), sample(0)], "sample 1:q0_0_0 was written before and is ready"),
         ([sample(1, agent="judge"), sample(1, version=-1)], "policy_version has values that are not whole"),
     ):
-        with pytest.raises(RemoteError, match=words):
+        with pytest.raises(StoreError, match=words):
             await house.writer.put(bad)
-    with pytest.raises(RemoteError, match="is no segment that stranger may write to"):
+    with pytest.raises(StoreError, match="is not a segment that stranger may write to"):
         await ExperienceWriter.put(stranger(house), [sample(2)])
     counts = await house.store.api.table_statistics()
     assert (counts["solver"].ready, counts["judge"].ready) == (1, 0)
@@ -170,7 +171,7 @@ async def test_a_lease_that_expires_gives_its_rows_back(
         while (await house.store.api.table_statistics())["solver"].ready < 8:
             await asyncio.sleep(0.1)
     second = await house.store.api.lease(SOLVER, 0, 8)
-    with pytest.raises(RemoteError, match="no lease with fence .* is active: it expired"):
+    with pytest.raises(StoreError, match="no lease with fence .* is active: it expired"):
         await house.store.api.commit(SOLVER, [first.fence], 1)
     assert second.fence > first.fence
 
@@ -195,11 +196,11 @@ async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
 
 
 async def test_a_store_that_is_too_small_says_so(house: House) -> None:
-    """What is there can't be consumed before more comes, and there is no room for that."""
+    """Rows can't be consumed before more come, and there is no room for more."""
     small = ArenaLimits(segment_bytes=2**16, memory_bytes=2**16, disk_bytes=2**16, disk_free_bytes=0)
     await house.open(limits=small, patience_s=0.5)
     puts = [asyncio.ensure_future(house.writer.put([sample(n, tokens=4000)])) for n in range(12)]
-    with pytest.raises(RemoteError, match=r"steps under way do not fit\. Raise store\.memory_bytes"):
+    with pytest.raises(StoreError, match=r"steps under way do not fit\. Raise store\.memory_bytes"):
         await asyncio.gather(*puts)
     for put in puts:
         put.cancel()
@@ -232,10 +233,10 @@ async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
     assert [row.sample_id for row in await house.rows(0, 8)] == [sample(n).sample_id for n in range(8, 16)]
 
 
-async def test_people_may_look_into_it(house: House) -> None:
+async def test_rows_are_selected_by_an_expression(house: House) -> None:
     await house.open()
     await house.writer.put([sample(n, agent=AGENTS[n % 2]) for n in range(20)])
     found = await house.store.api.select("reward > 10 and agent = 'judge'", 3)
     assert found.total == 5 and [row["reward"] for row in found.rows] == [11.0, 13.0, 15.0]
-    with pytest.raises(RemoteError, match="no such column: rewrd"):
+    with pytest.raises(StoreError, match="there is no column rewrd; there are: agent"):
         await house.store.api.select("rewrd > 1", 10)

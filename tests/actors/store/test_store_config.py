@@ -1,4 +1,4 @@
-"""What a run may say about its store's room."""
+"""Settings of the store's room."""
 
 import pytest
 from pydantic import ValidationError

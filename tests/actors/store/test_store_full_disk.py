@@ -1,4 +1,4 @@
-"""The store actor when its journal can't be written, in this process: whoever asks waits, and nothing is lost."""
+"""The store actor when its journal can't be written, in this process: callers wait, and nothing is lost."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.store import store_journal
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_places
+from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.system import ActorSystem
 
@@ -33,7 +33,7 @@ def samples(first: int, count: int, agent: str = "solver") -> list[Sample]:
 
 
 class House:
-    """A store whose journal's disk is full while ``full``. What it is asked from here is asked without messages."""
+    """A store whose journal's disk is full while ``full``. Tests call its endpoints without messages."""
 
     def __init__(self, system: ActorSystem, memory: Path, folder: Path) -> None:
         self.system, self.memory, self.folder = system, memory, folder
@@ -44,11 +44,11 @@ class House:
     async def open(self, name: str = "store", **options: Any) -> Store:
         self.store = Store(store_setup(AGENTS, self.memory, self.folder, **options))
         reference = await self.system.add(self.store, name)
-        self.writer = ExperienceWriter(reference, "writer", segment_places(self.memory, self.folder))
+        self.writer = ExperienceWriter(reference, "writer", segment_directories(self.memory, self.folder))
         return self.store
 
     async def while_full(self, asked: Awaitable[T]) -> T:
-        """What becomes of ``asked`` when the disk is cleared after it was found full."""
+        """The result of ``asked`` when the disk is cleared after it was found full."""
         self.full = True
         self.refused.clear()
         task = asyncio.ensure_future(asked)
@@ -109,7 +109,7 @@ async def test_a_lease_is_of_rows_that_are_durable(house: House) -> None:
     assert await store.commit(SOLVER, [leased.fence], 1) == 2
 
 
-async def test_a_commit_that_nobody_waits_for_frees_its_memory_all_the_same(house: House) -> None:
+async def test_a_commit_whose_caller_was_cancelled_frees_its_memory_all_the_same(house: House) -> None:
     store = await house.open()
     await house.writer.put(samples(0, 8))
     leased = await store.lease(SOLVER, 0, 8)
@@ -122,7 +122,7 @@ async def test_a_commit_that_nobody_waits_for_frees_its_memory_all_the_same(hous
     assert store._arena.statistics().live_refs == 0
 
 
-async def test_a_grant_that_nobody_waits_for_is_none(house: House) -> None:
+async def test_a_grant_whose_caller_was_cancelled_is_taken_back(house: House) -> None:
     store = await house.open()
     grant = asyncio.ensure_future(store.grant("writer", 0, []))
     await asyncio.sleep(0)
@@ -131,6 +131,22 @@ async def test_a_grant_that_nobody_waits_for_is_none(house: House) -> None:
     with pytest.raises(asyncio.CancelledError):
         await grant
     assert store._arena.statistics().segments == 0
+
+
+async def test_statistics_count_rows_bytes_puts_and_commits(house: House) -> None:
+    store = await house.open()
+    assert set(store.statistics().values()) == {0, store.statistics()["journal_bytes"]}
+    await house.writer.put(samples(0, 8))
+    await house.writer.put(samples(0, 4, "judge"))
+    leased = await store.lease(SOLVER, 0, 3)
+    before = store.statistics()
+    assert (before["rows_ready"], before["rows_leased"], before["puts"], before["commits"]) == (9, 3, 2, 0)
+    assert 0 < before["live_bytes"] < before["segment_bytes"]
+    assert before["journal_bytes"] == (house.folder / "samples.journal").stat().st_size
+    await store.commit(SOLVER, [leased.fence], 1)
+    after = store.statistics()
+    assert (after["rows_ready"], after["rows_leased"], after["puts"], after["commits"]) == (9, 0, 2, 1)
+    assert after["live_bytes"] == before["live_bytes"] * 9 // 12
 
 
 async def test_two_commits_of_one_moment_compact_the_journal_once(house: House) -> None:
@@ -169,13 +185,13 @@ async def test_a_compaction_that_appends_failed_under_is_left_for_later(
     assert (await store.store_statistics()).compactions == 0
 
 
-async def test_rows_whose_memory_is_gone_are_discarded_and_the_store_goes_on(house: House) -> None:
+async def test_rows_whose_memory_is_gone_are_discarded_and_the_store_continues(house: House) -> None:
     """As after a restart of the machine: what was on tmpfs is lost, what was on the disk is not."""
     store = await house.open()
     await house.writer.put(samples(0, 8))
     await store.on_stop()
     house.writer.close()
-    for segment in segment_places(house.memory, house.folder).memory.iterdir():
+    for segment in segment_directories(house.memory, house.folder).memory.iterdir():
         segment.unlink()
     again = await house.open("again")
     counts = again._tables.counts()["solver"]

@@ -1,4 +1,4 @@
-"""The store's journal: groups, damage at every byte, kills, full disks, compaction while appends go on."""
+"""The store's journal: groups, damage at every byte, kills, full disks, compaction while appends continue."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -29,8 +29,6 @@ from ...full_disk import room_for
 
 HEAD = b"flexmarl samples\x02\x00\x00\x00"
 SOURCES = Path(__file__).parents[3] / "scripts" / "src"
-Durable = Literal["process", "machine"]
-BOTH: tuple[Durable, Durable] = ("process", "machine")
 
 
 def framed(body: bytes) -> bytes:
@@ -54,17 +52,17 @@ def ignore(body: bytes) -> None:
 
 
 def recovered(content: bytes) -> list[bytes]:
-    """What a store that is started with this file knows; and it can go on from there."""
+    """The records that a store reads from this file when it starts; it can append to it then."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
         path.write_bytes(content)
         found: list[bytes] = []
 
-        async def go_on() -> None:
+        async def append_more() -> None:
             async with StoreJournal.open(path, found.append) as journal:
                 await journal.append(b"more")
 
-        asyncio.run(go_on())
+        asyncio.run(append_more())
         assert read_naively(path.read_bytes()) == [*found, b"more"]
         return found
 
@@ -74,10 +72,10 @@ def recovered(content: bytes) -> list[bytes]:
 groups = st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
-async def write_groups(path: Path, groups: list[list[bytes]], durable: Durable) -> list[int]:
+async def write_groups(path: Path, groups: list[list[bytes]]) -> list[int]:
     """The file's size after each group was acknowledged."""
     sizes = []
-    async with StoreJournal.open(path, ignore, durable) as journal:
+    async with StoreJournal.open(path, ignore) as journal:
         for group in groups:
             await asyncio.gather(*[journal.append(record) for record in group])
             sizes.append(path.stat().st_size)
@@ -86,14 +84,14 @@ async def write_groups(path: Path, groups: list[list[bytes]], durable: Durable) 
     return sizes
 
 
-@given(groups=groups, durable=st.sampled_from(BOTH), data=st.data())
+@given(groups=groups, data=st.data())
 @settings(deadline=None, max_examples=60)
 def test_damage_costs_nothing_that_was_acknowledged_before_it(
-    groups: list[list[bytes]], durable: Durable, data: st.DataObject
+    groups: list[list[bytes]], data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
-        sizes = asyncio.run(write_groups(path, groups, durable))
+        sizes = asyncio.run(write_groups(path, groups))
         content = path.read_bytes()
     records = list(itertools.chain(*groups))
     assert content == HEAD + b"".join(map(framed, records))
@@ -126,7 +124,7 @@ def test_a_cut_is_logged_with_figures(tmp_path: Path) -> None:
     assert "claims 6 bytes, 5 are left" in line["problem"]
 
 
-def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for content, problem in (
         (b"flexmarl replies\1\0\0\0", "does not begin as a journal does"),
@@ -158,42 +156,15 @@ async def test_records_of_one_tick_are_one_write(tmp_path: Path) -> None:
             futures = [journal.append(b"%d" % number) for number in range(100)]
             assert not any(future.done() for future in futures)
             assert path.read_bytes() == HEAD
-            futures[7].cancel()  # who waits may go; the record stays
+            futures[7].cancel()  # the caller may be cancelled; the record stays
             await asyncio.wait(futures)
             assert write.call_count == 1
         assert read_naively(path.read_bytes()) == [b"%d" % number for number in range(100)]
     assert path.stat().st_mode & 0o7777 == 0o600
 
 
-async def test_for_the_machine_records_are_synced_before_they_are_acknowledged(tmp_path: Path) -> None:
-    """Those that come while one sync is under way share the next."""
-    path = tmp_path / "journal"
-    events: list[str] = []
-    async with StoreJournal.open(path, ignore, "machine") as journal:
-        fdatasync = os.fdatasync
-
-        def sync(descriptor: int) -> None:
-            fdatasync(descriptor)
-            events.append("synced")
-
-        async def client(name: str) -> None:
-            await journal.append(name.encode())
-            events.append(name)
-
-        with mock.patch("os.fdatasync", sync):
-            async with asyncio.TaskGroup() as clients:
-                clients.create_task(client("a"))
-                clients.create_task(client("b"))
-                while path.stat().st_size == len(HEAD):
-                    await asyncio.sleep(0)
-                clients.create_task(client("c"))
-                clients.create_task(client("d"))
-    assert events == ["synced", "a", "b", "synced", "c", "d"]
-
-
-@pytest.mark.parametrize("durable", BOTH)
-async def test_closing_writes_what_waits(tmp_path: Path, durable: Durable) -> None:
-    journal = StoreJournal.open(tmp_path / "journal", ignore, durable)
+async def test_closing_writes_what_waits(tmp_path: Path) -> None:
+    journal = StoreJournal.open(tmp_path / "journal", ignore)
     future = journal.append(b"record")
     await journal.close()
     await journal.close()
@@ -216,13 +187,10 @@ async def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- full disks
 
 
-@pytest.mark.parametrize("durable", BOTH)
-async def test_on_a_full_disk_nothing_is_acknowledged_and_all_is_undone(
-    tmp_path: Path, durable: Durable
-) -> None:
+async def test_on_a_full_disk_nothing_is_acknowledged_and_all_is_undone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     undone: list[int] = []
-    async with StoreJournal.open(path, ignore, durable) as journal:
+    async with StoreJournal.open(path, ignore) as journal:
         await journal.append(b"before")
         before = path.read_bytes()
         with room_for(len(before) + 60):  # two of the three fit, and a part of the third
@@ -237,7 +205,7 @@ async def test_on_a_full_disk_nothing_is_acknowledged_and_all_is_undone(
     assert read_naively(path.read_bytes()) == [b"before", b"after"]
 
 
-async def test_where_the_file_cannot_be_cut_it_is_cut_later(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_cut_now_is_cut_later(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with StoreJournal.open(path, ignore) as journal:
         with (
@@ -249,23 +217,6 @@ async def test_where_the_file_cannot_be_cut_it_is_cut_later(tmp_path: Path) -> N
         assert path.stat().st_size == len(HEAD) + 5
         await journal.append(b"after")
     assert path.read_bytes() == HEAD + framed(b"after")
-
-
-async def test_what_cannot_be_synced_is_taken_back_with_all_that_came_after(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    undone: list[str] = []
-    async with StoreJournal.open(path, ignore, "machine") as journal:
-        await journal.append(b"before")
-        sync = mock.Mock(side_effect=OSError(errno.EIO, "I/O error"))
-        with mock.patch("os.fdatasync", sync):
-            first = journal.append(b"first", lambda: undone.append("first"))
-            await asyncio.sleep(0)
-            second = journal.append(b"second", lambda: undone.append("second"))
-            results = await asyncio.gather(first, second, return_exceptions=True)
-        assert [type(result) for result in results] == [JournalError] * 2
-        assert undone == ["second", "first"]
-        await journal.append(b"after")
-    assert read_naively(path.read_bytes()) == [b"before", b"after"]
 
 
 _FULL = """
@@ -366,10 +317,9 @@ def counts_of(path: Path) -> dict[int, int]:
     steps=st.lists(
         st.one_of(st.integers(0, 20), st.sampled_from(["compact", "tick", "cancel"])), max_size=60
     ),
-    durable=st.sampled_from(BOTH),
 )
 @settings(deadline=None, max_examples=60)
-def test_a_kill_at_any_moment_of_a_compaction_loses_nothing(steps: list[int | str], durable: Durable) -> None:
+def test_a_kill_at_any_moment_of_a_compaction_loses_nothing(steps: list[int | str]) -> None:
     async def run(path: Path) -> None:
         state = Counters()
         acknowledged: dict[int, int] = {}
@@ -382,7 +332,7 @@ def test_a_kill_at_any_moment_of_a_compaction_loses_nothing(steps: list[int | st
             await future
             acknowledged[key] = max(count, acknowledged.get(key, 0))
 
-        async with StoreJournal.open(path, ignore, durable) as journal:
+        async with StoreJournal.open(path, ignore) as journal:
             for step in steps:
                 match step:
                     case int(key):
@@ -413,7 +363,7 @@ def test_a_kill_at_any_moment_of_a_compaction_loses_nothing(steps: list[int | st
         asyncio.run(run(Path(folder) / "journal"))
 
 
-async def test_appends_go_on_during_a_compaction(tmp_path: Path) -> None:
+async def test_appends_continue_during_a_compaction(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     yielded = 0
 
@@ -496,29 +446,6 @@ async def test_a_snapshot_of_what_was_taken_back_is_refused(tmp_path: Path) -> N
     assert path.read_bytes() == HEAD
 
 
-async def test_what_is_appended_while_the_files_change_places_is_in_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    fdatasync = os.fdatasync
-    loop = asyncio.get_running_loop()
-    appended: list[asyncio.Future[None]] = []
-
-    async with StoreJournal.open(path, ignore, "machine") as journal:
-
-        async def append() -> None:
-            appended.append(journal.append(b"%d" % len(appended)))
-            await asyncio.sleep(0)
-
-        def sync(descriptor: int) -> None:
-            if journal._held:
-                asyncio.run_coroutine_threadsafe(append(), loop).result()
-            fdatasync(descriptor)
-
-        with mock.patch("os.fdatasync", sync):
-            await journal.compact([b"snapshot"])
-            await asyncio.gather(*appended)
-    assert read_naively(path.read_bytes()) == [b"snapshot", b"0"]
-
-
 async def test_compaction_is_due_as_the_file_grows(tmp_path: Path) -> None:
     with mock.patch.object(journal_module, "_SLACK_BYTES", 1000):
         async with StoreJournal.open(tmp_path / "journal", ignore) as journal:
@@ -558,7 +485,7 @@ async def client(journal, name):
         await journal.append(name + number.to_bytes(8, "big") * 50)
         os.write(1, name + number.to_bytes(8, "big"))
 async def main():
-    journal = module.StoreJournal.open(Path(sys.argv[1]), read, sys.argv[2])
+    journal = module.StoreJournal.open(Path(sys.argv[1]), read)
     async with asyncio.TaskGroup() as tasks:
         for name in (b"a", b"b", b"c"):
             tasks.create_task(client(journal, name))
@@ -581,11 +508,10 @@ def process(script: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]
             child.kill()
 
 
-@pytest.mark.parametrize("durable", BOTH)
-def test_what_a_killed_process_has_acknowledged_is_there(tmp_path: Path, durable: Durable) -> None:
+def test_what_a_killed_process_has_acknowledged_is_there(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for count in (1, 500, 1500):
-        with process(_WRITER, str(path), durable) as child:
+        with process(_WRITER, str(path)) as child:
             assert child.stdout is not None
             said = child.stdout.read(9 * count)
             child.kill()  # while it writes and compacts

@@ -47,7 +47,7 @@ Keys = list[tuple[str, str]]  # agent and sample id
 
 
 def make(policies: Policies = OWN, order: LeaseOrder = "arrival") -> Tables:
-    # What the agents declare besides the tokens differs, in its place too.
+    # The agents declare different columns, in different places.
     schemas = {
         AgentName("a"): Schema(COLUMNS),
         AgentName("b"): Schema({"only_b": Column(type="int"), **COLUMNS}),
@@ -57,7 +57,7 @@ def make(policies: Policies = OWN, order: LeaseOrder = "arrival") -> Tables:
 
 @dataclass(frozen=True)
 class Ideal:
-    """A row as it should be, by what the journal was told."""
+    """A row as it should be, by the records of the journal."""
 
     agent: str
     sample_id: str
@@ -83,7 +83,7 @@ Lease = tuple[PolicyName, Keys, float]  # and its deadline
 
 
 class Life(RuleBasedStateMachine):
-    """Two agents, each on a policy of its own or both on one. ``told``: the state of the model when each record was
+    """Two agents, each on a policy of its own or both on one. ``records``: with the state of the model when each was
     written, the newest last."""
 
     @initialize(policies=st.sampled_from([OWN, ONE]), order=st.sampled_from(["arrival", "query"]))
@@ -126,7 +126,7 @@ class Life(RuleBasedStateMachine):
         self.rows, self.versions = dict(rows), dict(versions)
         self.commits, self.totals = dict(commits), dict(totals)
 
-    def told(self, change: TableChange, before: Any, leases: dict[int, Lease]) -> None:
+    def journaled(self, change: TableChange, before: Any, leases: dict[int, Lease]) -> None:
         assert change.record is not None
         self.records.append((change.record, self.state()))
         self.changes.append((change, before, leases))
@@ -201,7 +201,7 @@ class Life(RuleBasedStateMachine):
             self.rows |= {(row.agent, row.sample_id): row for row in new}
             assert change.rows == len(new)
             assert change.held == [ref for row in new for ref in refs_of(row.cells.values())]
-            self.told(change, before, {})
+            self.journaled(change, before, {})
 
     @rule(
         data=st.data(),
@@ -226,7 +226,7 @@ class Life(RuleBasedStateMachine):
                 assert row is not None
                 cells = row.cells | {name: columns[name][place] for name in columns}
                 self.rows[agent, row.sample_id] = replace(row, cells=cells)
-            self.told(change, before, {})
+            self.journaled(change, before, {})
 
     # ------------------------------------------------------------------ leases
 
@@ -303,7 +303,7 @@ class Life(RuleBasedStateMachine):
         assert (change.rows, change.freed) == (len(keys), freed)
         self.over_by(keys, "consumed")
         self.versions[policy], self.commits[policy] = version, (fences, len(keys))
-        self.told(change, before, leases)
+        self.journaled(change, before, leases)
 
     @rule()
     def commit_again(self) -> None:
@@ -330,7 +330,7 @@ class Life(RuleBasedStateMachine):
             if new:
                 before = self.state()
                 self.over_by([(agent, sample_id) for sample_id in new], "discarded")
-                self.told(change, before, {})
+                self.journaled(change, before, {})
 
     @rule(further=st.integers(0, 1))
     def close(self, further: int) -> None:
@@ -345,7 +345,7 @@ class Life(RuleBasedStateMachine):
             assert change.rows == len(old)
             self.rows = {key: row for key, row in self.rows.items() if key not in old}
             self.closed_before = step
-            self.told(change, before, {})
+            self.journaled(change, before, {})
 
     # ------------------------------------------------------------------ what goes wrong
 
@@ -381,7 +381,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        """What is frozen does not change with what happens while it is read."""
+        """A snapshot does not change with changes that are made while it is read."""
         snapshot = self.tables.snapshot()
         self.compacted, self.base = [], self.state()
         self.records, self.changes = [], []
@@ -481,7 +481,11 @@ REFUSED: list[tuple[str, Callable[[Tables], Any], str]] = [
     ("twice in one put", lambda t: t.put({"a": columns("1:q_1_0", "1:q_1_0")}), "1:q_1_0 comes twice"),
     ("no sample id", lambda t: t.put({"a": columns("q_0_0")}), "'q_0_0' is not named {step}:{query}_{turn}"),
     ("an evaluation", lambda t: t.put({"a": columns("eval:q_0_0")}), "'eval:q_0_0' is not named"),
-    ("ids that are no text", lambda t: t.put({"a": columns("1:q_1_0", sample_id=[1])}), "column sample_id"),
+    (
+        "ids that are not strings",
+        lambda t: t.put({"a": columns("1:q_1_0", sample_id=[1])}),
+        "column sample_id",
+    ),
     ("no ids", lambda t: t.put({"a": {"reward": [1.0]}}), "column sample_id is missing"),
     (
         "no version",
@@ -665,7 +669,7 @@ def test_a_trajectory_that_is_not_here_is_refused(tables: Tables, name: str, why
         tables.trajectory(name)
 
 
-def test_people_ask_about_all_tables(tables: Tables) -> None:
+def test_an_expression_selects_from_all_tables(tables: Tables) -> None:
     tables.put({"b": columns("4:q_0_0", note=["good"], reward=[0.25])})
     found = select(
         tables.scalar_columns(), tables.scalars(), "agent = 'b' and reward < 0.5 or status = 'consumed'"

@@ -9,7 +9,7 @@ from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_places
+from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
 from flexmarl.actors.trainer.simulated_trainer import SimulatedTrainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig
@@ -62,7 +62,7 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
             StateTransport(shared) as transport,
         ):
             store_ref = await system.add(store, "store")
-            writer = ExperienceWriter(store_ref, "tests", segment_places(shared, folder))
+            writer = ExperienceWriter(store_ref, "tests", segment_directories(shared, folder))
             await writer.put([sample("solver", n) for n in range(4)] + [sample("judge", n) for n in range(2)])
             recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=3)
             setup = TrainerSetup(policies, recipe, 10, store_ref, shared, folder)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_places
+from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
@@ -77,7 +77,7 @@ async def store(system: ActorSystem, private: Path) -> ActorRef[Store]:
 
 
 async def put(store: ActorRef[Store], private: Path, samples: list[Sample]) -> None:
-    writer = ExperienceWriter(store, "tests", segment_places(private, folder_of(private)))
+    writer = ExperienceWriter(store, "tests", segment_directories(private, folder_of(private)))
     await writer.put(samples)
     writer.close()
 
