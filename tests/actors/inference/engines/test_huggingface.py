@@ -240,7 +240,7 @@ def test_aborting_one_leaves_the_others_untouched() -> None:
     }
 
 
-@settings(max_examples=20)
+@settings(deadline=None, max_examples=20)
 @given(
     interruptions=st.lists(st.integers(0, 25), min_size=1, max_size=4),
     temperature=st.sampled_from([0.0, 0.8]),
