@@ -6,13 +6,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def no_bool(value: object) -> object:
-    """For fields of type float, where pydantic would take ``true`` for 1.0."""
+    """``value``, for fields of type float: pydantic would take ``true`` for 1.0."""
     if isinstance(value, bool):
         raise ValueError("a number is wanted, not a truth value")
     return value
 
 
-# Strict: `true`, `"8"` or `8.0` is no count, and a config that says so means something else.
+# Strict: ``true``, ``"8"`` or ``8.0`` is not a count; such a config means something else.
 Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0)]
@@ -22,6 +22,6 @@ Seconds = Positive
 
 
 class Config(BaseModel):
-    """A frozen section of the run's configuration. It may travel in messages as it is."""
+    """A frozen section of the run's configuration. It can be sent in messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -66,7 +66,7 @@ def expanded(raw: Raw) -> Expanded:
 def with_defaults(raw: Raw, defaults: Raw) -> Raw:
     """``defaults`` merged under each agent and each policy.
 
-    An agent that names its policy takes no policy's settings, nor the algorithm's name, which is then its policy's.
+    An agent that names its policy gets neither the settings of policies nor the algorithm's name: its policy has them.
     """
     of_agent, of_policy = _divided(defaults)
     merged_raw = dict(raw)
@@ -84,7 +84,7 @@ def with_defaults(raw: Raw, defaults: Raw) -> Raw:
 
 
 def merged(base: Any, over: Any) -> Any:
-    """``over``, with what it leaves out from ``base``; sections within them likewise."""
+    """``over``, with the keys that it leaves out taken from ``base``; sections within them likewise."""
     if not isinstance(base, dict) or not isinstance(over, dict):
         return over
     return {**base, **{key: merged(base.get(key), value) for key, value in over.items()}}

@@ -85,7 +85,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
-    """``a.b.c=value`` with the value read as YAML, so that ``true``, ``[1, 2]`` and ``null`` mean what they say."""
+    """``a.b.c=value`` with the value read as YAML, so that ``true``, ``[1, 2]`` and ``null`` have their types."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {override!r}: write key.key=value, for example training.micro_batch=8")

@@ -1,4 +1,4 @@
-"""The run's configuration: a schema, and what the roles of a run need to know of it."""
+"""The run's configuration: its schema, the checks across sections, and the roles' parts of it."""
 
 import re
 from typing import Annotated

@@ -32,7 +32,6 @@ PENDING: tuple[str, ...] = (
     "launch/env.py",
     "launch/formatting.py",
     "launch/local_launcher.py",
-    "launch/recipes",
     "launch/report",
     "launch/run_directory.py",
     "launch/store_view.py",

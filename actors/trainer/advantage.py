@@ -1,6 +1,6 @@
-"""Advantages: from a sample's own reward and its group's rewards, and those that need the whole step.
+"""Advantages from a sample's reward and its group's rewards, and advantages that need the whole step.
 
-The group-local ones let training start the moment a group closes, without waiting for the rest of the step.
+The group-local ones let training start the moment a group closes, before the rest of the step is there.
 """
 
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 WHITEN_EPSILON = 1e-8
-"""The least variance that advantages are divided by the root of, as in OpenRLHF, the code of REINFORCE++'s authors."""
+"""Lower bound of the variance in the normalisation, as in OpenRLHF, the code of REINFORCE++'s authors."""
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation, as TRL's ``GRPOTrainer`` does. It also keeps rewards that differ only by
@@ -25,9 +25,9 @@ def group_advantage(reward: float, group_rewards: tuple[float, ...], *, scale: b
     therefore in TRL, verl and OpenRLHF, so that learning rates carry over.
 
     ``group_rewards`` holds the rewards of the group, ``reward`` among them; their order does not matter, to
-    the last bit. A group of one, or of equal rewards, teaches nothing: exactly 0.0.
+    the last bit. A group of one, or of equal rewards, has no signal: exactly 0.0.
 
-    Raises ``ValueError`` when ``reward`` is not among ``group_rewards`` or one of them is not finite.
+    Raises ``ValueError`` if ``reward`` is not among ``group_rewards`` or one of them is not finite.
     """
     _check_group(reward, group_rewards)
     if min(group_rewards) == max(group_rewards):
@@ -44,7 +44,7 @@ def leave_one_out_advantage(reward: float, group_rewards: tuple[float, ...]) -> 
     """RLOO: ``r_i`` minus the mean of the *other* rewards of its group (Ahmadian et al., arXiv 2402.14740, eq. 8).
 
     That is ``(r_i - mean(R)) n / (n - 1)``. A group of one has no others: exactly 0.0, as for equal rewards.
-    Raises as `group_advantage` does.
+    Raises as ``group_advantage`` does.
     """
     _check_group(reward, group_rewards)
     if min(group_rewards) == max(group_rewards):
@@ -69,7 +69,7 @@ def rewards_to_go(rewards: Tensor, token_rewards: Tensor, lengths: Tensor) -> Te
     2501.03262, section 3.1). ``rewards`` ``[R]`` of the sequences, ``token_rewards`` ``[N]``, ``lengths`` ``[R]``.
     Returns ``[N]``.
     """
-    # What is left of a sequence: its total, less what came before the token.
+    # The rest of a sequence: its total, less the sum before the token.
     running = token_rewards.cumsum(0)
     ends = running[lengths.cumsum(0) - 1]
     return (rewards + ends).repeat_interleave(lengths) - running + token_rewards
@@ -78,9 +78,9 @@ def rewards_to_go(rewards: Tensor, token_rewards: Tensor, lengths: Tensor) -> Te
 def leave_one_out_penalties(penalties: Tensor, groups: Tensor) -> Tensor:
     """``p_i`` minus the mean of the other penalties of its group; 0 for a group of one.
 
-    With ``p_i = beta KL_i`` over a whole sequence this is what a KL in the reward takes from RLOO's advantage
+    With ``p_i = beta KL_i`` over a whole sequence this is the share of a KL in the reward in RLOO's advantage
     (arXiv 2402.14740, eq. 1 and 8): the leave-one-out baseline is linear. ``penalties`` ``[R]``, ``groups`` ``[R]``
-    int64: which group each sequence belongs to, numbered from 0. Returns ``[R]``.
+    int64: the group of each sequence, numbered from 0. Returns ``[R]``.
     """
     sizes = torch.bincount(groups)
     totals = torch.zeros(len(sizes), dtype=penalties.dtype).index_add(0, groups, penalties)
@@ -91,10 +91,10 @@ def leave_one_out_penalties(penalties: Tensor, groups: Tensor) -> Tensor:
 
 def whitened(advantages: Tensor) -> Tensor:
     """Zero mean and unit variance over all tokens: ``(A - mean(A)) / sqrt(var(A))`` (REINFORCE++, Hu et al., arXiv
-    2501.03262, section 3.1). The variance is the population's and at least `WHITEN_EPSILON`.
+    2501.03262, section 3.1). The variance is the population's and at least ``WHITEN_EPSILON``.
 
-    ``advantages`` ``[N]``, N at least 1, in float64, where the order of summation does not show. Returns ``[N]``;
-    exactly 0 where all are equal.
+    ``advantages`` ``[N]``, N at least 1, in float64, in which the order of summation does not show. Returns ``[N]``;
+    exactly 0 if all are equal.
     """
     if advantages.min() == advantages.max():
         return torch.zeros_like(advantages)

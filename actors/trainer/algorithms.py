@@ -1,12 +1,18 @@
-"""The algorithms by name: what each is made of, and the numbers its paper trains with. Data only, no torch.
+"""The algorithms by name: the parts of each, and the numbers of its paper. Data only, no torch.
 
-An algorithm is a choice in each of these columns; `objective.py` puts the chosen functions together.
+An algorithm is a choice in each of these columns; ``objective.py`` puts the chosen functions together.
 
-baseline      what is taken from a sample's reward                        `advantage.py`
-surrogate     what is maximised, token by token                           `loss.py`
-aggregation   what the sum over tokens is divided by at the step          `loss.py`
-grouping      whose rewards are compared                                  `actors/rollout/grouping.py`
-KL            which estimator, in the loss or in the reward               `kl.py`
+credit assignment, an agent's
+    baseline, scale_rewards   subtracted from a sample's reward; its divisor      ``advantage.py``
+    grouping                  the rewards that a reward is compared with          ``rollout/groups/comparison.py``
+loss, a policy's
+    surrogate                 the objective of each token                         ``loss.py``
+    aggregation               the divisor of the sum over tokens at the step      ``loss.py``
+    KL                        its estimator, and a place in the loss or reward    ``kl.py``
+both: the policy and all of its agents must agree (``trainer_config.credit_problem``)
+    critic (a baseline)       trained with the policy, on the samples of all of its agents
+    whiten                    normalises over the policy's step, over the samples of all of its agents
+    a KL in the rewards       computed with the policy's reference, subtracted from an agent's rewards
 """
 
 from dataclasses import dataclass
@@ -36,10 +42,12 @@ Correction = Literal["none", "truncate", "mask", "decoupled"]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row of the table. ``scale_rewards``: whether the centred reward is divided by the group's standard
-    deviation; None where the algorithm has no such division. ``whiten``: the advantages are normalised over all
-    tokens of the step, which is why such an algorithm does not stream. ``kl_estimator`` and ``kl_in_reward`` say how a
-    KL to a reference policy enters, where the user asks for one (``kl_coefficient``)."""
+    """One row of the table.
+
+    ``scale_rewards``: the centred reward is divided by the group's standard deviation; None if the algorithm has no
+    such division. ``whiten``: the advantages are normalised over all tokens of the step, so that the algorithm does not
+    stream. ``kl_estimator``, ``kl_in_reward``: of the KL to a reference policy, if there is one (``kl_coefficient``).
+    """
 
     paper: str
     baseline: Baseline = "group_mean"
@@ -55,12 +63,12 @@ class Algorithm:
 
 
 ALGORITHMS: dict[AlgorithmName, Algorithm] = {
-    # Clip-higher and the token mean are DAPO's; `aggregation: sequence_mean` and `clip_high: 0.2` give eq. 3 itself.
+    # Clip-higher and the token mean are DAPO's; ``aggregation: sequence_mean`` and ``clip_high: 0.2`` give eq. 3.
     "grpo": Algorithm("Shao et al., arXiv 2402.03300, eq. 3 and section 4.1.2", clip_high=0.28),
     "dr_grpo": Algorithm(
         "Liu et al., arXiv 2503.20783, section 3.2", aggregation="constant", scale_rewards=False
     ),
-    # Its other halves are settings of their own: `rollout.drop_zero_advantage` (eq. 11), `sampling.overlong_buffer`
+    # Its other parts are settings of their own: ``rollout.drop_zero_advantage`` (eq. 11), ``sampling.overlong_buffer``
     # (eq. 13).
     "dapo": Algorithm("Yu et al., arXiv 2503.14476, eq. 8 and 9", clip_high=0.28),
     "gspo": Algorithm(
@@ -115,13 +123,13 @@ CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
     "mask": (0.5, 5.0),
     "decoupled": (None, 5.0),
 }
-"""Default bounds of the weight, low and high; the sources are in `corrections.correction_weights`."""
+"""Default bounds of the weight, low and high; ``importance_weights.correction_weights`` has the sources."""
 
 
 def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
-    """Why no sample's gradient is known before the step's last sample is there; None where it is known at once.
+    """The reason why no gradient can be computed before the step's last sample is there; None if it can.
 
-    ``kl_in_reward``: whether a KL is in the reward, rather than in the loss or nowhere.
+    ``kl_in_reward``: there is a KL, and it is in the rewards.
     """
     if algorithm.whiten:
         return "it normalises the advantages over all samples of a step"
@@ -131,8 +139,8 @@ def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
 
 
 def sync_warning(policy: str, name: AlgorithmName, reason: str) -> str:
-    """What to tell the user, once, about a policy that can't stream."""
+    """A warning for the user about a policy that can't stream."""
     return (
-        f"policy {policy}: {name} can't train on a micro-batch before the step's rollout has ended, for {reason}. "
+        f"policy {policy}: {name} can't train on a micro-batch before the step's rollout has ended, because {reason}. "
         "The policy runs as in mode sync; the other policies are not affected"
     )

@@ -1,4 +1,4 @@
-"""What PPO makes of a critic's values: the advantages, what the critic learns from, and how well it foresees.
+"""PPO's use of a critic's values: advantages, the critic's targets and loss, and its explained variance.
 
 A sample, one turn, is an episode of its own: its reward comes with its last token, and the value after that is 0.
 ``[N]`` are the completion tokens of ``R`` sequences, one after the other; ``lengths`` ``[R]`` (int64, each at least 1).
@@ -25,14 +25,14 @@ def generalized_advantages(
     """Generalised advantage estimation (Schulman et al., arXiv 1506.02438, eq. 16), sequence by sequence.
 
     ``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``; after a sequence's last token
-    both ``V`` and ``A`` are 0. ``rewards`` (`token_rewards`) and ``values`` are ``[N]``. Returns ``(advantages,
-    returns)``, both ``[N]``; the returns ``A_t + V_t`` are what the critic learns. ``gamma`` 1 and ``lam`` 0.95 are
+    both ``V`` and ``A`` are 0. ``rewards`` (``token_rewards``) and ``values`` are ``[N]``. Returns ``(advantages,
+    returns)``, both ``[N]``; the returns ``A_t + V_t`` are the critic's targets. ``gamma`` 1 and ``lam`` 0.95 are
     InstructGPT's (Ouyang et al., arXiv 2203.02155, appendix C.4).
     """
     value, reward = _padded(values, lengths), _padded(rewards, lengths)
     sums = reward + gamma * _shifted(value, 1) - value
-    # Every round doubles how many tokens ahead a sum reaches: log2(longest) rounds instead of one per token. The
-    # padding is 0, so a sequence's sums are the same bits whatever it is padded to.
+    # Every round doubles the tokens ahead that a sum reaches: log2(longest) rounds instead of one per token. The
+    # padding is 0, so a sequence's sums are the same bits at any padding.
     reach, decay = 1, gamma * lam
     while reach < sums.shape[1]:
         sums = sums + decay * _shifted(sums, reach)
@@ -46,8 +46,8 @@ def value_loss(values: Tensor, returns: Tensor) -> Tensor:
     """The critic's loss per token, ``(V_t - R_t)^2 / 2`` (PPO, Schulman et al., arXiv 1707.06347, eq. 9), ``[N]``: to
     be summed and divided by the step's tokens. Gradients flow through ``values`` only.
 
-    There is no clip around older values, as PPO's code has it, for a sample is trained on once: those would be the
-    values themselves, and the clip would never hold.
+    There is no clip around older values as in PPO's code: a sample is trained once, so these are the values themselves,
+    and the clip would never hold.
     """
     return (values - returns.detach()).square() / 2
 
@@ -60,11 +60,11 @@ def value_sums(values: Tensor, returns: Tensor) -> Tensor:
 
 
 def explained_variance(tokens: int, sums: Tensor) -> float | None:
-    """``1 - var(R - V) / var(R)`` over ``tokens`` tokens from their `value_sums`: 1 is perfect foresight, 0 a constant
-    guess, and less is worse than that. None where all returns are equal."""
+    """``1 - var(R - V) / var(R)`` over ``tokens`` tokens from their ``value_sums``: 1 is a perfect critic, 0 is as
+    good as a constant, and less is worse. None if all returns are equal."""
     target, target_square, error, error_square = (float(each) / max(1, tokens) for each in sums)
     variance = target_square - target**2
-    if variance <= 1e-12 * target_square:  # what rounding leaves of equal returns
+    if variance <= 1e-12 * target_square:  # equal returns, but for rounding
         return None
     return 1.0 - (error_square - error**2) / variance
 
@@ -75,5 +75,5 @@ def _padded(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, by: int) -> Tensor:
-    """``[R, T]``: what comes ``by`` tokens later, 0 after the end."""
+    """``[R, T]``: the values ``by`` tokens later, 0 after the end."""
     return pad(values, (0, by))[:, by:]

@@ -1,8 +1,8 @@
 """Weights for samples that were drawn from another distribution than the one the trainer computes.
 
-Two things make them differ: the engine's arithmetic is not the trainer's, and under ``async`` the engine's weights
-were an older version. Either way the trainer's log-probabilities at the start of the step are the *proximal* policy,
-which the surrogate's ratio refers to, and the engine's are the *behaviour* policy, which the weight corrects for.
+They differ for two reasons: the engine's arithmetic is not the trainer's, and under ``async`` the engine's weights were
+an older version. In both cases the trainer's log-probabilities at the start of the step are the *proximal* policy, the
+reference of the surrogate's ratio, and the engine's are the *behaviour* policy, for which the weight corrects.
 """
 
 import torch
@@ -20,7 +20,7 @@ def correction_weights(
     low: float | None,
     high: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """What each token's surrogate is multiplied by, and which tokens that removes.
+    """The factor of each token's surrogate, and the tokens that are removed by it.
 
     With ``w = exp(proximal - behaviour)``:
 

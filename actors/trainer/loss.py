@@ -1,11 +1,11 @@
 """The policy-gradient losses as pure tensor functions.
 
-Everything here ends in a sum over completion tokens, never a mean: the mean's denominator is the count of the whole
+Every loss ends in a sum over completion tokens, never a mean: the mean's denominator is the count of the whole
 optimizer step's tokens (or sequences), which is unknown at the first backward. The step divides once, so the gradient
-does not depend on how the step was cut into micro-batches.
+does not depend on the split into micro-batches.
 
 ``[N]`` are the completion tokens of ``R`` sequences, one sequence after the other; ``lengths`` ``[R]`` (int64, each at
-least 1) says where they end.
+least 1) are theirs.
 """
 
 from typing import NamedTuple
@@ -20,8 +20,8 @@ LOG_RATIO_BOUND = 20.0
 
 
 class TokenLosses(NamedTuple):
-    """``values`` ``[N]``: what to minimise, with a gradient. ``held_back`` ``[N]`` bool: tokens that the clip holds
-    back, or whose weight it bounds. ``ratio`` ``[N]``: what was clipped, without gradient."""
+    """``values`` ``[N]``: to be minimised, with a gradient. ``held_back`` ``[N]`` bool: tokens that the clip holds
+    back, or whose weight it bounds. ``ratio`` ``[N]``: before the clip, without gradient."""
 
     values: Tensor
     held_back: Tensor
@@ -31,7 +31,7 @@ class TokenLosses(NamedTuple):
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """The log-probability of each token under ``softmax(logits / temperature)``.
 
-    ``log p(t) = z_t - logsumexp(z)`` with ``z = logits / temperature``: what an inference engine reports
+    ``log p(t) = z_t - logsumexp(z)`` with ``z = logits / temperature``: an inference engine reports the same
     as *processed* log-probabilities, so that the two sides' ratio is 1 on-policy at any temperature.
 
     ``logits``: ``[N, V]``, any floating dtype, computed with in float32 at least. ``tokens``: ``[N]`` int64.
@@ -62,8 +62,8 @@ def clipped_loss(
 
     ``-min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)`` with ``r_t = exp(logprob_t - old_logprob_t)``
     (PPO, Schulman et al., arXiv 1707.06347, eq. 7; the asymmetric "clip-higher" range is DAPO's, Yu et al., arXiv
-    2503.14476, eq. 8). The minimum is pessimistic: it only takes away the reason to move further, never the reason
-    to come back. Inputs ``[N]``; gradients flow through ``logprobs`` only.
+    2503.14476, eq. 8). The minimum is pessimistic: it only takes away the gradient that moves further, never the one
+    that comes back. Inputs ``[N]``; gradients flow through ``logprobs`` only.
     """
     advantages = advantages.to(logprobs.dtype)
     ratio = bounded_ratio(logprobs, old_logprobs)
@@ -102,7 +102,7 @@ def clipped_weight_loss(
     """CISPO: REINFORCE with a clipped importance weight (MiniMax, arXiv 2506.13585, eq. 4 and 5).
 
     ``-sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A_t logprob_t``: the clip bounds a token's weight and never takes
-    its gradient away. ``clip_low`` 1 is no lower bound, as in the paper's runs. Inputs ``[N]``.
+    its gradient away. With ``clip_low`` 1 there is no lower bound, as in the paper's runs. Inputs ``[N]``.
     """
     ratio = bounded_ratio(logprobs, old_logprobs).detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -124,7 +124,7 @@ def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def summed(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
-    """The sum that `denominator` divides at the end of the step: a scalar.
+    """The sum that ``denominator`` divides at the end of the step: a scalar.
 
     ``sequence_mean`` weighs a token by 1 / its sequence's length (GRPO, arXiv 2402.03300, eq. 3); all others by 1.
     """
@@ -134,7 +134,7 @@ def summed(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
 
 
 def denominator(aggregation: Aggregation, *, tokens: int, sequences: int, constant: int | None) -> int:
-    """What the step's summed gradient is divided by, once; at least 1.
+    """The divisor of the step's summed gradient, at least 1.
 
     ``token_mean``: all completion tokens of the step (DAPO, arXiv 2503.14476, eq. 8, over the step rather than
     within each group). ``sequence_mean`` and ``sequence_sum``: its sequences. ``constant``: its sequences times

@@ -1,4 +1,4 @@
-"""A policy's objective: the functions that its algorithm names, put together."""
+"""A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,15 +45,15 @@ class CompletionTokens:
 
 
 def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Tensor]:
-    """The summed loss of a batch, to be divided by the step's `loss.denominator`.
+    """The summed loss of a batch, to be divided by the step's ``loss.denominator``.
 
     Without a correction the surrogate's ratio is that of trainer to engine. With one it is that of the policy to the
     proximal policy, which is the policy at the start of its step: of value 1 here, since a sample is trained on once,
-    and what is left of the surrogate is its gradient, times the weight.
+    and only the surrogate's gradient is left, times the weight.
 
     Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[3]`` without one,
     sums over tokens: the loss as it is aggregated, tokens that a clip or a mask held back, ``|ratio - 1|`` of trainer
-    to engine. Raises ``ValueError`` where the KL's log-probabilities are missing.
+    to engine. Raises ``ValueError`` if the KL's log-probabilities are missing.
     """
     if config.correction == "none":
         losses = _surrogate(config, batch, batch.engine_logprobs)
@@ -98,9 +98,9 @@ def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor
 
 
 def sample_advantage(credit: CreditConfig, sample: Sample) -> float:
-    """A sample's advantage from its group's rewards alone, before what needs the whole step or the critic.
+    """A sample's advantage from its group's rewards alone, without the critic and the normalisation over the step.
 
-    Raises ``ValueError`` where the reward is not among its group's or is not finite.
+    Raises ``ValueError`` if the reward is not among its group's or is not finite.
     """
     match credit.row.baseline:
         case "leave_one_out":
@@ -108,7 +108,7 @@ def sample_advantage(credit: CreditConfig, sample: Sample) -> float:
         case "group_mean":
             return group_advantage(sample.reward, sample.group_rewards, scale=credit.scale_rewards)
         case "critic" | "none":
-            group_advantage(sample.reward, (sample.reward,), scale=False)  # only that it is finite
+            group_advantage(sample.reward, (sample.reward,), scale=False)  # checks that it is finite
             return float(sample.reward)
 
 
@@ -122,8 +122,8 @@ def critic_advantages(
 ) -> tuple[Tensor, Tensor]:
     """PPO's advantages and the critic's returns, ``[N]`` each, without gradient and in the dtype of ``values``.
 
-    ``rewards`` and ``lengths`` are ``[R]``, all others ``[N]``. ``values`` are the critic's as the step began: it steps
-    when the policy does. So a sample's advantages need that sample alone, and they are not normalised over the step.
+    ``rewards`` and ``lengths`` are ``[R]``, all others ``[N]``. ``values`` are the critic's at the step's begin: it
+    steps when the policy does. So a sample's advantages need that sample alone; they are not normalised over the step.
     ``reference_logprobs`` are needed for a KL in the reward, which is between the engine's policy and the reference.
     """
     if config.critic is None:

@@ -1,4 +1,4 @@
-"""Token lists to tensors: right padding, the positions that need logits, and how to waste little padding."""
+"""Token lists to tensors: right padding, the positions that need logits, batches with little padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ TokenRow = tuple[tuple[int, ...], tuple[int, ...]]
 
 WORTH_SPLITTING_TOKENS = 512
 """A further forward/backward has a fixed cost, worth about 200 tokens of a tiny model on a CPU and 1000 of
-a large one on a GPU: a batch is split where that saves at least this much padding."""
+a large one on a GPU: a batch is split if that saves at least this much padding."""
 
 MOST_TOKENS_PER_FORWARD = 16384
 """Padded positions of one forward/backward, to bound its memory: with a vocabulary of 150 000 the logits of one
@@ -26,7 +26,7 @@ class PaddedRows:
     """Rows padded on the right, ready for one forward.
 
     ``input_ids``: ``[rows, longest]`` int64, prompt and completion without the last token, whose logits
-    nobody needs. The padding is token 0; causal attention never looks right, so no mask is needed.
+    are not needed. The padding is token 0; causal attention never looks right, so no mask is needed.
     ``positions``: ``[N]`` int64, indices into the flattened ``[rows * longest]`` input whose logits predict
     the completion tokens, row by row. ``targets``: ``[N]`` int64, those tokens.
     """
@@ -44,7 +44,7 @@ def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
     """Pads ``rows`` (at least one) to the longest.
 
     Raises ``ValueError`` for an empty prompt or completion, and for a token outside ``0 .. vocab_size - 1``
-    (which a GPU would answer with a device-side assertion that kills the process).
+    (a GPU would answer with a device-side assertion that kills the process).
     """
     if not all(prompt and completion for prompt, completion in rows):
         raise ValueError("every row needs at least one prompt token and one completion token")
@@ -53,7 +53,7 @@ def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
     lengths = prompts + completions
     columns = np.arange(lengths.max())
     tokens = np.zeros((len(rows), columns.size), np.int64)
-    # A boolean mask is filled row by row, which is the order the rows are chained in.
+    # A boolean mask is filled row by row, in the order of the chained rows.
     filled = columns < lengths[:, None]
     tokens[filled] = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64, int(lengths.sum()))
     if tokens.min() < 0 or tokens.max() >= vocab_size:
@@ -74,7 +74,7 @@ def split_by_length(
     """Groups rows of similar length, so that one long row does not pad all others to its length.
 
     ``lengths``: ``[rows]`` tokens, each at least 1. Returns arrays of row indices, every row in exactly one,
-    longest rows first. A group is cut where that saves the most padding, as long as it saves
+    longest rows first. A group is cut at the row where that saves the most padding, as long as it saves
     ``worth_tokens`` or more. It has at most ``most_tokens`` tokens, padding included, unless it is one row.
     """
     order = np.argsort(-lengths, kind="stable")

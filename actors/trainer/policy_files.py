@@ -1,7 +1,7 @@
 """Files of a saved policy: tensors as safetensors, nothing that could execute code.
 
-A folder is read in two passes: `check_tensors` looks only at headers and raises before anything was changed;
-`read_tensors_into` then copies into tensors that already exist.
+A folder is read in two passes: ``check_tensors`` looks only at headers and raises before anything is changed;
+``read_tensors_into`` then copies into tensors that already exist.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ _DTYPES |= {torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.boo
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes contiguous tensors, none sharing memory with another, from any device."""
-    # "format" is what transformers looks for before it reads a safetensors file.
+    # transformers looks for "format" before it reads a safetensors file.
     save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
 def check_tensors(path: Path, expected: Mapping[str, Tensor]) -> None:
     """Reads the header of ``path`` and compares names, dtypes and shapes with ``expected``.
 
-    Raises `CheckpointIncomplete` when the file is missing, cut short or no safetensors file, and
-    `CheckpointMismatch` naming the first tensor that is absent, unexpected or of another dtype or shape.
+    Raises CheckpointIncomplete if the file is missing, cut short or not a safetensors file, and
+    CheckpointMismatch naming the first tensor that is absent, unexpected or of another dtype or shape.
     """
     with _open_tensors(path) as file:
         present = set(file.keys())
@@ -48,7 +48,7 @@ def check_tensors(path: Path, expected: Mapping[str, Tensor]) -> None:
 def read_tensors_into(path: Path, destination: Mapping[str, Tensor]) -> None:
     """Copies every tensor of ``destination`` from ``path`` in place, bit for bit, one at a time.
 
-    The file must have passed `check_tensors`. Raises `CheckpointIncomplete` if it vanished since.
+    The file must have passed ``check_tensors``. Raises CheckpointIncomplete if it vanished since.
     """
     with _open_tensors(path) as file, torch.no_grad():
         for name, tensor in destination.items():

@@ -30,11 +30,11 @@ from .trainer_setup import PolicySetup, TrainerSetup
 
 T = TypeVar("T")
 
-# Only against hanging for good: a large model takes as long as it takes.
+# Catches a hang, not slowness: a large model takes long.
 _TRANSFER_TIMEOUT_S = 3600.0
 # The store waits for a full disk to be cleared.
 _COMMIT_TIMEOUT_S = 24 * 3600.0
-# The store ends the wait for what is written from outside, when the config says.
+# The store ends the wait for external columns, after the columns' own ``timeout_s``.
 _LEASE_TIMEOUT_S = 24 * 3600.0
 
 

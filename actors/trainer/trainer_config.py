@@ -52,7 +52,7 @@ class CriticConfig(Config):
 
 
 class CreditConfig(Config):
-    """Credit assignment of one agent: how rewards become advantages. Part of the agent's ``algorithm`` section.
+    """Credit assignment of one agent: its advantages from its rewards. Part of the agent's ``algorithm`` section.
 
     ``name`` chooses the row of ``ALGORITHMS``, and with it the baseline and the samples that a reward is compared with.
     ``scale_rewards``: divide the group-centred reward by the group's standard deviation; by default as in the paper.

@@ -1,4 +1,4 @@
-"""The trainer's constructor argument: its policies, and where the run's samples and weights are."""
+"""The trainer's constructor argument: its policies, and the places of the run's samples and weights."""
 
 from dataclasses import dataclass
 from pathlib import Path

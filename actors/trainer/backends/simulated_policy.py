@@ -1,8 +1,8 @@
-"""A policy without a model: training takes the time that it is configured to, and is recorded sample by sample.
+"""A policy without a model: training takes a configured time, and is recorded sample by sample.
 
-For measuring and testing what goes on around training. The state is two numbers, the version and a digest of all that
-the policy was trained on: a sum over the samples of a step, in whatever order and in whatever micro-batches they come,
-chained from step to step. Two runs that trained the same samples in the same steps have the same losses, bit by bit.
+For measurements and tests of everything around training. The state is two numbers, the version and a digest of all
+trained samples: a sum over the samples of a step, the same for any order and any micro-batches, chained from step to
+step. Two runs that trained the same samples in the same steps have the same losses, bit by bit.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ _MASK_64 = (1 << 64) - 1
 
 
 class SimulatedTrainerConfig(Config):
-    """Seconds: of forward and backward per token of prompt and completion, of one more micro-batch whatever is in it,
-    and of an optimizer step."""
+    """Seconds of forward and backward per token of prompt and completion, of each micro-batch beside its tokens, and of
+    an optimizer step."""
 
     token_s: NonNegative = 0.0
     micro_batch_s: NonNegative = 0.0
@@ -34,7 +34,7 @@ class SimulatedTrainerConfig(Config):
 
 
 def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
-    """Seconds that forward and backward of one micro-batch take."""
+    """Seconds of forward and backward of one micro-batch."""
     tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
     return config.micro_batch_s + config.token_s * tokens
 
@@ -42,8 +42,8 @@ def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> 
 class SimulatedPolicy:
     """A ``PolicyBackend``.
 
-    ``trained`` is what it was trained on: sample ids, sorted, by the version that an optimizer step began with. They
-    are saved with the policy and loaded with it, so after whatever befell a run they are what its weights stand for.
+    ``trained``: ids of all trained samples, sorted, by the version before the optimizer step. They are saved and loaded
+    with the policy, so that after any crash they are the samples that its weights stand for.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class SimulatedPolicy:
         sleep: Callable[[float], None],
         max_staleness: int = 0,
     ) -> None:
-        """``sleep`` is called with the seconds that something takes, before its result is used. ``max_staleness``: how
-        many versions older than the policy a sample may be."""
+        """``sleep`` is called with the seconds of each computation, before its result is used. ``max_staleness``: the
+        most versions that a sample may be older than the policy."""
         self.name = name
         self.trained: dict[int, list[str]] = {}
         self._config = config
@@ -120,7 +120,7 @@ class SimulatedPolicy:
 
     def weights(self) -> "Mapping[str, Tensor]":
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
-        import torch  # here: whoever checks a config needs none of it
+        import torch  # here, so that checking a config does not import it
 
         return {"state": torch.tensor([self._version, self._digest >> 1], dtype=torch.int64)}
 

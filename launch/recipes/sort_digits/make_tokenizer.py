@@ -1,4 +1,4 @@
-"""Writes the recipe's `tokenizer` folder: one token per character, and an error for any other character.
+"""Writes the recipe's ``tokenizer`` folder: one token per character, and an error for any other character.
 
 python make_tokenizer.py [FOLDER]
 """
@@ -15,7 +15,7 @@ SYMBOLS = [*"0123456789=?", "<eos>", "<pad>"]
 
 def make_tokenizer() -> Any:
     vocabulary = {symbol: number for number, symbol in enumerate(SYMBOLS)}
-    # The unknown token is none of the vocabulary: that is what makes other characters an error.
+    # The unknown token is not in the vocabulary, so that other characters are an error.
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     characters.decoder = decoders.Fuse()

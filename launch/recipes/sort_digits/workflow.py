@@ -3,8 +3,8 @@
     31542=          the sorter answers   12354    (wrong, half of its reward is gone)
     31542?12354=    the checker answers  12345    (right: the checker's reward and the sorter's other half)
 
-The digits of a problem are all different. Both agents start from random weights; the SFT teaches them what
-an answer looks like (the problem's digits in *any* order), and reinforcement learning teaches them to sort.
+The digits of a problem are all different. Both agents start from random weights; the SFT teaches them the form of an
+answer (the problem's digits in *any* order), and reinforcement learning teaches them to sort.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
 
 
 def train_query(position: int, seed: int, *, digits: int, eval_problems: int) -> Query:
-    """Any position can be asked for directly, so a resumed run goes on exactly where it was."""
+    """A function of position and seed alone, so that a resumed run continues with the same queries."""
     training, _ = _problems(seed, digits, eval_problems)
     return _query(f"q{position:06}", Random(f"{seed} train {position}").choice(training))
 
 
 def eval_queries(seed: int, *, digits: int, eval_problems: int) -> list[Query]:
-    """Problems that neither `train_query` nor `sft` ever uses."""
+    """Problems that neither ``train_query`` nor ``sft`` ever uses."""
     _, evaluation = _problems(seed, digits, eval_problems)
     return [_query(f"e{number:06}", text) for number, text in enumerate(evaluation)]
 
@@ -54,7 +54,7 @@ def sft(
 
 @cache
 def _problems(seed: int, digits: int, eval_problems: int) -> tuple[Sequence[str], Sequence[str]]:
-    """Every problem there is, split into those to train on and ``eval_problems`` held out."""
+    """All problems, split into those to train on and ``eval_problems`` held out."""
     problems = ["".join(choice) for choice in permutations("0123456789", digits)]
     if len(problems) <= eval_problems:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Algorithms by name: their numbers, what is refused, which of them stream."""
+"""Algorithms by name: their numbers, refusals, streaming, and credit assignment beside a loss."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from flexmarl.actors.trainer.algorithms import ALGORITHMS, sync_warning
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, credit_problem
 from flexmarl.launch import env
 
 from .algorithm import Algorithm, algorithm
@@ -107,3 +107,30 @@ def test_reading_a_config_does_not_import_torch() -> None:
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, env=env.actor_environment(), check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "False"
+
+
+FITS = {  # the algorithms that an agent may have on a policy with this one
+    **dict.fromkeys(ALGORITHMS, ALGORITHMS.keys() - {"ppo", "reinforce_pp", "reinforce_pp_baseline"}),
+    "ppo": {"ppo"},
+    "reinforce_pp": {"reinforce_pp", "reinforce_pp_baseline"},
+    "reinforce_pp_baseline": {"reinforce_pp", "reinforce_pp_baseline"},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_credit_and_loss_agree_on_critic_and_normalisation(name: str) -> None:
+    found = {
+        agents
+        for agents in ALGORITHMS
+        if credit_problem(algorithm(name=agents).credit, loss(name=name)) is None
+    }
+    assert found == FITS[name]  # type: ignore[index]
+
+
+def test_a_kl_in_the_rewards_is_for_agents_whose_rewards_can_have_one() -> None:
+    penalised = loss(name="rloo", kl_coefficient=0.1)
+    assert credit_problem(algorithm(name="rloo").credit, penalised) is None
+    problem = credit_problem(algorithm(name="grpo").credit, penalised)
+    assert problem == "has no place for the KL that the policy's rloo puts into the rewards (kl_in_reward)"
+    in_loss = loss(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3")
+    assert credit_problem(algorithm(name="grpo").credit, in_loss) is None

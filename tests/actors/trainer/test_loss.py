@@ -23,7 +23,7 @@ tokens = st.tuples(st.floats(-8, 0), st.floats(-1, 1), st.floats(-3, 3))
 
 
 def reference(logprob: float, old: float, advantage: float) -> tuple[float, float, float]:
-    """Loss, its derivative by the log-probability, and 1 where the clip holds back; plain floats."""
+    """Loss, its derivative by the log-probability, and 1 if the clip holds back; plain floats."""
     ratio = math.exp(logprob - old)
     bound = min(max(ratio, 1 - CLIP["clip_low"]), 1 + CLIP["clip_high"])
     if bound * advantage < ratio * advantage:
@@ -125,7 +125,7 @@ def test_gspo_is_a_per_sequence_reference(batch: list[list[tuple[float, float, f
         gradient += [slope / len(sequence)] * len(sequence)
     assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert logprobs.grad is not None
-    # Where the ratio is at a bound to the last bit, either side is right: such examples are rare and of measure zero.
+    # If the ratio is at a bound to the last bit, either side is right: such examples are rare and of measure zero.
     at_bound = [
         abs(math.exp(math.fsum(d for _, d, _ in sequence) / len(sequence)) - bound) < 1e-9
         for sequence in batch

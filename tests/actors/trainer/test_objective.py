@@ -66,7 +66,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Row:
-    """A sample, and what trainer, reference and critic think of its tokens."""
+    """A sample, and the figures of trainer, reference and critic for its tokens."""
 
     sample: Sample
     logprobs: tuple[float, ...]
@@ -114,7 +114,7 @@ def plain_group(row: Row, rows: Sequence[Row], name: str) -> list[float]:
 
 
 def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]]:
-    """Per row and token, as the papers say it."""
+    """Advantages per row and token, written as in the papers."""
     beta = config.loss.kl_coefficient if config.loss.kl_in_reward else 0.0
     kls = [
         [beta * plain_kl(config, a, b) for a, b in zip(row.sample.logprobs, row.reference, strict=True)]
@@ -149,7 +149,7 @@ def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]
 
 
 def plain_gae(config: Algorithm, row: Row, rewards: list[float]) -> list[float]:
-    """The sum of eq. 16 as it is written, over what is left of the turn."""
+    """The sum of eq. 16 as it is written, over the rest of the turn."""
     assert config.loss.critic is not None
     gamma, lam = config.loss.critic.gamma, config.loss.critic.lam
     rewards = [*rewards[:-1], rewards[-1] + row.sample.reward]
@@ -209,7 +209,7 @@ def plain_loss(config: Algorithm, rows: Sequence[Row], logprobs: list[list[Tenso
     )
 
 
-# --------------------------------------------------------------------------- what the trainer does
+# --------------------------------------------------------------------------- the trainer's functions
 
 
 def as_grouped(config: Algorithm, rows: Sequence[Row]) -> list[Sample]:
@@ -398,7 +398,7 @@ def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: 
 
 
 def test_the_decoupled_ratio_is_one_at_the_proximal_policy() -> None:
-    """However far the behaviour policy is, the clip refers to the proximal one and holds nothing back."""
+    """The clip refers to the proximal policy, at any distance of the behaviour policy, and holds nothing back."""
     config = LossConfig(name="grpo", correction="decoupled", correction_high=5.0)
     batch = one([-1.0, -1.0], [-1.5, -0.5])
     loss, diagnostics = batch_loss(config, batch)

@@ -1,4 +1,4 @@
-"""The trainer actor with simulated policies, in virtual time: one computation after the other, each as long as told."""
+"""The trainer actor with simulated policies, in virtual time: one computation after the other, each of a given time."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ def sft(agent, batch, size, seed): return [("12", "34")] * size
 
 
 def sample(agent: str, number: int) -> Sample:
-    """Of two tokens."""
+    """A sample of two tokens."""
     turn = 0 if agent == "solver" else 1
     tokens = ((), (7, 0), (-1.0, -1.0))
     return Sample(f"1:q_{turn}_{number}", agent, 1, 0, "1:q", 1.0, (1.0, 0.0), *tokens)

@@ -4,6 +4,8 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer import Trainer
+from flexmarl.actors.trainer.padding import TokenRow
+from flexmarl.actors.trainer.trainer import Trainer, sft_shares
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.actors.workflow import RecipeConfig
@@ -254,3 +257,78 @@ def test_actor_processes_compute_with_one_thread_by_default(monkeypatch: pytest.
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, env=env.actor_environment(), check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "1"
+
+
+# --------------------------------------------------------------------------- a policy of several agents
+
+CHECKER = AgentName("checker")
+SHARED = PolicyName("shared")
+
+
+@pytest.fixture
+async def shared(system: ActorSystem, private: Path) -> tuple[ActorRef[Trainer], ActorRef[Store]]:
+    """A trainer with one policy for the sorter and the checker, and its store."""
+    folder_of(private).mkdir(mode=0o700, parents=True)
+    users = {AgentName("sorter"): SHARED, CHECKER: SHARED}
+    made_store = Store(store_setup(users, private, folder_of(private), policies=users))
+    store = await system.add(made_store, "store")
+    policy = POLICY.model_copy(update={"credit": dict.fromkeys(users, CreditConfig())})
+    setup = TrainerSetup({SHARED: policy}, RECIPE, 10, store, private, folder_of(private))
+    return await system.add(Trainer(setup), "trainer"), store
+
+
+def of_checker(sample: Sample) -> Sample:
+    number = sample.sample_id.rsplit("_", 1)[1]
+    return replace(sample, sample_id=f"{sample.group}_1_{number}", agent=CHECKER, temperature=0.5)
+
+
+async def test_a_policys_micro_batches_mix_the_samples_of_its_agents(
+    shared: tuple[ActorRef[Trainer], ActorRef[Store]], private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, store = shared
+    seen: list[Sample] = []
+    accumulate = TorchPolicy.accumulate
+
+    def noted(policy: TorchPolicy, batch: Sequence[Sample]) -> Any:
+        seen.extend(batch)
+        return accumulate(policy, batch)
+
+    monkeypatch.setattr(TorchPolicy, "accumulate", noted)
+    await trainer.api.publish(SHARED)
+    rows = samples(0, (1.0, 0.0))
+    await put(store, private, [*rows, *map(of_checker, rows)])
+    trained = await trainer.api.train(SHARED, 0, 4)
+    assert (trained.samples, trained.versions) == (4, {0: 4})
+    assert [(sample.agent, sample.temperature) for sample in seen] == [
+        ("sorter", 1.0), ("sorter", 1.0), ("checker", 0.5), ("checker", 0.5),
+    ]  # fmt: skip
+    stepped = await trainer.api.optimizer_step(SHARED)
+    assert (stepped.published.version, stepped.samples) == (1, 4)
+    consumed = {agent: table.consumed for agent, table in (await store.api.table_statistics()).items()}
+    assert consumed == {"sorter": 2, "checker": 2}, "one step and one version consume the rows of both tables"
+
+
+async def test_a_policys_supervised_batches_have_examples_of_all_of_its_agents(
+    shared: tuple[ActorRef[Trainer], ActorRef[Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = shared
+    batches: list[list[int]] = []
+
+    def noted(policy: TorchPolicy, examples: Sequence[TokenRow]) -> float:
+        batches.append([len(prompt) for prompt, _ in examples])
+        return 0.0
+
+    monkeypatch.setattr(TorchPolicy, "sft", noted)
+    await trainer.api.sft(SHARED, 0, 2)
+    asked, drafted = len("31542="), len("31542?12354=")
+    assert batches == [[asked] * 4 + [drafted] * 4] * 2
+
+
+@pytest.mark.parametrize("agents", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_shares_of_supervised_batches_are_equal_in_the_long_run(agents: int, size: int) -> None:
+    names = tuple(AgentName(f"agent{n}") for n in range(agents))
+    shares = [sft_shares(names, size, batch) for batch in range(3 * agents)]
+    assert {sum(share.values()) for share in shares} == {size}
+    assert max(max(share.values()) - min(share.get(name, 0) for name in names) for share in shares) <= 1
+    assert {sum(share.get(name, 0) for share in shares) for name in names} == {3 * size}

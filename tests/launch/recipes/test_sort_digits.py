@@ -33,7 +33,7 @@ def is_problem(text: str) -> bool:
 
 
 class ScriptedAgent:
-    """Always answers the same, and remembers what it was asked."""
+    """Always gives the same answer, and records its prompts."""
 
     def __init__(self, answer: str) -> None:
         self.answer = answer
@@ -63,7 +63,7 @@ def test_the_held_out_problems_are_all_different() -> None:
 
 
 def test_a_query_depends_on_position_and_seed_alone() -> None:
-    """These very texts: a run resumed by another process or a later version must go on with the same data."""
+    """The texts themselves: a run resumed by another process or a later version must continue with the same data."""
     later = load(seed=0)
     assert [later.train_query(position) for position in (700, 1)] == [
         Query("q000700", "04857", {"answer": "04578"}),
@@ -88,7 +88,7 @@ def test_too_few_problems_are_refused() -> None:
 
 
 def problem_of(agent: str, prompt: str) -> str:
-    """The problem a SFT prompt is about; fails unless it is what the workflow asks this agent."""
+    """The problem of a SFT prompt; fails unless the prompt has the form that the workflow uses for this agent."""
     assert prompt.endswith("=")
     text, question, draft = prompt[:-1].partition("?")
     assert bool(question) == (agent == "checker")

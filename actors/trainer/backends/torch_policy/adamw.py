@@ -11,9 +11,9 @@ _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """The learning rate of optimizer step ``step`` (0-based) of ``total_steps``; a pure function of them.
 
-    During SFT ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted on a rate
-    of 0. Then ``lr``, or for ``linear`` ``lr * (total_steps - step) / (total_steps - warmup_steps)``, which
-    is 0 from ``total_steps`` on.
+    In the first ``warmup_steps`` it is ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted
+    on a rate of 0. Then ``lr``, or for ``linear`` ``lr * (total_steps - step) / (total_steps - warmup_steps)``, and 0
+    from ``total_steps`` on.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
@@ -63,7 +63,7 @@ def apply_gradient(
 
 
 def forget_moments(optimizer: optim.AdamW) -> None:
-    """Zeroed moments and step counters are what a new AdamW has, without a second copy in memory."""
+    """Zeroes moments and step counters, as a new AdamW has them, without a second copy in memory."""
     for state in optimizer.state.values():
         for moment in state.values():
             moment.zero_()

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model that computes the log-probabilities of completions, and nothing else."""
+"""A Hugging Face causal language model that computes the log-probabilities of completions."""
 
 import hashlib
 from typing import Any
@@ -17,8 +17,8 @@ from .fused_norm import fuse_norms
 def build_model(config: ModelConfig, seed: int) -> Any:
     """A Hugging Face causal language model with float32 master weights, in training mode, on the CPU.
 
-    ``seed`` fixes the random weights of a model made from ``config.config``, whatever else was built before
-    in this process, and torch's global generator is left as it was.
+    ``seed`` fixes the random weights of a model made from ``config.config``, independently of models built before in
+    this process. Torch's global generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random_stream(seed))

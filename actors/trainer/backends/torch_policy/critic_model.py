@@ -25,10 +25,10 @@ class CriticModel:
     """``model`` is the live module, float32, on the policy's device. Its gradient accumulates as the policy's does."""
 
     def __init__(self, policy: CompletionModel, critic: CriticConfig, optimizer: OptimizerConfig) -> None:
-        """A copy of ``policy`` as it is, with a head of zeros: it starts from what the policy knows, and foresees 0.
+        """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0.
 
-        ``optimizer`` is the policy's; ``critic`` says what differs. Raises ``ValueError`` for a model that transformers
-        does not split into body and head.
+        ``optimizer`` is the policy's; ``critic`` has the settings that differ. Raises ``ValueError`` for a model that
+        transformers does not split into body and head.
         """
         body = policy.model.base_model
         if body is policy.model:
@@ -45,14 +45,14 @@ class CriticModel:
         self._optimizer = make_adamw(self.model, self._config)
 
     def values(self, rows: PaddedRows) -> Tensor:
-        """``[N]``, with gradient: what is expected before each completion token is drawn. float32 at least."""
+        """The value before each completion token is drawn: ``[N]``, with gradient, float32 at least."""
         with self._autocast():
             hidden = self.model.body(input_ids=rows.input_ids, use_cache=False).last_hidden_state
             values: Tensor = self.model.head(hidden.flatten(0, 1).index_select(0, rows.positions))
         return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
 
     def start_from(self, policy: CompletionModel) -> None:
-        """Takes the policy's body over once more, as its SFT left it."""
+        """Copies the policy's body again, after its SFT."""
         self.model.body.load_state_dict(policy.model.base_model.state_dict())
 
     def gradient_norm(self, tokens: int) -> float:

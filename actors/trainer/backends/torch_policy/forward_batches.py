@@ -40,7 +40,7 @@ class Chunk:
 
 
 def make_chunks(trained: Sequence[TrainedSample], vocab_size: int, device: torch.device) -> list[Chunk]:
-    """Every sample in exactly one chunk. Raises ``ValueError`` as `pad_rows` does."""
+    """Every sample in exactly one chunk. Raises ``ValueError`` as ``pad_rows`` does."""
     lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
     groups = [indices.tolist() for indices in split_by_length(lengths)]
     return [_chunk(trained, indices, vocab_size, device) for indices in groups]

@@ -3,8 +3,8 @@
 As models write it, an RMSNorm is about six elementwise operations, and autograd makes about twice as many of
 their backward. Here it is one autograd function with its gradient written out; a second derivative is refused.
 
-`fuse_norms` changes one model, never a class or a module of transformers. It takes nothing on trust: what is
-recognised by name is replaced only where it computes the same on a probe.
+``fuse_norms`` changes one model, never a class or a module of transformers. A norm that is recognised by its name is
+replaced only if it computes the same on a probe.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def fuse_norms(model: Model) -> Model:
-    """Replaces what it can in ``model``, on the CPU, and returns it: names and values of its state stay.
+    """Replaces the norms in ``model``, on the CPU, and returns the model: names and values of its state stay.
 
-    An RMSNorm is replaced where its class is called one, ``weight`` is all its state and it computes
+    A module is replaced if its class is named RMSNorm, ``weight`` is all its state and it computes
     ``weight * x / sqrt(mean(x ** 2) + eps)`` in float32 with the result types of transformers' Llama: others
     (Gemma's ``1 + weight``, say) are left alone.
     """
@@ -88,7 +88,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
-    """What may stand in for ``module``; None where nothing may."""
+    """A replacement of ``module``; None if there is none."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
         return None

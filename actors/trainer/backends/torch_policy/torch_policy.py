@@ -1,8 +1,9 @@
 """One policy on one rank with torch and a Hugging Face causal language model.
 
-The gradient of a step is a sum over its completion tokens, accumulated in ``p.grad`` over however many
-micro-batches, in whatever order they come; `TorchPolicy.optimizer_step` divides it once by the step's count of tokens
-or sequences. That makes training while other rollouts still run the same computation as training after a barrier.
+The gradient of a step is a sum over its completion tokens, accumulated in ``p.grad`` over any number of micro-batches
+in any order, of any of the policy's agents; ``TorchPolicy.optimizer_step`` divides it once by the step's count of
+tokens or sequences. So training while other rollouts still run is the same computation as training after a barrier,
+and the gradient of several agents' samples is that of one batch of all of them.
 
 An algorithm that does not stream needs the whole step for its first gradient: its samples are held until then. PPO
 streams: its critic steps when the policy does, so within a step a sample's values need that sample alone.
@@ -49,7 +50,7 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class _StepTotals:
-    """Sums over the micro-batches of the step under way. ``values``: see `value_sums`."""
+    """Sums over the micro-batches of this step. ``values``: see ``value_sums``."""
 
     samples: int = 0
     tokens: int = 0
@@ -77,7 +78,7 @@ class _StepTotals:
 
 
 class TorchPolicy:
-    """A `PolicyBackend` on one device. ``model`` is the live module, its parameters the master weights."""
+    """A ``PolicyBackend`` on one device. ``model`` is the live module, its parameters the master weights."""
 
     def __init__(self, name: PolicyName, setup: PolicySetup, *, seed: int, total_steps: int) -> None:
         """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run."""
@@ -110,7 +111,7 @@ class TorchPolicy:
     # ----------------------------------------------------------------------- SFT
 
     def sft(self, examples: Sequence[TokenRow]) -> float:
-        """See `PolicyBackend.sft`: mean cross entropy per completion token, one AdamW step."""
+        """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
         if self._version or self._totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         with self._own_randomness():
@@ -123,12 +124,12 @@ class TorchPolicy:
         return self._sft_loss
 
     def sft_done(self) -> None:
-        """See `PolicyBackend.sft_done`. Does nothing without a SFT."""
+        """See ``PolicyBackend.sft_done``. Does nothing without a SFT."""
         if not self._sft_batches:
             return
         log.info("warmed up", policy=self.name, batches=self._sft_batches, loss=self._sft_loss)
         forget_moments(self._optimizer)
-        # Both are what reinforcement learning starts from.
+        # Reinforcement learning starts from both.
         if self._reference is not None:
             self._reference.model.load_state_dict(self.model.state_dict())
         if self._critic is not None:
@@ -138,7 +139,7 @@ class TorchPolicy:
     # ----------------------------------------------------------------------- reinforcement learning
 
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
-        """See `PolicyBackend.accumulate`.
+        """See ``PolicyBackend.accumulate``.
 
         A sample whose advantage is exactly 0 has no gradient, unless a KL is in the loss or a critic learns from it:
         its tokens count, the model never sees it.
@@ -162,7 +163,7 @@ class TorchPolicy:
         )
 
     def _backward(self, chunks: Sequence[Chunk], totals: _StepTotals) -> None:
-        """Adds the gradient of ``chunks``, and what it shows to ``totals``."""
+        """Adds the gradient of ``chunks``, and their sums to ``totals``."""
         sums = torch.zeros(3, device=self._device)
         with self._own_randomness():
             for chunk in chunks:
@@ -193,7 +194,7 @@ class TorchPolicy:
         return advantages
 
     def _backward_held(self) -> None:
-        """The gradient of all samples that waited for the step to be whole."""
+        """Adds the gradient of all samples that were held until the step was complete."""
         samples, self._held = self._held, []
         references = None
         if self._loss.penalises_rewards:
@@ -207,7 +208,7 @@ class TorchPolicy:
         self._totals.add(totals)
 
     def optimizer_step(self) -> StepStats:
-        """See `PolicyBackend.optimizer_step`: divide by the step's count, clip, AdamW, schedule."""
+        """See ``PolicyBackend.optimizer_step``: divide by the step's count, clip, AdamW, schedule."""
         if self._held:
             self._backward_held()
         totals = self._totals
@@ -239,7 +240,7 @@ class TorchPolicy:
         )
 
     def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
-        """Every sample with its advantage, as far as its group tells. Raises what `accumulate` raises."""
+        """Every sample with its advantage from its group's rewards. Raises as ``accumulate`` does."""
         checked = []
         for sample in batch:
             if not 0 <= self._version - sample.policy_version <= self._setup.max_staleness:
@@ -264,19 +265,19 @@ class TorchPolicy:
         return checked
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
-        """The forwards of those that have a gradient."""
+        """The forwards of the samples that have a gradient."""
         every = self._loss.kl_in_loss or self._critic is not None
         trained = [row for row in samples if every or row.has_signal]
         return make_chunks(trained, self._vocab_size, self._device)
 
     @property
     def _needs_references(self) -> bool:
-        """Whether a forward needs the reference's: for a KL in the loss, or in the rewards that a critic learns."""
+        """True if each forward needs the reference: for a KL in the loss, or in the rewards of a critic."""
         return self._loss.kl_coefficient > 0 and (self._loss.kl_in_loss or self._critic is not None)
 
     def _reference_logprobs(self, chunk: Chunk) -> Tensor:
         """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
-        assert self._reference is not None, "it is built wherever there is a kl_coefficient"
+        assert self._reference is not None, "it is built if there is a kl_coefficient"
         with torch.no_grad():
             return self._reference.logprobs(chunk.rows, chunk.temperatures)
 
@@ -301,7 +302,7 @@ class TorchPolicy:
         )
 
     def _finite_norm(self, norm: float) -> float:
-        """``norm``. Raises `NonFiniteGradient` unless it is finite."""
+        """``norm``. Raises NonFiniteGradient unless it is finite."""
         if not math.isfinite(norm):
             raise NonFiniteGradient(self.name, self._version, norm)
         return norm
@@ -310,8 +311,8 @@ class TorchPolicy:
     def _own_randomness(self) -> Iterator[None]:
         """Runs the block on this policy's random stream (dropout), and puts torch's global one back.
 
-        The stream is part of the saved state, so a resumed run draws what an uninterrupted one would,
-        whichever other policies share the process. A GPU's generator is seeded from it, block by block.
+        The stream is part of the saved state, so a resumed run draws the same numbers as an uninterrupted one, also if
+        other policies share the process. A GPU's generator is seeded from it, block by block.
         """
         on_gpu = self._device.type == "cuda"
         with torch.random.fork_rng(devices=[self._device] if on_gpu else []):
@@ -327,7 +328,7 @@ class TorchPolicy:
     # ----------------------------------------------------------------------- weights and files
 
     def weights(self) -> dict[str, Tensor]:
-        """See `PolicyBackend.weights`: state-dict tensors, detached, in the precision the model computes in.
+        """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
 
         float32 ones are the live weights themselves, bfloat16 ones are copies.
         """
@@ -337,7 +338,7 @@ class TorchPolicy:
         return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self._master_weights().items()}
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """See `PolicyBackend.save`. ``folder`` is created; the weights are written in float32."""
+        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32."""
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
@@ -347,7 +348,7 @@ class TorchPolicy:
         write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
 
     def load(self, folder: Path) -> None:
-        """See `PolicyBackend.load`. A SFT under way ends."""
+        """See ``PolicyBackend.load``. A SFT under way ends."""
         position = read_json(folder / POSITION_FILE)
         if position.get("format") != FORMAT:
             found = str(position.get("format"))
@@ -384,5 +385,5 @@ class TorchPolicy:
         return files
 
     def _training_state(self) -> dict[str, Tensor]:
-        """The live tensors that a bit-equal continuation needs besides the weights."""
+        """The live tensors beside the weights that a bit-equal continuation needs."""
         return {"rng": self._rng_state} | moments(self.model, self._optimizer)

@@ -1,4 +1,4 @@
-"""The simulated policy: what it takes, what it remembers, and that order does not matter to it."""
+"""The simulated policy: its times, its records, and their independence of the order."""
 
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def test_a_loaded_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
     subject, resumed = policy(), policy(seed=99)
     subject.accumulate([sample("a")])
     subject.optimizer_step()
-    subject.accumulate([sample("lost", version=1)])  # not consumed yet: no part of what is saved
+    subject.accumulate([sample("lost", version=1)])  # not consumed yet: not in the saved state
     subject.save(tmp_path / "solver", None)
     resumed.load(tmp_path / "solver")
     assert resumed.version == 1 and resumed.trained == {0: ["a"]}

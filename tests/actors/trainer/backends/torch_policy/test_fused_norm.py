@@ -201,7 +201,7 @@ def test_a_policy_trains_a_fused_model() -> None:
 
 
 class RMSNorm(nn.Module):
-    """What is replaced; the others below differ in one thing each."""
+    """A norm that is replaced; each of the others below differs in one thing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class HookedRMSNorm(RMSNorm):
 
 
 class Norm(RMSNorm):
-    """Called otherwise."""
+    """A norm with another signature of ``forward``."""
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def make_samples(seed: int, groups: int = 3, group_size: int = 4, version: int =
 
 
 def reference_loss(policy: TorchPolicy, samples: Sequence[Sample], temperature: float = 1.0) -> torch.Tensor:
-    """The summed loss token by token, row by row, zero advantages included, as plainly as it can be said."""
+    """The summed loss token by token, row by row, zero advantages included, written out plainly."""
     total = torch.zeros((), dtype=next(policy.model.parameters()).dtype)
     for sample in samples:
         advantage = group_advantage(sample.reward, sample.group_rewards, scale=True)
@@ -345,7 +345,7 @@ def test_a_step_without_any_advantage_still_steps_with_a_zero_gradient() -> None
     stats = policy.optimizer_step()
     assert (policy.version, stats.grad_norm, stats.loss) == (1, 0.0, 0.0)
     assert stats.tokens == sum(len(s.tokens) for s in samples)
-    # What AdamW does with a zero gradient: weight decay, and a step counted.
+    # AdamW's step with a zero gradient: weight decay, and a step counted.
     decayed = parameters(plain) * (1 - stats.lr * OPTIMIZER.weight_decay)
     assert torch.allclose(parameters(policy), decayed, rtol=1e-6, atol=0)
     assert {state["step"].item() for state in policy._optimizer.state.values()} == {1.0}
@@ -397,7 +397,7 @@ def test_construction_depends_on_seed_and_name_alone() -> None:
 
 
 def test_training_leaves_the_global_random_stream_alone() -> None:
-    """Dropout draws from the policy's own stream, whatever else draws in the process."""
+    """Dropout draws from the policy's own stream, also if others draw in the process."""
     policies = [make_policy(attention_dropout=0.3) for _ in range(2)]
     state = torch.get_rng_state()
     policies[0].accumulate(make_samples(10))

@@ -1,4 +1,4 @@
-"""One policy with a critic: PPO's gradients, what the critic starts from and learns, saving it and going on."""
+"""One policy with a critic: PPO's gradients, the critic's first values and its learning, saving and loading."""
 
 import random
 from pathlib import Path
@@ -97,7 +97,7 @@ def unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> 
 def plain_losses(
     policy: TorchPolicy, reference: TorchPolicy, sample: Sample
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one sample, token by token from the end: the policy's loss and the critic's, summed over its tokens."""
+    """The policy's loss and the critic's of one sample, token by token from the end, summed over its tokens."""
     critic, start = critic_of(policy).model, len(sample.prompt_tokens) - 1
     row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
     logprobs = policy.model(input_ids=row).logits[0].log_softmax(-1)
@@ -210,7 +210,7 @@ def test_bfloat16_values_come_from_float32_weights_in_float32() -> None:
 
 
 def drawn(policy: TorchPolicy, rng: random.Random, count: int) -> list[Sample]:
-    """One token each, drawn by the policy; rewarded where it is the prompt's, and by 1 more after an even prompt."""
+    """One token each, drawn by the policy; rewarded if it is the prompt's, and by 1 more after an even prompt."""
     prompts = [(rng.randrange(8), 14) for _ in range(count)]
     with torch.no_grad():
         logprobs = policy.model(input_ids=torch.tensor(prompts)).logits[:, -1].log_softmax(-1)

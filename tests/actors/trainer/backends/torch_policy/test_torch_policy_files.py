@@ -1,4 +1,4 @@
-"""One policy on one rank: what `TorchPolicy.save` writes, and going on from it bit for bit."""
+"""One policy on one rank: the files of ``TorchPolicy.save``, and continuing from them bit for bit."""
 
 import json
 import os

@@ -1,0 +1,184 @@
+"""Two agents on one policy: uneven numbers of samples, credit assignment and temperature of each agent's own."""
+
+import random
+from dataclasses import replace
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+torch.set_num_threads(1)
+SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
+TEMPERATURES = {SOLVER: 1.0, JUDGE: 0.7}
+MODEL = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
+    "tie_word_embeddings": False, "max_position_embeddings": 32, "initializer_range": 0.3,
+}  # fmt: skip
+# The policy's algorithm, the solver's, the judge's.
+MIXES = [
+    ({"name": "grpo"}, "grpo", "grpo"),
+    ({"name": "dr_grpo", "constant_length": 8}, "at_grpo", "dr_mas"),
+    ({"name": "gspo"}, "rloo", "grpo"),
+    ({"name": "grpo", "kl_coefficient": 0.1, "correction": "truncate"}, "grpo", "dr_grpo"),
+    ({"name": "rloo", "kl_coefficient": 0.1}, "rloo", "rloo"),
+    ({"name": "reinforce_pp", "kl_coefficient": 0.1}, "reinforce_pp", "reinforce_pp_baseline"),
+    ({"name": "ppo", "kl_coefficient": 0.1}, "ppo", "ppo"),
+]
+
+
+def make_policy(loss: dict[str, Any], solver: str, judge: str) -> TorchPolicy:
+    """In double precision, so that only the order of a sum is left to differ."""
+    credit = {
+        agent: CreditConfig.model_validate({"name": n}) for agent, n in ((SOLVER, solver), (JUDGE, judge))
+    }
+    setup = PolicySetup(
+        model=ModelConfig(config=MODEL, tokenizer="unused"),
+        credit=credit,
+        loss=LossConfig.model_validate(loss),
+        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),
+    )
+    policy = TorchPolicy(PolicyName("shared"), setup, seed=0, total_steps=10)
+    policy.model.double()
+    if policy._reference is not None:
+        policy._reference.model.double()
+        for parameter in policy._reference.model.parameters():
+            parameter.mul_(1.1)
+    if policy._critic is not None:
+        torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)
+    return policy
+
+
+def make_samples(seed: int) -> list[Sample]:
+    """A step of three queries: the solver has one to three turns in a trajectory, the judge none to two."""
+    rng = random.Random(seed)
+    samples = []
+    for query in range(3):
+        for agent, turns in ((SOLVER, (1, 3)), (JUDGE, (0, 2))):
+            rewards = (0.0, 1.0, rng.choice((0.0, 0.5)), rng.random())
+            for trajectory, reward in enumerate(rewards):
+                for turn in range(rng.randint(*turns)):
+                    tokens = tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9)))
+                    samples.append(
+                        Sample(
+                            f"1:q{query}_{turn + (10 if agent == JUDGE else 0)}_{trajectory}", agent, 1, 0,
+                            f"1:q{query}", reward, rewards,
+                            tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
+                            tokens, tuple(rng.uniform(-3.2, -2.4) for _ in tokens),
+                            temperature=TEMPERATURES[agent],
+                        )
+                    )  # fmt: skip
+    return samples
+
+
+def stepped_gradient(policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The divided gradient that the optimizers would step with, the critic's behind the policy's; they take no step."""
+    seen: list[torch.Tensor] = []
+    trained = [(policy.model, policy._optimizer)]
+    if policy._critic is not None:
+        trained.append((policy._critic.model, policy._critic._optimizer))
+    for model, optimizer in trained:
+
+        def noted(model: torch.nn.Module = model) -> None:
+            seen.extend(p.grad.flatten().clone() for p in model.parameters() if p.grad is not None)
+
+        monkeypatch.setattr(optimizer, "step", noted)
+    policy.optimizer_step()
+    return torch.cat(seen)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=lambda mix: "-".join((*map(str, mix[0].values()), *mix[1:])))
+@settings(max_examples=6, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 100))
+def test_any_order_and_split_gives_the_gradient_of_one_batch_of_both_agents(
+    mix: tuple[dict[str, Any], str, str], data: st.DataObject, seed: int
+) -> None:
+    samples = make_samples(seed)
+    whole, cut = make_policy(*mix), make_policy(*mix)
+    whole.accumulate(samples)
+    mixed = data.draw(st.permutations(samples))
+    while mixed:
+        size = data.draw(st.integers(1, len(mixed)))
+        cut.accumulate(mixed[:size])
+        mixed = mixed[size:]
+    with pytest.MonkeyPatch.context() as patch:
+        found, expected = stepped_gradient(cut, patch), stepped_gradient(whole, patch)
+    assert expected.norm() > 1e-4
+    assert relative_error(found, expected) < 1e-6
+    assert cut.version == whole.version == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_is_that_of_the_formula_with_each_agents_own_advantage_and_temperature(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = make_samples(seed)
+    policy, plain = (make_policy({"name": "grpo"}, "grpo", "dr_grpo") for _ in range(2))
+    policy.accumulate(samples)
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for sample in samples:
+        advantage = sample.reward - fmean(sample.group_rewards)
+        if sample.agent == SOLVER:
+            advantage /= stdev(sample.group_rewards) + 1e-4
+        row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
+        logprobs = (plain.model(input_ids=row).logits[0] / TEMPERATURES[AgentName(sample.agent)]).log_softmax(
+            -1
+        )
+        for index, (token, old) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
+            ratio = torch.exp(logprobs[len(sample.prompt_tokens) + index - 1, token] - old)
+            total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            count += 1
+    torch.autograd.backward(total / count)
+    gradients = [p.grad.flatten() for p in plain.model.parameters() if p.grad is not None]
+    assert relative_error(stepped_gradient(policy, monkeypatch), torch.cat(gradients)) < 1e-6
+
+
+def test_normalisation_is_over_the_samples_of_both_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each agent's own normalisation would give each a mean advantage of zero, as in two policies."""
+    mix = ({"name": "reinforce_pp"}, "reinforce_pp", "reinforce_pp")
+    samples = make_samples(1)
+    both = make_policy(*mix)
+    both.accumulate(samples)
+    together = stepped_gradient(both, monkeypatch) * sum(len(sample.tokens) for sample in samples)
+    apart = torch.zeros_like(together)
+    for agent in (SOLVER, JUDGE):
+        alone, own = make_policy(*mix), [sample for sample in samples if sample.agent == agent]
+        alone.accumulate(own)
+        apart += stepped_gradient(alone, monkeypatch) * sum(len(sample.tokens) for sample in own)
+    assert relative_error(together, apart) > 1e-2
+
+
+def test_a_kl_in_the_rewards_is_compared_within_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both agents' samples of a query have the same group's name."""
+    mix = ({"name": "rloo", "kl_coefficient": 0.1}, "rloo", "rloo")
+    samples = make_samples(2)
+    both = make_policy(*mix)
+    both.accumulate(samples)
+    together = stepped_gradient(both, monkeypatch) * len(samples)
+    apart = torch.zeros_like(together)
+    for agent in (SOLVER, JUDGE):
+        alone, own = make_policy(*mix), [sample for sample in samples if sample.agent == agent]
+        alone.accumulate(own)
+        apart += stepped_gradient(alone, monkeypatch) * len(own)
+    assert relative_error(together, apart) < 1e-6
+
+
+def test_a_sample_of_an_agent_with_another_policy_is_refused() -> None:
+    policy = make_policy(*MIXES[0])
+    stranger = replace(make_samples(0)[0], agent="stranger")
+    with pytest.raises(ValueError, match="agent stranger does not use policy shared; solver, judge do"):
+        policy.accumulate([stranger])
+    assert not any(p.grad.any() for p in policy.model.parameters() if p.grad is not None)
