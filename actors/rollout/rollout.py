@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import CallTimeout, RemoteError
+from ...core.errors import CallTimeout
 from ...core.task_groups import first_error
 from ..errors import RecipeError, WrongVersion
 from ..messages import (
@@ -255,9 +255,8 @@ class Rollout(Actor, RolloutApi):
             turn.ask_for(served)
         try:
             turn.take(await self._ask(agent, pool, turn.request, trajectory, limit_s))
-        except RemoteError as error:
-            may_resume = turn.request.versions.has_later_than(served)
-            if not may_resume or error.kind != WrongVersion.__name__:
+        except WrongVersion:
+            if not turn.request.versions.has_later_than(served):
                 raise
             turn.overtaken(served)  # the instance has begun to install a later version
         return clock() - started

@@ -11,13 +11,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.errors import InvalidRequest, PromptTooLong, TurnAborted, WrongVersion
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.pretrained import empty_model
-from flexmarl.core.errors import CallTimeout, RemoteError
+from flexmarl.core.errors import CallTimeout
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
@@ -101,11 +102,11 @@ async def test_each_version_answers_by_its_own_weights(instance: ActorRef[Instan
 
 
 async def test_a_version_that_is_not_served_is_refused(instance: ActorRef[Instance], source: Source) -> None:
-    with pytest.raises(RemoteError, match="a turn asks for version 0 of solver, version None is served"):
+    with pytest.raises(WrongVersion, match="a turn asks for version 0 of solver, version None is served"):
         await instance.api.generate(turn(0))
     await instance.api.apply_weights(await source.publish(3))
     for version in (2, 4):
-        with pytest.raises(RemoteError, match=f"asks for version {version} of solver, version 3 is served"):
+        with pytest.raises(WrongVersion, match=f"asks for version {version} of solver, version 3 is served"):
             await instance.api.generate(turn(version))
 
 
@@ -115,7 +116,7 @@ async def test_new_weights_drop_the_turns_under_way(instance: ActorRef[Instance]
     await asyncio.sleep(0)
     await instance.api.apply_weights(await source.publish(1))
     results = await asyncio.gather(*turns, return_exceptions=True)
-    assert all(isinstance(r, RemoteError) and r.kind == "TurnAborted" for r in results)
+    assert all(isinstance(r, TurnAborted) for r in results)
     assert (await instance.api.generate(turn(1))).policy_version == 1
 
 
@@ -176,14 +177,13 @@ async def test_a_prompt_that_does_not_fit_names_the_lengths(
     instance: ActorRef[Instance], source: Source
 ) -> None:
     await instance.api.apply_weights(await source.publish(0))
-    with pytest.raises(RemoteError, match="4096") as caught:
+    with pytest.raises(PromptTooLong, match="4096") as caught:
         await instance.api.generate(turn(0, prompt="7" * 4093))
-    assert caught.value.kind == "PromptTooLong"
+    assert (caught.value.prompt_tokens, caught.value.max_context) == (4095, 4096)
     assert (await instance.api.generate(turn(0, 1))).policy_version == 0
 
 
 async def test_a_request_that_makes_no_sense_is_refused(instance: ActorRef[Instance], source: Source) -> None:
     await instance.api.apply_weights(await source.publish(0))
-    with pytest.raises(RemoteError) as caught:
+    with pytest.raises(InvalidRequest):
         await instance.api.generate(turn(0, length=0))
-    assert caught.value.kind == "InvalidRequest"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexmarl.actors.errors import InvalidRequest, TurnAborted, WrongVersion
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
-from flexmarl.core.errors import RemoteError
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -84,9 +84,9 @@ def test_new_weights_drop_what_is_under_way(tmp_path: Path) -> None:
         turn = asyncio.ensure_future(house.generate("a", 100))
         await asyncio.sleep(10)
         assert await house.apply(1) == 1
-        with pytest.raises(RemoteError, match="TurnAborted"):
+        with pytest.raises(TurnAborted):
             await turn
-        with pytest.raises(RemoteError, match="version 0 of solver, version 1 is served"):
+        with pytest.raises(WrongVersion, match="version 0 of solver, version 1 is served"):
             await house.generate("b", 1, version=0)
         await house.generate("a", 1, version=1)  # its id is free again
 
@@ -114,9 +114,9 @@ def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> No
 
 def test_a_label_that_is_ahead_of_its_weights_is_noticed(tmp_path: Path) -> None:
     async def case(house: House) -> None:
-        with pytest.raises(RemoteError, match="WrongVersion"):
+        with pytest.raises(WrongVersion):
             await house.apply(0, label=1)
-        with pytest.raises(RemoteError, match="version None is served"):
+        with pytest.raises(WrongVersion, match="version None is served"):
             await house.generate("a", 1, version=1)
 
     in_virtual_time(tmp_path, case)
@@ -127,7 +127,7 @@ def test_an_id_in_use_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         await house.apply(0)
         first = asyncio.ensure_future(house.generate("a", 2))
         await asyncio.sleep(1)
-        with pytest.raises(RemoteError, match="in use"):
+        with pytest.raises(InvalidRequest, match="in use"):
             await house.generate("a", 2)
         assert len((await first)[0]) == 2
 

@@ -11,6 +11,7 @@ from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
+    InstanceApi,
     LeasedBatch,
     MicroBatchTrained,
     OrchestratorApi,
@@ -64,13 +65,15 @@ def train_query(position, seed, hangs=-1, equal=-1):
 
 def eval_queries(seed, **data):
     return [Query("e0", "1+1")]
+
+def sft(agent, batch, size, seed, **data): ...
 """
 
 
 PLAIN = RolloutConfig()
 
 
-class Instance(Actor):
+class Instance(Actor, InstanceApi):
     """Serves one version at a time, as the real one does; a turn takes some rounds of the loop."""
 
     def __init__(self) -> None:
@@ -307,6 +310,24 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     assert max(line.max_staleness for line in lines) == max(house.trainer.staleness)
     versions = [{name: policy.version for name, policy in line.by_policy.items()} for line in lines]
     assert versions == [{"solver": n, "judge": n} for n in range(1, 7)]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_two_agents_of_one_policy_are_trained_together(
+    system: ActorSystem, tmp_path: Path, max_staleness: int
+) -> None:
+    shared = PolicyName("shared")
+    house = House(system, tmp_path, max_staleness, policy_of=dict.fromkeys(AGENTS, "shared"), sft_batches=13)
+    assert (await house.run({})).last_step == 6
+    assert house.trainer.sft_batches == [("shared", 0, 10), ("shared", 10, 3)], "once, for both agents"
+    assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
+    assert len(house.trainer.trained["judge"]) == 6 * 3 * 2 * 2
+    assert house.trainer.batches == {"shared": [3 * 2 * 3] * 6}, "one optimizer step takes both agents' rows"
+    assert max(house.trainer.staleness) <= max_staleness
+    assert [instance.version for instance in house.instances[shared]] == [6, 6]
+    state = checkpoint.load(checkpoint.committed_folder(tmp_path / "checkpoints", Step(6)))
+    assert state.versions == {"shared": 6}
+    assert (tmp_path / "checkpoints" / "step_000006" / "shared").is_dir()
 
 
 async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(

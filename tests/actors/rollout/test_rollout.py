@@ -1,6 +1,7 @@
 """The rollout actor with a real store, and instances that answer what the test tells them to."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flexmarl.actors.messages import (
     Generation,
     GroupClosed,
     Grouping,
+    InstanceApi,
     Published,
     Query,
     Sample,
@@ -51,7 +53,7 @@ def eval_queries(seed): ...
 """
 
 
-class FakeInstance(Actor):
+class FakeInstance(Actor, InstanceApi):
     """Answers with ``answer(request)`` and keeps what it was asked."""
 
     def __init__(self, answer: Callable[[GenerateRequest], tuple[int, ...]]) -> None:
@@ -116,7 +118,8 @@ class House:
     async def open(self, body: str, **config: Any) -> Rollout:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
         memory, folder = str(self.folder / "memory"), str(self.folder / "store")
-        self.store = Store(store_setup(["solver", "judge"], memory, folder, columns=self.columns))
+        policies = {AgentName(agent): PolicyName(policy) for agent, policy in self.policies.items()}
+        self.store = Store(store_setup(policies, memory, folder, columns=self.columns, policies=policies))
         setup = RolloutSetup(
             recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
             agents={
@@ -148,9 +151,9 @@ class House:
     async def closed(self) -> GroupClosed:
         return await asyncio.wait_for(self.events.closed.get(), 5)
 
-    async def rows(self, agent: str, version: int, count: int) -> list[Sample]:
-        """What is leased of an agent's table."""
-        leased = await self.store.lease(PolicyName(agent), version, count)
+    async def rows(self, policy: str, version: int, count: int) -> list[Sample]:
+        """Leases rows of the policy's agents."""
+        leased = await self.store.lease(PolicyName(policy), version, count)
         return await ExperienceReader(self.store.ref, self.places).samples(leased)
 
     async def statistics(self, agent: str) -> TableStatistics:
@@ -423,3 +426,44 @@ async def test_a_turn_of_another_tokenizer_is_refused(house: House) -> None:
         RecipeError, match="a turn of 'solver' into a prompt of 'judge', whose tokenizer is another"
     ):
         await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
+
+
+class TestTwoAgentsOfOnePolicy:
+    """The solver and the judge use the policy ``shared``."""
+
+    @pytest.fixture
+    def shared(self, house: House) -> House:
+        house.policies = {"solver": "shared", "judge": "shared"}
+        house.tokenizers = {"shared": "one"}
+        house.sampling["judge"] = SamplingConfig(temperature=0.5, max_new_tokens=7)
+        house.instances = {"shared": [FakeInstance(lambda request: (65,)) for _ in range(2)]}
+        return house
+
+    async def test_their_turns_go_to_its_instances_each_with_its_agents_sampling(self, shared: House) -> None:
+        rollout = await shared.open(TWO_TURNS)
+        await serve(rollout, "shared", 3)
+        await start_step(rollout, 5, [QUERY], 4, {"shared": 3})
+        assert (await shared.closed()).samples == {"solver": 4, "judge": 4}
+        asked = [fake.asked for fake in shared.instances["shared"]]
+        assert [len(requests) for requests in asked] == [4, 4], "the load is the policy's, not an agent's"
+        by_agent = Counter(
+            (request.sample_id.split("_")[1], request.temperature, request.max_new_tokens)
+            for requests in asked
+            for request in requests
+        )
+        assert by_agent == {("0", 1.0, 64): 4, ("1", 0.5, 7): 4}
+        rows = await shared.rows("shared", 3, 8)
+        assert len(rows) == 8 and {(row.agent, row.policy_version, row.temperature) for row in rows} == {
+            ("solver", 3, 1.0), ("judge", 3, 0.5),
+        }  # fmt: skip
+
+    async def test_they_wait_for_its_version(self, shared: House) -> None:
+        rollout = await shared.open(TWO_TURNS)
+        await serve(rollout, "shared", 0)
+        await start_step(rollout, 1, [QUERY], 2, {"shared": 1})
+        await asyncio.sleep(0)
+        assert not any(fake.asked for fake in shared.instances["shared"])
+        await serve(rollout, "shared", 1)
+        assert (await shared.closed()).samples == {"solver": 2, "judge": 2}
+        asked = [request for fake in shared.instances["shared"] for request in fake.asked]
+        assert {request.versions for request in asked} == {VersionRange.exactly(Version(1))}

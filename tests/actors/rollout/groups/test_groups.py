@@ -304,4 +304,4 @@ async def test_a_turn_that_must_have_its_own_version_fails_with_it(house: House)
     rollout = await house.open(TALK)
     await serve(rollout, "solver", 4)
     await start_step(rollout, 5, [QUERY], 2, {"solver": 4, "judge": 0})
-    assert [failed.error.split(":")[0] for failed in (await house.closed()).failures] == ["RemoteError"] * 2
+    assert [failed.error.split(":")[0] for failed in (await house.closed()).failures] == ["WrongVersion"] * 2
