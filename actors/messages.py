@@ -15,10 +15,13 @@ from ..core.actor import endpoint
 from ..transport.handle import StateHandle
 from ..transport.segments import ByteRef, SegmentGrant
 from .config_base import Config
-from .errors import StoreError
-from .names import PolicyName
+from .errors import InvalidRequest, PromptTooLong, StoreError, TurnAborted, WrongPolicy, WrongVersion
+from .names import AgentName, PolicyName, Step, Version
 from .run_events import RunEvent
 from .step_metrics import StepMetrics
+
+WORK_TIMEOUT_S: Final = 24 * 3600.0
+"""Deadline of long operations, queueing included: catches one that hangs, never one that is slow."""
 
 # --------------------------------------------------------------------------- shared configuration
 
@@ -61,39 +64,62 @@ class ModelConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
+class VersionRange:
+    """The policy versions that may generate a turn: ``oldest ... newest``, both included, or without an upper bound.
+
+    A turn that new weights interrupt is resumed with them if they are in its range.
+    """
+
+    oldest: Version
+    newest: Version | None
+
+    @classmethod
+    def exactly(cls, version: Version) -> "VersionRange":
+        return cls(version, version)
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self.oldest <= version and not self._ends_before(version)
+
+    def has_later_than(self, version: int) -> bool:
+        return not self._ends_before(version + 1)
+
+    def _ends_before(self, version: int) -> bool:
+        return self.newest is not None and self.newest < version
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn to generate. ``prompt`` is a sequence of segments: text, or token ids of earlier turns,
-    which are never decoded and tokenised again. ``policy_version`` must be the one the instance serves.
+    which are never decoded and tokenised again. ``versions``: the instance must serve one of them.
 
-    ``resumable``: what new weights interrupt comes back with what was generated; without it the turn fails with
-    TurnAborted. ``completion``: such tokens of earlier versions, which the turn goes on behind; ``max_new_tokens``
-    counts them.
+    If new weights interrupt the turn and ``versions`` has later ones, the answer is the part generated so far; else the
+    turn fails with TurnAborted. ``completion``: such a part, by earlier versions, that the generation continues;
+    ``max_new_tokens`` counts its tokens too.
     """
 
     sample_id: str
     prompt: tuple[str | tuple[int, ...], ...]
-    policy_version: int
+    versions: VersionRange
     seed: int
     temperature: float
     max_new_tokens: int
-    resumable: bool = False
     completion: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What an instance generated. ``tokens`` include the end-of-sequence token where one was drawn;
+    """The answer to a GenerateRequest. ``tokens`` include the end-of-sequence token if one was drawn;
     ``logprobs[i]`` is the log-probability of ``tokens[i]`` under the distribution it was drawn from.
 
-    A request's ``completion`` is in ``text`` and not in ``tokens``. ``interrupted``: new weights came in; there may be
-    no tokens yet.
+    ``text`` includes the request's ``completion``, ``tokens`` do not. ``interrupted``: new weights arrived; there may
+    be no tokens yet.
     """
 
     text: str
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    policy_version: int
+    policy_version: Version
     finish_reason: Literal["stop", "length", "interrupted"]
 
 
@@ -255,8 +281,8 @@ class StoreApi(Protocol):
 class Published:
     """A policy's weights, ready for its instances to fetch."""
 
-    agent: str
-    version: int
+    policy: PolicyName
+    version: Version
     handle: StateHandle
 
 
@@ -297,18 +323,18 @@ class PolicyStepped:
 
 class TrainerApi(Protocol):
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
-        """Supervised batches ``first_batch ... first_batch + count - 1`` of the recipe, with equal shares
-        of the policy's agents; returns the last loss."""
+        """Trains the supervised batches ``first_batch ... first_batch + count - 1`` of the recipe, with examples of
+        all the policy's agents; returns the last loss."""
 
     async def publish(self, policy: PolicyName) -> Published:
         """Makes the current weights available to the instances.
 
-        It ends the SFT too, which ``train`` wants done: reinforcement learning starts with fresh optimizer
-        moments, so a ``sft`` after it would start afresh as well.
+        Ends supervised training, so that ``train`` may follow: reinforcement learning starts with fresh optimizer
+        moments, and so would a ``sft`` after this.
         """
 
-    async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
-        """Leases ``count`` rows and accumulates their gradient."""
+    async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
+        """Leases ``count`` rows of the policy's agents and accumulates their gradient."""
 
     async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
         """Steps the policy, commits the rows that were used, publishes the new weights."""
@@ -321,10 +347,18 @@ class TrainerApi(Protocol):
 
 
 class InstanceApi(Protocol):
-    async def apply_weights(self, published: Published) -> int:
-        """Fetches and installs a version; returns once every new turn is generated by it."""
+    @endpoint(raises=(WrongPolicy, WrongVersion))
+    async def apply_weights(self, published: Published) -> Version:
+        """Fetches and installs a version; returns once every new turn is generated by it.
 
-    async def generate(self, request: GenerateRequest) -> Generation: ...
+        Raises WrongPolicy for weights of another policy than the instance's, WrongVersion if the weights found are of
+        another version than ``published`` says.
+        """
+
+    @endpoint(raises=(WrongVersion, PromptTooLong, InvalidRequest, TurnAborted))
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Raises WrongVersion if the version served is not in ``request.versions``, PromptTooLong, InvalidRequest, and
+        TurnAborted if new weights ended a turn that they may not resume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,27 +374,31 @@ class TrajectoryFailure:
 class GroupClosed:
     """The group of one query is settled, and the samples of its trajectories that count are in the store.
 
-    ``waited_s``: from the step's start until the group's first turn went to an instance, seconds. ``rewards`` (less
-    what overlong turns cost) and ``generated_tokens`` are of all trajectories that count, also where samples were left
-    out: ``zero_advantage`` are the agents whose were. ``dropped``: why no sample came of the group at all, or empty.
-    ``replaced``: stragglers that were replaced. ``oversampled``: trajectories that the group did not wait for.
-    ``resumed_turns``: turns in the store that new weights interrupted and later versions ended; ``resumed_tokens``:
-    what earlier ones had generated of them.
+    ``rewards`` (less the overlong punishment) and ``generated_tokens`` cover all trajectories that count, also those
+    whose samples were left out.
     """
 
-    step: int
+    step: Step
     query: str
-    samples: dict[str, int]
+    samples: dict[AgentName, int]
+    """Rows that were put into the store, by agent; all agents are in it."""
     generated_tokens: int
     waited_s: float
-    rewards: dict[str, list[float]]
+    """Seconds from the step's start until the group's first turn went to an instance."""
+    rewards: dict[AgentName, list[float]]
     failures: list[TrajectoryFailure]
     dropped: str = ""
-    zero_advantage: list[str] = field(default_factory=list)
+    """The reason if the group has no samples at all, or empty."""
+    zero_advantage: list[AgentName] = field(default_factory=list)
+    """Agents whose samples were left out, because all their rewards are equal."""
     replaced: int = 0
+    """Stragglers that were replaced."""
     oversampled: int = 0
+    """Trajectories that still ran when the group was settled."""
     resumed_turns: int = 0
+    """Turns in the store that new weights interrupted and later versions ended."""
     resumed_tokens: int = 0
+    """Tokens of them that earlier versions had generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,27 +411,23 @@ class Evaluation:
 
 
 class RolloutApi(Protocol):
-    async def serve(self, agent: str, version: int) -> None:
-        """All instances of ``agent`` have applied ``version``: turns that waited for it may go on."""
+    async def weights_applied(self, policy: PolicyName, version: Version) -> None:
+        """All instances of ``policy`` have applied ``version``: turns that wait for it may begin."""
 
     async def start_step(
         self,
-        step: int,
-        queries: list[Query],
+        step: Step,
+        queries: list[tuple[int, Query]],
         trajectories: int,
-        versions: dict[str, int],
-        allow_newer: bool = False,
-        first_position: int = 0,
+        versions: dict[PolicyName, VersionRange],
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
-        The queries are those from ``first_position`` of the training data on. More of a step may follow.
-
-        Turns use exactly ``versions``; with ``allow_newer``, the newest served version that is at least that, and a
-        turn that new weights interrupt is resumed with them.
+        ``queries``: each with its position in the training data. ``versions``: may generate the turns, by policy; the
+        newest of them that all instances serve does. May be called again for the same step.
         """
 
-    async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:
+    async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
         """Runs each query once with greedy decoding, outside the store."""
 
 
@@ -402,10 +436,10 @@ class RolloutApi(Protocol):
 
 class OrchestratorApi(Protocol):
     async def start(self) -> None:
-        """Begins the run; how it goes is told to the console."""
+        """Begins the run; the console gets its progress and its end."""
 
     async def stop(self) -> None:
-        """Ends the run after the steps that are under way, with a checkpoint."""
+        """Ends the run after the steps under way, with a checkpoint."""
 
     async def group_closed(self, group: GroupClosed) -> None: ...
 

@@ -64,10 +64,11 @@ Prompt = str | Turn | Sequence[str | Turn]
 class Agent(Protocol):
     async def generate(self, prompt: Prompt) -> Turn:
         """One turn of this agent. In a prompt of several parts a ``Turn`` stands for its prompt and its answer,
-        token by token: a conversation goes on as ``[turn, "next question"]`` and is never tokenised again. A turn
+        token by token: a conversation continues as ``[turn, "next question"]`` and is never tokenised again. A turn
         of an agent with another tokenizer is refused (RecipeError): pass its ``text``.
 
-        Raises RemoteError where the engine refused (a prompt that does not fit the context, say)."""
+        Raises PromptTooLong if the prompt and the new tokens do not fit the engine's context, and CallTimeout after the
+        turn's deadline."""
 
 
 Agents = Mapping[str, Agent]

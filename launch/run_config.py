@@ -9,14 +9,9 @@ from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, common_types
 from ..actors.inference.inference_config import EngineConfig
 from ..actors.messages import MOST_VERSION_CHANGES
-from ..actors.names import AgentName, PolicyName
-from ..actors.orchestrator.orchestrator_config import (
-    CheckpointConfig,
-    EvaluationConfig,
-    ScheduleConfig,
-    TrainingConfig,
-)
-from ..actors.orchestrator.pipeline import Mode
+from ..actors.names import AgentName, PolicyName, Step
+from ..actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
+from ..actors.orchestrator.plan import Mode, Plan
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
 from ..actors.trainer.algorithms import sync_warning
@@ -221,11 +216,17 @@ class RunConfig(Config):
             max_staleness=self.staleness,
         )
 
-    def schedule(self) -> ScheduleConfig:
-        """The orchestrator's part, by policy."""
-        return ScheduleConfig(
+    def plan(self) -> Plan:
+        """The orchestrator's plan of the whole run; a resumed run begins later."""
+        return Plan(
             mode=self.mode,
-            deterministic=self.deterministic,
+            policies=tuple(self.policies),
+            first_step=Step(1),
+            last_step=Step(self.training.steps),
+            queries=self.training.queries_per_step,
+            micro_batch=self.training.micro_batch,
+            save_every=self.checkpoint.every,
+            evaluate_every=self.evaluation.every,
             max_staleness=self.staleness,
             global_batch={
                 name: policy.global_batch
@@ -233,12 +234,7 @@ class RunConfig(Config):
                 if policy.global_batch is not None
             },
             whole_step=tuple(name for name, policy in self.policies.items() if not policy.algorithm.streams),
-            training=self.training,
-            evaluation=self.evaluation,
-            checkpoint=self.checkpoint,
-            max_failed_share=self.rollout.max_failed_share,
             replacement_queries=self.rollout.replacement_queries,
-            sft_batches={name: policy.sft.batches for name, policy in self.policies.items()},
         )
 
     def engine(self, policy: PolicyName) -> EngineConfig:

@@ -1,16 +1,16 @@
 """Joint checkpoints: the state of all policies and of the data after one step, in one folder or not at all.
 
     checkpoints/step_000100/
-        <agent>/          a Hugging Face checkpoint and the training state, written by the trainer
+        <policy>/         a Hugging Face checkpoint and the training state, written by the trainer
         run.json          step, data position, versions, evaluations
         manifest.json     size and xxh3 digest of every file; written last
 
-That is all there is at the end of a step: a saved step leaves none of its rows in the store and no query half done
-(``pipeline.py``); what a later step has begun by then is begun again. How busy the instances are begins anew, schedules
+The state after a step has no other parts: a saved step leaves none of its rows in the store and no query half done
+(``pipeline.py``); the work of later steps is repeated. The load of the instances starts at zero, schedules
 are a function of the version, random streams are in the training state.
 
 The folder is filled under a name ending in ``.partial`` and renamed when everything in it is on disk: a folder
-without that ending is complete, or was damaged later, which its manifest tells.
+without that ending is complete, or was damaged later, which its manifest shows.
 """
 
 import re
@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...core.durable.files import sync, sync_folder
 from ..errors import CheckpointIncomplete
 from ..json_files import read_json, write_json
+from ..names import PolicyName, Step, Version
 
 _PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
@@ -32,27 +33,27 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """``next_position``: of the training query that the next step begins with."""
+    """The run after ``step``. ``next_position``: the training query that the next step begins with."""
 
-    step: int
+    step: Step
     next_position: int
-    versions: dict[str, int]
+    versions: dict[PolicyName, Version]
     evaluations: dict[int, dict[str, float]]
     format: int = _FORMAT
 
 
-def committed_folder(root: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` is once it is complete."""
+def committed_folder(root: Path, step: Step) -> Path:
+    """The folder of a complete checkpoint."""
     return root / f"step_{step:06d}"
 
 
-def partial_folder(root: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` is gathered."""
+def partial_folder(root: Path, step: Step) -> Path:
+    """The folder of a checkpoint that is being written."""
     return committed_folder(root, step).with_suffix(_PARTIAL)
 
 
 def commit(root: Path, state: RunState, keep: int) -> Path:
-    """Completes the gathered checkpoint and removes all but the newest ``keep``. Returns its folder."""
+    """Completes the checkpoint of ``state.step`` and removes all but the newest ``keep``. Returns its folder."""
     partial = partial_folder(root, state.step)
     write_json(partial / "run.json", asdict(state))
     write_json(partial / "manifest.json", {"format": _FORMAT, "files": _digests(partial)})
@@ -94,7 +95,7 @@ def load(folder: Path) -> RunState:
 
 
 def remove_partial(root: Path) -> None:
-    """Clears what a run that was killed had begun to save."""
+    """Removes checkpoints that a killed run left incomplete."""
     for folder in root.glob(f"step_*{_PARTIAL}"):
         shutil.rmtree(folder)
 

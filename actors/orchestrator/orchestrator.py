@@ -1,16 +1,30 @@
-"""The orchestrator: carries out what ``pipeline.py`` decides.
+"""The orchestrator: carries out the decisions of ``pipeline.py``.
 
-    decision          asks                                    then tells the pipeline
+    decision               calls                              then reports to the pipeline
     StartStep, Replacement rollout.start_step                      (group_closed, by the rollout actor)
-    Train             trainer.train                           trained
-    StepOptimizer     trainer.optimizer_step                  stepped
-    Publish           every instance.apply_weights,           applied
-                      then rollout.serve
-    Save              trainer.save                            saved
-    CommitCheckpoint  (checkpoint.commit, on disk)            committed
-    Evaluate          rollout.evaluate                        evaluated
-    StepComplete      console.step                            -
-    Finish            console.ended                           -
+    Train                  trainer.train                           trained
+    StepOptimizer          trainer.optimizer_step                  stepped
+    Publish                every instance.apply_weights,           applied
+                           then rollout.weights_applied
+    Save                   trainer.save                            saved
+    CommitCheckpoint       (checkpoint.commit, on disk)            committed
+    Evaluate               rollout.evaluate                        evaluated
+    StepComplete           console.step                            -
+    Finish                 console.ended                           -
+
+What runs side by side, what it waits for, and what unblocks it:
+
+    run              waits for ``_finished``: set by Finish, or by too many failed trajectories
+    a step's groups  run in the rollout actor; their turns wait there for the version of their policy, which
+                     ``rollout.weights_applied`` announces at the end of Publish
+    Train            waits in the trainer, one computation at a time, and in the store for columns of an external writer
+    StepOptimizer    waits in the trainer behind the policy's micro-batches, and for the store's commit
+    Publish          waits for every instance of the policy; the other policies continue
+    StartStep,       wait for ``_drawing``: the user's ``train_query`` is called in the order of the positions
+    Replacement
+    CommitCheckpoint waits for ``_committing``: checkpoints are completed in the order of their steps, however slow the
+                     disk
+    Evaluate         waits for its trajectories; the pipeline begins no step before its end
 
 Each decision runs as a task of its own; the order of two messages to the same actor is the order of the
 decisions. A task that raises ends the run.
@@ -18,39 +32,36 @@ decisions. A task that raises ends the run.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ..errors import RecipeError, TooManyFailures, WrongVersion
 from ..messages import (
-    ConsoleApi,
+    WORK_TIMEOUT_S,
     GroupClosed,
     InstanceApi,
+    OrchestratorApi,
     Published,
     Query,
-    RolloutApi,
     RunResult,
-    TrainerApi,
     TrajectoryFailure,
+    VersionRange,
 )
-from ..names import AgentName, PolicyName, Step, Version
+from ..names import PolicyName, Step, Version
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed
 from ..step_metrics import StepMetrics
-from ..workflow import Recipe, RecipeConfig
+from ..workflow import Recipe
 from . import checkpoint
 from .checkpoint import RunState
-from .orchestrator_config import ScheduleConfig
-from .pipeline import (
+from .decisions import (
     CommitCheckpoint,
     Decision,
     Evaluate,
     Finish,
-    Pipeline,
-    Plan,
     Publish,
     Replacement,
     Save,
@@ -59,50 +70,41 @@ from .pipeline import (
     StepOptimizer,
     Train,
 )
+from .orchestrator_setup import OrchestratorSetup
+from .pipeline import Pipeline
 from .query_order import ClosingOrder, QueryOrder
 from .recorder import StepRecord
 
-# Long work has long deadlines, queueing for it included: they catch what hangs, not what is slow.
-_WORK_TIMEOUT_S = 24 * 3600.0
-_WARM_UP_CHUNK = 10
+_SFT_CHUNK = 10
 
 
-class Orchestrator(Actor):
-    """Fulfils ``OrchestratorApi``."""
-
-    def __init__(
-        self,
-        schedule: ScheduleConfig,
-        recipe: RecipeConfig,
-        trainer: ActorRef[TrainerApi],
-        rollout: ActorRef[RolloutApi],
-        instances: dict[str, list[ActorRef[InstanceApi]]],
-        console: ActorRef[ConsoleApi],
-        checkpoints: str,
-        resume_from: RunState | None,
-    ) -> None:
-        self._schedule = schedule
-        self._recipe = Recipe(recipe)
-        self._trainer = trainer
-        self._rollout = rollout
-        self._instances = instances
-        self._console = console
-        self._checkpoints = Path(checkpoints)
-        self._resume_from = resume_from
-        self._evaluations = dict(resume_from.evaluations) if resume_from else {}
-        self._records: dict[int, StepRecord] = {}
-        self._unreported: dict[int, StepMetrics] = {}
-        self._published: dict[str, Published] = {}
+class Orchestrator(Actor, OrchestratorApi):
+    def __init__(self, setup: OrchestratorSetup) -> None:
+        """Raises RecipeError if the recipe can't be loaded."""
+        self._setup = setup
+        self._plan = setup.plan
+        self._recipe = Recipe(setup.recipe)
+        self._rollout = setup.rollout
+        self._trainer = setup.trainer.within(WORK_TIMEOUT_S)
+        self._console = setup.console
+        resumed = setup.resume_from
+        self._evaluations = dict(resumed.evaluations) if resumed else {}
+        self._last_checkpoint = ""
+        if resumed is not None:
+            self._last_checkpoint = str(checkpoint.committed_folder(setup.checkpoints, resumed.step))
+        self._policy_of = {
+            agent: policy for policy, settings in setup.policies.items() for agent in settings.agents
+        }
+        self._records: dict[Step, StepRecord] = {}
+        self._unreported: dict[Step, StepMetrics] = {}
+        self._published: dict[PolicyName, Published] = {}
         self._first_failure: TrajectoryFailure | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
         self._drawing = asyncio.Lock()
-        self._closing = ClosingOrder(schedule.deterministic)
+        self._closing = ClosingOrder(setup.group_order)
         self._stop_asked = False
         self._pipeline: Pipeline | None = None
-        self._last_checkpoint = ""
-        if resume_from is not None:
-            self._last_checkpoint = str(checkpoint.committed_folder(self._checkpoints, resume_from.step))
 
     # ------------------------------------------------------------------ endpoints
 
@@ -119,44 +121,38 @@ class Orchestrator(Actor):
     @endpoint
     async def group_closed(self, group: GroupClosed) -> None:
         if self._finished.done():
-            return  # the run has failed, and what still closes is of no use
+            return  # the run has failed: groups that still close are not needed
         record = self._records[group.step]
         record.group_closed(group, time.monotonic())
         for failure in group.failures:
-            self._tell_failure(failure, group.step)
-        allowed = self._schedule.max_failed_share * self._trajectories_per_step
+            self._report_failure(failure, group.step)
+        allowed = self._setup.max_failed_share * self._trajectories_per_step
         if record.failed > allowed:
             failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
             self._finished.set_exception(self._too_many_failures(f"step {group.step}: {failed}"))
             return
         for closed in self._closing.closed(group):
-            dropped = bool(closed.dropped)
-            self._carry_out(self._running.group_closed(closed.step, closed.samples, dropped=dropped))
+            samples = self._by_policy(closed)
+            self._carry_out(self._running.group_closed(closed.step, samples, dropped=bool(closed.dropped)))
+
+    def _by_policy(self, group: GroupClosed) -> dict[PolicyName, int]:
+        samples = Counter[PolicyName]()
+        for agent, count in group.samples.items():
+            samples[self._policy_of[agent]] += count
+        return dict(samples)
 
     # ------------------------------------------------------------------ the run
 
     async def _run(self) -> None:
-        state = self._resume_from
-        if state is None:
+        resumed = self._setup.resume_from
+        if resumed is None:
             await self._sft()
         versions = await self._publish_all()
         self._started = self._last_end = time.monotonic()
-        first = state.step + 1 if state else 1
-        self._queries = QueryOrder(state.next_position if state else 0)
-        plan = Plan(
-            mode=self._schedule.mode,
-            agents=tuple(self._instances),
-            first_step=first,
-            last_step=self._schedule.training.steps,
-            queries=self._schedule.training.queries_per_step,
-            micro_batch=self._schedule.training.micro_batch,
-            save_every=self._schedule.checkpoint.every,
-            evaluate_every=self._schedule.evaluation.every,
-            evaluate_first=self._is_evaluation_due(first - 1),
-            max_staleness=self._schedule.max_staleness,
-            global_batch=self._schedule.global_batch,
-            whole_step=self._schedule.whole_step,
-            replacement_queries=self._schedule.replacement_queries,
+        before = resumed.step if resumed else Step(0)
+        self._queries = QueryOrder(resumed.next_position if resumed else 0)
+        plan = replace(
+            self._plan, first_step=Step(before + 1), evaluate_first=self._is_evaluation_due(before)
         )
         self._pipeline = Pipeline(plan, versions)
         with first_error():
@@ -167,35 +163,35 @@ class Orchestrator(Actor):
                 await self._finished
 
     async def _sft(self) -> None:
-        """The recipe's supervised batches, in chunks, so that progress shows."""
-        for agent, batches in self._schedule.sft_batches.items():
+        """Trains the recipe's supervised batches, in chunks, so that progress shows."""
+        for policy, settings in self._setup.policies.items():
+            batches = settings.sft_batches
             if batches and not self._recipe.has_sft:
                 raise RecipeError(
-                    f"agents.{agent}.sft.batches={batches}, but the recipe's workflow.py defines no sft"
+                    f"policy {policy} has sft.batches={batches}, but the recipe's workflow.py defines no sft"
                 )
-            for done in range(0, batches, _WARM_UP_CHUNK):
+            for done in range(0, batches, _SFT_CHUNK):
                 if self._stop_asked:
                     return
-                await self._console.tell("phase", f"warming up {agent}", done, batches)
-                count = min(_WARM_UP_CHUNK, batches - done)
-                loss = await self._trainer.within(_WORK_TIMEOUT_S).sft(PolicyName(agent), done, count)
+                await self._console.tell("phase", f"warming up {policy}", done, batches)
+                loss = await self._trainer.sft(policy, done, min(_SFT_CHUNK, batches - done))
             if batches:
-                await self._console.tell("event", SftDone(PolicyName(agent), batches, loss))
+                await self._console.tell("event", SftDone(policy, batches, loss))
 
-    async def _publish_all(self) -> dict[str, int]:
-        """The first weights of every agent reach its instances."""
-        for agent in self._instances:
-            published = await self._trainer.within(_WORK_TIMEOUT_S).publish(PolicyName(agent))
+    async def _publish_all(self) -> dict[PolicyName, Version]:
+        """Brings the first weights of every policy to its instances."""
+        for policy in self._setup.policies:
+            published = await self._trainer.publish(policy)
             await self._install(published)
-            self._published[agent] = published
-        return {agent: published.version for agent, published in self._published.items()}
+            self._published[policy] = published
+        return {policy: published.version for policy, published in self._published.items()}
 
     async def _install(self, published: Published) -> None:
-        """Every instance has applied the weights, and only then turns that wait for them go on."""
+        """Has every instance apply the weights; only then do turns that wait for them begin."""
         async with asyncio.TaskGroup() as group:
-            for instance in self._instances[published.agent]:
-                group.create_task(_applied(instance, published))
-        await self._rollout.api.serve(published.agent, published.version)
+            for instance in self._setup.policies[published.policy].instances:
+                group.create_task(_apply(instance, published))
+        await self._rollout.api.weights_applied(published.policy, published.version)
 
     # ------------------------------------------------------------------ carrying out decisions
 
@@ -215,10 +211,10 @@ class Orchestrator(Actor):
                 await self._step_optimizer(decision)
             case Publish():
                 await self._publish(decision)
-            case Save(agent, step):
-                folder = checkpoint.partial_folder(self._checkpoints, step) / agent
-                await self._trainer.within(_WORK_TIMEOUT_S).save(PolicyName(agent), str(folder))
-                self._carry_out(self._running.saved(agent, step))
+            case Save(policy, step):
+                folder = checkpoint.partial_folder(self._setup.checkpoints, step) / policy
+                await self._trainer.save(policy, str(folder))
+                self._carry_out(self._running.saved(policy, step))
             case CommitCheckpoint():
                 await self._commit(decision)
             case Evaluate():
@@ -226,92 +222,93 @@ class Orchestrator(Actor):
             case StepComplete():
                 self._step_complete(decision)
             case Finish(last_step):
-                stopped = last_step < self._schedule.training.steps
-                await self._console.within(_WORK_TIMEOUT_S).ended(
+                stopped = last_step < self._plan.last_step
+                await self._console.within(WORK_TIMEOUT_S).ended(
                     RunResult(last_step, stopped, self._evaluations, self._last_checkpoint)
                 )
                 self._finished.set_result(None)
 
     async def _start_step(self, decision: StartStep) -> None:
         self._records[decision.step] = StepRecord(
-            Step(decision.step),
-            _by_policy(decision.versions),
-            map(AgentName, self._instances),
+            decision.step,
+            decision.versions,
+            self._policy_of,
             time.monotonic(),
-            overlaps_itself=self._schedule.mode != "async",
+            overlaps_itself=self._plan.mode != "async",
         )
-        positions = self._queries.begin(decision.step, self._schedule.training.queries_per_step)
+        positions = self._queries.begin(decision.step, self._plan.queries)
         await self._start_groups(decision.step, positions)
 
-    async def _replacement(self, step: int) -> None:
+    async def _replacement(self, step: Step) -> None:
         self._records[step].replaced_queries += 1
         await self._start_groups(step, self._queries.more(1))
 
-    async def _start_groups(self, step: int, positions: range) -> None:
-        """The queries at ``positions`` of the training data, for the step."""
-        async with self._drawing:  # in the order of the positions, however long the user's code takes for one
-            queries = await asyncio.to_thread(self._train_queries, positions)  # it may read from a disk
+    async def _start_groups(self, step: Step, positions: range) -> None:
+        """Begins the groups of the queries at ``positions`` of the training data."""
+        async with self._drawing:
+            queries = await asyncio.to_thread(self._train_queries, positions)  # may read from a disk
             ids = [query.id for query in queries]
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
             await self._rollout.api.start_step(
                 step,
-                queries,
-                self._schedule.training.trajectories_per_query,
-                {str(policy): int(version) for policy, version in self._records[step].versions.items()},
-                self._schedule.mode == "async",
-                positions.start,
+                list(zip(positions, queries, strict=True)),
+                self._setup.trajectories_per_query,
+                {policy: self._range(version) for policy, version in self._records[step].versions.items()},
             )
 
+    def _range(self, version: Version) -> VersionRange:
+        """The versions that may generate turns of a step that began with ``version``."""
+        return VersionRange(version, None if self._plan.mode == "async" else version)
+
     async def _train(self, decision: Train) -> None:
-        trainer = self._trainer.within(_WORK_TIMEOUT_S)
-        result = await trainer.train(PolicyName(decision.agent), decision.version, decision.count)
+        result = await self._trainer.train(decision.policy, decision.version, decision.count)
         record = self._records[decision.step]
-        record.trained(PolicyName(decision.agent), result, decision.version, time.monotonic())
-        self._carry_out(self._running.trained(decision.agent, decision.step, result.samples))
+        record.trained(decision.policy, result, decision.version, time.monotonic())
+        self._carry_out(self._running.trained(decision.policy, decision.step, result.samples))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
-        result = await self._trainer.within(_WORK_TIMEOUT_S).optimizer_step(PolicyName(decision.agent))
-        self._records[decision.step].optimizer_stepped(PolicyName(decision.agent), result, time.monotonic())
-        self._published[decision.agent] = result.published
-        self._carry_out(self._running.stepped(decision.agent, decision.step))
+        result = await self._trainer.optimizer_step(decision.policy)
+        self._records[decision.step].optimizer_stepped(decision.policy, result, time.monotonic())
+        self._published[decision.policy] = result.published
+        self._carry_out(self._running.stepped(decision.policy, decision.step))
 
     async def _publish(self, decision: Publish) -> None:
-        published = self._published[decision.agent]
+        published = self._published[decision.policy]
         await self._install(published)
-        self._records[decision.step].applied(PolicyName(decision.agent), time.monotonic())
-        self._carry_out(self._running.applied(decision.agent, decision.step, published.version))
+        self._records[decision.step].applied(decision.policy, time.monotonic())
+        self._carry_out(self._running.applied(decision.policy, decision.step, published.version))
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
         position = self._queries.position_after(step)
         state = RunState(step, position, decision.versions, dict(self._evaluations))
-        async with self._committing:  # in the order of the steps, however slow the disk
-            # An answer to this means that the console has written all it was told before, the step's metrics among
-            # it: whatever is killed from here on, a run resumed from this checkpoint lacks no line.
-            await self._console.within(_WORK_TIMEOUT_S).event(CheckpointSaving(Step(step)))
+        async with self._committing:
+            # An answer to this means that the console has written all earlier messages, with the step's metrics: a run
+            # that is resumed from this checkpoint lacks no line, even if this one is killed from here on.
+            await self._console.within(WORK_TIMEOUT_S).event(CheckpointSaving(step))
             folder = await asyncio.to_thread(
-                checkpoint.commit, self._checkpoints, state, self._schedule.checkpoint.keep
+                checkpoint.commit, self._setup.checkpoints, state, self._setup.checkpoints_kept
             )
         self._last_checkpoint = str(folder)
-        await self._console.tell("event", CheckpointSaved(Step(step), str(folder)))
+        await self._console.tell("event", CheckpointSaved(step, str(folder)))
         self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
         started = time.monotonic()
         queries = await asyncio.to_thread(self._recipe.eval_queries)
         await self._console.tell("phase", f"evaluating {len(queries)} queries", None, None)
-        rollout = self._rollout.within(_WORK_TIMEOUT_S)
+        rollout = self._rollout.within(WORK_TIMEOUT_S)
         result = await rollout.evaluate(queries, decision.versions)
         for failure in result.failures:
-            self._tell_failure(failure, decision.step)
-        if len(result.failures) > self._schedule.max_failed_share * result.queries:
+            self._report_failure(failure, decision.step)
+        if len(result.failures) > self._setup.max_failed_share * result.queries:
             failed = f"{len(result.failures)} of {result.queries} trajectories failed"
             raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
         eval_s = time.monotonic() - started
-        self._last_end += eval_s  # no step is under way: its seconds are no step's
-        await self._console.tell("event", Evaluated(Step(decision.step), eval_s, result.metrics))
+        self._last_end += eval_s  # no step is under way: its seconds belong to no step
+        await self._console.tell("event", Evaluated(decision.step, eval_s, result.metrics))
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
             await self._console.tell("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
         self._carry_out(self._running.evaluated(decision.step))
@@ -321,13 +318,7 @@ class Orchestrator(Actor):
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
         self._closing.end(decision.step)
-        metrics = record.metrics(
-            _by_policy(decision.versions),
-            {PolicyName(policy): count for policy, count in decision.carried.items()},
-            self._started,
-            self._last_end,
-            now,
-        )
+        metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
@@ -343,35 +334,31 @@ class Orchestrator(Actor):
 
     @property
     def _trajectories_per_step(self) -> int:
-        return self._schedule.training.queries_per_step * self._schedule.training.trajectories_per_query
+        return self._plan.queries * self._setup.trajectories_per_query
 
-    def _is_evaluation_due(self, step: int) -> bool:
-        """Of the state that the run begins with: it may have been stopped before its evaluation."""
-        every = self._schedule.evaluation.every
+    def _is_evaluation_due(self, step: Step) -> bool:
+        """Whether the run begins with an evaluation: an earlier one may have been stopped before it."""
+        every = self._plan.evaluate_every
         return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
 
     def _train_queries(self, positions: range) -> list[Query]:
         return [self._recipe.train_query(position) for position in positions]
 
-    def _too_many_failures(self, where: str) -> TooManyFailures:
+    def _too_many_failures(self, when: str) -> TooManyFailures:
         first = self._first_failure
         assert first is not None
         return TooManyFailures(
-            f"{where} (rollout.max_failed_share allows {self._schedule.max_failed_share:.0%}); the first of the run, "
+            f"{when} (rollout.max_failed_share allows {self._setup.max_failed_share:.0%}); the first of the run, "
             f"{first.trajectory}: {first.error}\n{first.remote_traceback}"
         )
 
-    def _tell_failure(self, failure: TrajectoryFailure, step: int) -> None:
+    def _report_failure(self, failure: TrajectoryFailure, step: Step) -> None:
         self._first_failure = self._first_failure or failure
-        event = TrajectoryFailed(Step(step), failure.trajectory, failure.error, failure.remote_traceback)
+        event = TrajectoryFailed(step, failure.trajectory, failure.error, failure.remote_traceback)
         self._console.tell_nowait("event", event)
 
 
-def _by_policy(versions: Mapping[str, int]) -> dict[PolicyName, Version]:
-    return {PolicyName(policy): Version(version) for policy, version in versions.items()}
-
-
-async def _applied(instance: ActorRef[InstanceApi], published: Published) -> None:
-    version = await instance.within(_WORK_TIMEOUT_S).apply_weights(published)
+async def _apply(instance: ActorRef[InstanceApi], published: Published) -> None:
+    version = await instance.within(WORK_TIMEOUT_S).apply_weights(published)
     if version != published.version:
-        raise WrongVersion(published.agent, published.version, version)
+        raise WrongVersion(published.policy, published.version, version)

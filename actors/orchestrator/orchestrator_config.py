@@ -1,7 +1,6 @@
-"""What a run configures about its schedule: steps, batches, evaluations, checkpoints."""
+"""The user's settings of the training schedule: steps, batches, evaluations, checkpoints."""
 
 from ..config_base import Config, Count, Natural
-from .pipeline import Mode
 
 
 class TrainingConfig(Config):
@@ -27,19 +26,3 @@ class CheckpointConfig(Config):
 
     every: Natural = 50
     keep: Count = 2
-
-
-class ScheduleConfig(Config):
-    """All that the orchestrator needs to know of the config. For what it is not told elsewhere: ``Plan``."""
-
-    mode: Mode
-    deterministic: bool
-    max_staleness: Natural
-    global_batch: dict[str, int]
-    whole_step: tuple[str, ...]
-    training: TrainingConfig
-    evaluation: EvaluationConfig
-    checkpoint: CheckpointConfig
-    max_failed_share: float
-    replacement_queries: Natural
-    sft_batches: dict[str, int]

@@ -1,4 +1,4 @@
-"""Which instance gets the next turn. Pure."""
+"""The choice of the instance that generates the next turn. Pure."""
 
 from collections.abc import Sequence
 

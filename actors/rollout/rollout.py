@@ -1,48 +1,44 @@
 """The rollout actor: runs the user's workflow for every query and trajectory of a step.
 
-    start_step ─> a task per group ─> a task per trajectory ─> turns at the agents' instances
+    start_step ─> a task per group ─> a task per trajectory ─> turns at the instances of the agents' policies
                         │
                         └─ when `group.py` has settled it: samples to the store, GroupClosed to the orchestrator
 
-All trajectories of a step run at once; a turn waits only for its own agent's version. A trajectory's workflow runs in
-a task of its own, which nobody waits for once its deadline has passed: it may hang, or take no notice of being
-cancelled, and its group goes on.
+All trajectories of a step run at once; a turn waits only for the version of its agent's policy. A trajectory's workflow
+runs in a task of its own. After its deadline nothing waits for that task: it may hang, or ignore its cancellation, and
+its group continues without it.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import CallTimeout, RemoteError
-from ...core.ref import ActorRef
+from ...core.errors import CallTimeout
 from ...core.task_groups import first_error
-from ..declared_columns import Column
 from ..errors import RecipeError, WrongVersion
 from ..messages import (
     Evaluation,
     GenerateRequest,
     Generation,
-    Grouping,
-    InstanceApi,
-    OrchestratorApi,
     Query,
-    StoreApi,
+    RolloutApi,
     TrajectoryFailure,
+    VersionRange,
 )
+from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
-from ..workflow import Prompt, Recipe, RecipeConfig, Rewards, Turn
+from ..workflow import Prompt, Recipe, Rewards, Turn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
+from .instance_pool import InstancePool
 from .overlong import punished
-from .pool import AgentPool
 from .resumable_turn import ResumableTurn
-from .rollout_config import RolloutConfig, SamplingConfig
+from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
 
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
@@ -50,63 +46,47 @@ _ANSWER_TIMEOUT_S = 300.0
 _GIVE_UP_S = 1.0
 
 
-class Rollout(Actor):
-    """Fulfils ``RolloutApi``."""
-
-    def __init__(
-        self,
-        recipe: RecipeConfig,
-        sampling: dict[str, SamplingConfig],
-        tokenizers: dict[str, str],
-        instances: dict[str, list[ActorRef[InstanceApi]]],
-        store: ActorRef[StoreApi],
-        orchestrator: ActorRef[OrchestratorApi],
-        config: RolloutConfig,
-        memory: str,
-        folder: str,
-        grouping: dict[str, Grouping] | None = None,
-        columns: dict[str, dict[str, Column]] | None = None,
-    ) -> None:
-        """``sampling``, ``tokenizers`` (a name or folder), ``instances``, ``grouping`` (without a word ``trajectory``)
-        and ``columns`` are by agent; ``memory``, ``folder`` and ``columns`` as the store has them."""
-        self._seed = recipe.seed
-        self._recipe = Recipe(recipe)
-        self._sampling = sampling
-        self._tokenizers = tokenizers
-        self._pools = {agent: AgentPool(agent, refs) for agent, refs in instances.items()}
-        self._store = store
-        self._places = segment_directories(memory, folder)
-        self._orchestrator = orchestrator
-        self._config = config
-        self._closing = ClosingRules(tuple(sampling), grouping or {}, config.drop_zero_advantage)
-        self._columns = columns or {}
+class Rollout(Actor, RolloutApi):
+    def __init__(self, setup: RolloutSetup) -> None:
+        """Raises RecipeError if the recipe can't be loaded."""
+        self._setup = setup
+        self._config = setup.config
+        self._agents = setup.agents
+        self._sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
+        self._recipe = Recipe(setup.recipe)
+        self._pools = {
+            policy: InstancePool(policy, settings.instances) for policy, settings in setup.policies.items()
+        }
+        self._closing = ClosingRules(
+            {agent: settings.grouping for agent, settings in setup.agents.items()},
+            setup.config.drop_zero_advantage,
+        )
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
     async def on_start(self) -> None:
-        self._experience = ExperienceWriter(self._store, self.ref.name, self._places)
+        places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
+        self._experience = ExperienceWriter(self._setup.store, self.ref.name, places)
 
     async def on_stop(self) -> None:
         self._experience.close()
         for workflow in self._workflows:
             workflow.cancel()
-        if self._workflows:  # what takes no notice of it, the end of the process ends
+        if self._workflows:  # tasks that ignore cancellation end with the process
             await asyncio.wait(self._workflows, timeout=_GIVE_UP_S)
 
     @endpoint
-    async def serve(self, agent: str, version: int) -> None:
-        self._pools[agent].serve(version)
+    async def weights_applied(self, policy: PolicyName, version: Version) -> None:
+        self._pools[policy].weights_applied(version)
 
     @endpoint
     async def start_step(
         self,
-        step: int,
-        queries: list[Query],
+        step: Step,
+        queries: list[tuple[int, Query]],
         trajectories: int,
-        versions: dict[str, int],
-        allow_newer: bool = False,
-        first_position: int = 0,
+        versions: dict[PolicyName, VersionRange],
     ) -> None:
-        _refuse_equal_ids(queries, f"step {step}")
+        _refuse_equal_ids([query for _, query in queries], f"step {step}")
         config = self._config
         rules = GroupRules(
             wanted=trajectories,
@@ -115,19 +95,18 @@ class Rollout(Actor):
             minimum=config.min_trajectories,
             max_replacements=config.max_replacements,
         )
-        for position, query in enumerate(queries, first_position):
-            run = GroupRun(step, query, position, versions, allow_newer, Group(rules))
+        for position, query in queries:
+            run = GroupRun(step, query, position, versions, Group(rules))
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
-    async def evaluate(self, queries: list[Query], versions: dict[str, int]) -> Evaluation:
+    async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
         _refuse_equal_ids(queries, "the evaluation")
+        exactly = {policy: VersionRange.exactly(version) for policy, version in versions.items()}
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(
-                        self._run_trajectory(Trajectory(query, "eval", 0, versions, greedy=True))
-                    )
+                    tasks.create_task(self._run_trajectory(Trajectory(query, None, 0, exactly)))
                     for query in queries
                 ]
         ends = [task.result() for task in running]
@@ -156,11 +135,11 @@ class Rollout(Actor):
                             case Abort(number):
                                 run.tasks[number].cancel()
                             case Close(numbers):
-                                await self._close_group(run, numbers, "")
+                                await self._close_group(run, numbers)
                             case Drop(reason):
                                 await self._close_group(run, [], reason)
                     if run.group.settled:
-                        return  # once the oversampled that is kept has ended
+                        return  # the task group waits for oversampled trajectories that are kept
                     decisions = self._take_end(run, await run.ends.get())
 
     async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
@@ -173,16 +152,16 @@ class Rollout(Actor):
         run.failures.append(end.failure)
         return run.group.failed(number, replacement=end.replacement)
 
-    async def _close_group(self, run: GroupRun, numbers: Sequence[int], dropped: str) -> None:
-        samples, closed = run.close(numbers, dropped, self._closing)
+    async def _close_group(self, run: GroupRun, numbers: Sequence[int], dropped: str = "") -> None:
+        samples, closed = run.close(numbers, self._closing, dropped)
         if samples:
             await self._experience.put(samples)
-        await self._orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(closed)
+        await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(closed)
 
     async def _run_trajectory(self, trajectory: Trajectory) -> End:
-        """Until the workflow ends, or its deadline has passed. Raises RecipeError: such a run can't succeed.
+        """Runs until the workflow ends or its deadline has passed. Raises RecipeError: such a run can't succeed.
 
-        Cancelling it, and the deadline, cancel the workflow and with it the turns it waits for, at the instances too.
+        Cancellation and the deadline cancel the workflow, and with it the turns it waits for, at the instances too.
         """
         limit_s = self._config.trajectory_timeout_s
         work = asyncio.create_task(self._run_workflow(trajectory), name=f"workflow {trajectory.name}")
@@ -204,20 +183,20 @@ class Rollout(Actor):
             work.cancel()
 
     async def _run_workflow(self, trajectory: Trajectory) -> Rewards:
-        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._sampling})
+        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._agents})
         return self._checked(await self._recipe.workflow(trajectory.query, handles), trajectory)
 
     def _workflow_ended(self, work: asyncio.Task[Rewards]) -> None:
         self._workflows.discard(work)
         if not work.cancelled():
-            work.exception()  # whoever still waited for it has seen it; asyncio need not complain
+            work.exception()  # marks it as retrieved: after its deadline no task waits for the workflow
 
     def _end(self, trajectory: Trajectory, work: asyncio.Task[Rewards]) -> End:
-        """What came of a workflow that has ended. User code: it may fail in any way, the others go on."""
+        """The end of a trajectory whose workflow has ended. User code: it may fail in any way, the others continue."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             trajectory.rewards = work.result()
-            if not trajectory.greedy:  # evaluations show what the workflow itself says
+            if not trajectory.greedy:  # evaluations report the workflow's own rewards
                 trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
             return End(trajectory)
         if isinstance(error, RecipeError):
@@ -226,70 +205,76 @@ class Rollout(Actor):
             trajectory.name, f"{type(error).__name__}: {error}", self._recipe.frames(error)
         )
         agent = trajectory.agent_that_overran(error)
-        on_timeout = agent and (self._sampling[agent].on_timeout or self._config.on_timeout)
+        on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
         return End(trajectory, failure, replacement=on_timeout == "replace")
 
     def _checked(self, rewards: Rewards, trajectory: Trajectory) -> Rewards:
         if not isinstance(rewards, Rewards):
             raise RecipeError(f"the workflow returned {type(rewards).__name__}, not Rewards")
         for agent in rewards.by_agent:
-            if agent not in self._sampling:
-                raise _unknown_agent(agent, self._sampling, "the workflow rewards")
+            if agent not in self._agents:
+                raise _unknown_agent(agent, self._agents, "the workflow rewards")
         for agent in trajectory.agents_used():
             if agent not in rewards.by_agent:
                 raise RecipeError(f"the workflow used agent {agent!r} and returned no reward for it")
         trajectory.check_columns()
         return rewards.checked()
 
-    async def generate(self, agent: str, trajectory: Trajectory, prompt: Prompt) -> Turn:
-        """One turn: waits for the agent's version of this step, then for its least busy instance; where new weights
-        come in meanwhile and may generate it too, it is carried on with them."""
-        sampling = self._sampling[agent]
+    async def generate(self, agent: AgentName, trajectory: Trajectory, prompt: Prompt) -> Turn:
+        """One turn: waits for the version of the agent's policy, then for its least busy instance. If new weights
+        arrive meanwhile and may generate it too, they resume it."""
+        settings, sampling = self._agents[agent], self._agents[agent].sampling
         sample_id = trajectory.next_sample_id()
         turn = ResumableTurn(
             GenerateRequest(
                 sample_id,
                 self._segments(prompt, agent),
-                trajectory.versions[agent],
-                xxhash.xxh3_64_intdigest(f"{self._seed} {sample_id}".encode()),
+                trajectory.versions[settings.policy],
+                xxhash.xxh3_64_intdigest(f"{self._setup.recipe.seed} {sample_id}".encode()),
                 0.0 if trajectory.greedy else sampling.temperature,
                 sampling.max_new_tokens,
-                resumable=trajectory.allow_newer,
             )
         )
         left_s = sampling.turn_timeout_s or self._config.turn_timeout_s
         while not turn.ended:
-            left_s -= await self._generate_piece(agent, turn, trajectory, left_s)
+            left_s -= await self._generate_part(agent, turn, trajectory, left_s)
         trajectory.took(agent, turn)
-        columns = trajectory.columns_of(agent, sample_id, self._columns.get(agent, {}))
+        columns = trajectory.columns_of(agent, sample_id, settings.columns)
         return Turn(agent, turn.text, turn.prompt_tokens, turn.tokens, sample_id, columns.write)
 
-    async def _generate_piece(
-        self, agent: str, turn: ResumableTurn, trajectory: Trajectory, limit_s: float
+    async def _generate_part(
+        self, agent: AgentName, turn: ResumableTurn, trajectory: Trajectory, limit_s: float
     ) -> float:
-        """Until the turn has ended or its version is no longer served; the seconds that this took at an instance."""
+        """Generates until the turn has ended or its version is no longer served. Returns the seconds that this took at
+        an instance."""
         clock = asyncio.get_running_loop().time
-        version = await self._version(self._pools[agent], turn.request, trajectory)
-        request, started = replace(turn.request, policy_version=version), clock()
+        pool = self._pools[self._agents[agent].policy]
+        await self._weights_applied(pool, turn.request.versions.oldest, trajectory)
+        served, started = pool.version, clock()
+        if served in turn.request.versions:
+            turn.ask_for(served)
         try:
-            turn.take(await self._ask(agent, request, trajectory, limit_s))
-        except RemoteError as error:
-            if not trajectory.allow_newer or error.kind != WrongVersion.__name__:
+            turn.take(await self._ask(agent, pool, turn.request, trajectory, limit_s))
+        except WrongVersion:
+            if not turn.request.versions.has_later_than(served):
                 raise
-            turn.overtaken(version)  # the instance was just leaving it
+            turn.overtaken(served)  # the instance has begun to install a later version
         return clock() - started
 
-    async def _version(self, pool: AgentPool, request: GenerateRequest, trajectory: Trajectory) -> int:
-        """The version to generate the turn, once it is served."""
-        if not pool.has_come_to(request.policy_version):
+    async def _weights_applied(self, pool: InstancePool, version: Version, trajectory: Trajectory) -> None:
+        if not pool.has_applied(version):
             with trajectory.waiting_for_a_version():
-                await pool.wait_for(request.policy_version)
-        return pool.version if trajectory.allow_newer else request.policy_version
+                await pool.wait_applied(version)
 
     async def _ask(
-        self, agent: str, request: GenerateRequest, trajectory: Trajectory, limit_s: float
+        self,
+        agent: AgentName,
+        pool: InstancePool,
+        request: GenerateRequest,
+        trajectory: Trajectory,
+        limit_s: float,
     ) -> Generation:
-        with self._pools[agent].least_busy(request.policy_version) as instance:
+        with pool.least_busy(request.versions) as instance:
             trajectory.turn_begins()
             try:
                 return await instance.within(max(0.0, limit_s)).generate(request)
@@ -297,15 +282,18 @@ class Rollout(Actor):
                 trajectory.turn_overran(agent, error)
                 raise
 
-    def _segments(self, prompt: Prompt, agent: str) -> tuple[str | tuple[int, ...], ...]:
+    def _segments(self, prompt: Prompt, agent: AgentName) -> tuple[str | tuple[int, ...], ...]:
         parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)
         for part in parts:
-            if isinstance(part, Turn) and self._tokenizers[part.agent] != self._tokenizers[agent]:
+            if isinstance(part, Turn) and self._tokenizer(AgentName(part.agent)) != self._tokenizer(agent):
                 raise RecipeError(
                     f"the workflow puts a turn of {part.agent!r} into a prompt of {agent!r}, whose tokenizer is "
                     "another: its tokens would mean something else; put the turn's .text there"
                 )
         return tuple(part if isinstance(part, str) else part.prompt_tokens + part.tokens for part in parts)
+
+    def _tokenizer(self, agent: AgentName) -> str:
+        return self._setup.policies[self._agents[agent].policy].tokenizer
 
 
 def _refuse_equal_ids(queries: Sequence[Query], where: str) -> None:
@@ -321,7 +309,7 @@ def _unknown_agent(agent: str, known: Iterable[str], who: str) -> RecipeError:
 class _AgentHandle:
     """An agent within one trajectory."""
 
-    def __init__(self, rollout: Rollout, agent: str, trajectory: Trajectory) -> None:
+    def __init__(self, rollout: Rollout, agent: AgentName, trajectory: Trajectory) -> None:
         self._rollout = rollout
         self._agent = agent
         self._trajectory = trajectory

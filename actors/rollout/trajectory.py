@@ -1,4 +1,4 @@
-"""One run of the workflow on one query: what names it, how its time is counted, which turns it took."""
+"""One run of the workflow on one query: its name, its deadline, its turns."""
 
 import asyncio
 import math
@@ -10,14 +10,16 @@ from typing import Any
 
 from ..declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
-from ..messages import Query, Sample
+from ..messages import Query, Sample, VersionRange
+from ..names import AgentName, PolicyName, Step
+from ..sample_id import SampleId, TrajectoryName
 from ..workflow import Rewards
 from .resumable_turn import ResumableTurn
 from .turn_columns import TurnColumns
 
 
 class Deadline:
-    """``limit_s`` seconds from now, less the time it was paused. ``overran`` is done when they have passed."""
+    """``limit_s`` seconds from now, without the time while it is paused. ``overran`` is done when they have passed."""
 
     def __init__(self, limit_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,7 +44,7 @@ class Deadline:
                 self._run()
 
     def stop(self) -> None:
-        """It is of no interest any more."""
+        """Cancels ``overran``."""
         self._cancel()
         self.overran.cancel()
 
@@ -62,62 +64,54 @@ class Deadline:
 
 
 class Trajectory:
-    """``scope`` (the step, or ``eval``) makes names unique over the run, also where a query comes again.
-
-    ``group`` is ``{scope}:{query}``, a turn's sample id ``{group}_{turn}_{trajectory}``. ``versions`` generate its
-    turns, by agent; with ``allow_newer`` these or later ones, so that a trajectory and even a turn may begin with one
-    version and go on with the next: every token carries its own.
-    """
+    """``step``: None for an evaluation. ``versions``: may generate its turns, by policy; if that is more than one, a
+    trajectory and even a turn may begin with one version and continue with a later one: every token keeps its own."""
 
     def __init__(
         self,
         query: Query,
-        scope: str,
+        step: Step | None,
         number: int,
-        versions: Mapping[str, int],
-        *,
-        greedy: bool,
-        allow_newer: bool = False,
+        versions: Mapping[PolicyName, VersionRange],
     ) -> None:
         self.query = query
-        self.group = f"{scope}:{query.id}"
         self.number = number
         self.versions = versions
-        self.greedy = greedy
+        self.greedy = step is None
+        self.name = str(TrajectoryName(step, query.id, number))
         self.rewards = Rewards()
         self.first_turn_at = math.inf
-        self.allow_newer = allow_newer
         self.deadline: Deadline | None = None
-        self._turns: list[tuple[str, ResumableTurn]] = []
+        self._step = step
+        self._turns: list[tuple[AgentName, ResumableTurn]] = []
         self._columns: dict[str, TurnColumns] = {}
-        self._overran: list[tuple[str, BaseException]] = []
+        self._overran: list[tuple[AgentName, BaseException]] = []
         self._asked = 0
         self._closed = False
 
-    @property
-    def name(self) -> str:
-        return f"{self.group}_{self.number}"
-
     def next_sample_id(self) -> str:
-        """Of a turn that is being asked for. Raises RecipeError once the workflow has returned."""
+        """The id of a new turn. Raises RecipeError once the workflow has returned."""
         if self._closed:
             raise RecipeError(f"trajectory {self.name}: the workflow asked for a turn after it had returned")
         self._asked += 1
-        return f"{self.group}_{self._asked - 1}_{self.number}"
+        return str(self._sample_id(self._asked - 1))
 
-    def took(self, agent: str, turn: ResumableTurn) -> None:
-        """A turn has ended. One that ends after its workflow returned is no part of the trajectory."""
+    def _sample_id(self, turn: int) -> SampleId:
+        return SampleId(self._step, self.query.id, turn, self.number)
+
+    def took(self, agent: AgentName, turn: ResumableTurn) -> None:
+        """Adds a turn that has ended. One that ends after its workflow has returned is not part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, turn))
 
-    def columns_of(self, agent: str, sample_id: str, declared: Columns) -> TurnColumns:
-        """What the workflow may write of a turn."""
+    def columns_of(self, agent: AgentName, sample_id: str, declared: Columns) -> TurnColumns:
+        """The columns of a turn that the workflow may write."""
         columns = TurnColumns(agent, sample_id, declared, lambda: self._closed)
         self._columns[sample_id] = columns
         return columns
 
     def check_columns(self) -> None:
-        """Raises InvalidColumn where the workflow has left out a required one."""
+        """Raises InvalidColumn if the workflow has left out a required one."""
         for agent, turn in self._turns:
             sample_id = turn.request.sample_id
             if missing := self._columns[sample_id].missing():
@@ -127,34 +121,34 @@ class Trajectory:
                 )
 
     def close(self) -> None:
-        """The workflow has returned: the trajectory's turns are those that have ended."""
+        """Ends the trajectory: its turns are those that have ended."""
         self._closed = True
 
-    def agents_used(self) -> set[str]:
+    def agents_used(self) -> set[AgentName]:
         return {agent for agent, _ in self._turns}
 
-    def longest_turns(self) -> dict[str, int]:
+    def longest_turns(self) -> dict[AgentName, int]:
         """Generated tokens of each agent's longest turn, for agents that had one."""
-        longest: dict[str, int] = {}
+        longest: dict[AgentName, int] = {}
         for agent, turn in self._turns:
             longest[agent] = max(longest.get(agent, 0), len(turn.tokens))
         return longest
 
     @contextmanager
     def waiting_for_a_version(self) -> Iterator[None]:
-        """The time inside does not count against the deadline: it is the trainer's, not the trajectory's."""
+        """Pauses the deadline: the time inside is the trainer's, not the trajectory's."""
         if self.deadline is None:
             yield
             return
         with self.deadline.paused():
             yield
 
-    def turn_overran(self, agent: str, error: BaseException) -> None:
-        """A turn took longer than it may; the workflow gets ``error``."""
+    def turn_overran(self, agent: AgentName, error: BaseException) -> None:
+        """Notes that a turn passed its deadline; the workflow gets ``error``."""
         self._overran.append((agent, error))
 
-    def agent_that_overran(self, error: BaseException) -> str | None:
-        """Whose turn's deadline it was that ended the workflow with ``error``; None where it was no deadline."""
+    def agent_that_overran(self, error: BaseException) -> AgentName | None:
+        """The agent of the turn whose deadline ended the workflow with ``error``; None if that was no deadline."""
         inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
         return next((agent for agent, raised in self._overran if raised in inner), None)
 
@@ -162,16 +156,17 @@ class Trajectory:
         self.first_turn_at = min(self.first_turn_at, time.monotonic())
 
     def samples(
-        self, step: int, query_position: int, group_rewards: Mapping[str, tuple[float, ...]]
+        self, step: Step, query_position: int, group_rewards: Mapping[AgentName, tuple[float, ...]]
     ) -> list[Sample]:
         """Its turns as rows; ``group_rewards`` are those of all surviving trajectories, by agent."""
+        group = self._sample_id(0).group
         return [
             Sample(
                 sample_id=turn.request.sample_id,
                 agent=agent,
                 step=step,
                 policy_version=turn.policy_version,
-                group=self.group,
+                group=group,
                 reward=self.rewards.by_agent[agent],
                 group_rewards=group_rewards[agent],
                 prompt_tokens=turn.prompt_tokens,
@@ -179,6 +174,7 @@ class Trajectory:
                 logprobs=turn.logprobs,
                 query_position=query_position,
                 version_changes=turn.version_changes,
+                temperature=turn.request.temperature,
                 columns=self._columns[turn.request.sample_id].values,
             )
             for agent, turn in self._turns
@@ -186,7 +182,7 @@ class Trajectory:
 
 
 def where_it_hangs(task: "asyncio.Task[Any]") -> TimeoutError:
-    """An error whose traceback shows what a suspended task is waiting in."""
+    """An error whose traceback shows the frames in which a suspended task waits."""
     frames = []
     waiting: Any = task.get_coro()
     while (frame := getattr(waiting, "cr_frame", None)) is not None:

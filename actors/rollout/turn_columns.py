@@ -1,4 +1,4 @@
-"""What the workflow writes into the declared columns of one turn's sample."""
+"""The declared columns of one turn's sample, as the workflow writes them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from ..errors import InvalidColumn, RecipeError
 
 
 class TurnColumns:
-    """``values``: by column, as the sample has them. Each is written once."""
+    """``values``: by column, in the form of ``Sample.columns``. Each is written once."""
 
     def __init__(self, agent: str, sample_id: str, declared: Columns, ended: Callable[[], bool]) -> None:
-        """``ended``: whether the turn's trajectory has."""
+        """``ended``: says if the turn's trajectory has ended."""
         self.values: dict[str, Any] = {}
         self._agent = agent
         self._sample_id = sample_id
@@ -28,7 +28,7 @@ class TurnColumns:
         self.values |= {name: self._checked(name, value) for name, value in columns.items()}
 
     def missing(self) -> list[str]:
-        """The required columns that the workflow has to write and has not."""
+        """The required columns that the workflow has not written yet."""
         return [
             name
             for name, column in self._declared.items()

@@ -20,7 +20,7 @@ from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
 from ..messages import MicroBatchTrained, PolicyStepped, Published, TrainerApi
-from ..names import AgentName, PolicyName
+from ..names import AgentName, PolicyName, Version
 from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe
@@ -177,7 +177,7 @@ class Trainer(Actor, TrainerApi):
         handle = await self._transport.set(
             policy, weights.tensors, version=weights.version, timeout_s=_TRANSFER_TIMEOUT_S
         )
-        return Published(policy, weights.version, handle)
+        return Published(policy, Version(weights.version), handle)
 
     async def _compute(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -33,9 +33,9 @@ from rich.console import Console
 
 from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.simulated_instance import SimulatedInstance
-from ...actors.messages import GroupClosed, InstanceApi, LeasedBatch, Published, Sample
-from ...actors.names import AgentName, PolicyName
-from ...actors.orchestrator.pipeline import Mode
+from ...actors.messages import GroupClosed, InstanceApi, LeasedBatch, Published, Sample, VersionRange
+from ...actors.names import PolicyName, Step, Version
+from ...actors.orchestrator.plan import Mode
 from ...actors.rollout.rollout import Rollout
 from ...actors.step_metrics import StepMetrics
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
@@ -49,6 +49,7 @@ from ...core.testing import virtual_time
 from ...core.wire.memory import MemoryNetwork
 from ...transport.state import StateTransport
 from .. import env, local_launcher
+from ..actor_specs import References, rollout_setup
 from ..config_reading import resolve, to_yaml
 from ..console.progress import Progress
 from ..errors import BenchmarkFailed, Interrupted
@@ -216,47 +217,24 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
         StateTransport(directory) as transport,
     ):
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
-        instances: dict[str, list[ActorRef[InstanceApi]]] = {}
-        for name, settings in config.policies.items():
-            setup = InstanceSetup(name, settings.model, settings.engine, directory)
-            instances[name] = [
-                await system.add(SimulatedInstance(setup), f"{name}-{n}") for n in range(settings.instances)
+        instances: dict[PolicyName, list[ActorRef[InstanceApi]]] = {}
+        for policy, settings in config.policies.items():
+            setup = InstanceSetup(policy, settings.model, settings.engine, directory)
+            instances[policy] = [
+                await system.add(SimulatedInstance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]
-        rollout = await system.add(_rollout(config, instances, recorded, directory), "rollout")
-        for name in config.policies:
-            policy = SimulatedPolicy(name, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
-            handle = await transport.set(name, policy.weights(), version=0)
-            for ref in instances[name]:
-                await ref.within(_IDEAL_TIMEOUT_S).apply_weights(Published(name, 0, handle))
-            await rollout.api.serve(name, 0)
+        references = References(recorded, recorded, recorded, recorded, recorded, instances)
+        setup_of_rollout = rollout_setup(config, references, directory, directory / "store")
+        rollout = await system.add(Rollout(setup_of_rollout), "rollout")
+        for policy, refs in instances.items():
+            simulated = SimulatedPolicy(policy, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
+            handle = await transport.set(policy, simulated.weights(), version=0)
+            for ref in refs:
+                await ref.within(_IDEAL_TIMEOUT_S).apply_weights(Published(policy, Version(0), handle))
+            await rollout.api.weights_applied(policy, Version(0))
         return [
             await _ideal_step(config, step, rollout, recorder) for step in range(1, config.training.steps + 1)
         ]
-
-
-def _rollout(
-    config: RunConfig,
-    instances: dict[str, list[ActorRef[InstanceApi]]],
-    recorded: ActorRef[Any],
-    directory: Path,
-) -> Rollout:
-    agents = {str(name): agent for name, agent in config.agents.items()}
-    sampling = {name: agent.sampling for name, agent in agents.items()}
-    tokenizers = {
-        name: config.policies[agent.policy].model.tokenizer_source for name, agent in agents.items()
-    }
-    return Rollout(
-        config.recipe_config(),
-        sampling,
-        tokenizers,
-        instances,
-        recorded,
-        recorded,
-        config.rollout,
-        str(directory),
-        str(directory / "store"),
-        columns={name: agent.columns for name, agent in agents.items()},
-    )
 
 
 async def _ideal_step(
@@ -264,10 +242,10 @@ async def _ideal_step(
 ) -> list[ClosedGroup]:
     recipe, training = Recipe(config.recipe_config()), config.training
     first = (step - 1) * training.queries_per_step
-    queries = [recipe.train_query(first + n) for n in range(training.queries_per_step)]
+    queries = [(n, recipe.train_query(n)) for n in range(first, first + training.queries_per_step)]
     started_s = asyncio.get_running_loop().time()
-    versions = dict.fromkeys(map(str, config.agents), 0)
-    await rollout.api.start_step(step, queries, training.trajectories_per_query, versions)
+    versions = {policy: VersionRange.exactly(Version(0)) for policy in config.policies}
+    await rollout.api.start_step(Step(step), queries, training.trajectories_per_query, versions)
     groups = []
     for _ in queries:
         closed_s, group, samples = await recorder.closed.get()
@@ -331,7 +309,7 @@ class _Watch(Progress):
             run_name="bench",
             mode=config.mode,
             total_steps=config.training.steps,
-            agents={AgentName(agent): PolicyName(agent) for agent in config.agents},
+            agents={name: agent.policy for name, agent in config.agents.items()},
         )
         self.run = _Run()
         self._processes: dict[str, psutil.Process] = {}

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.messages import ModelConfig, Sample
-from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.orchestrator.pipeline import Mode, Pipeline, Plan, StepOptimizer, Train
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.orchestrator.decisions import StepOptimizer, Train
+from flexmarl.actors.orchestrator.pipeline import Pipeline
+from flexmarl.actors.orchestrator.plan import Mode, Plan
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -22,7 +24,11 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .stores import policies as own_policies
 
+S = Step
+V = Version
+
 AGENTS = ("sorter", "checker")
+POLICIES = tuple(map(PolicyName, AGENTS))
 QUERIES, TRAJECTORIES = 4, 3
 WRITTEN = ("sample_id", "policy_version", "reward")
 ARCHITECTURE = {
@@ -64,8 +70,8 @@ def group(query: int, random: np.random.Generator) -> list[Sample]:
 def gradient(mode: Mode, arrival: tuple[int, ...], micro_batch: int, seed: int) -> dict[str, torch.Tensor]:
     """Each agent's accumulated gradient, undivided, at the moment its optimizer would step."""
     groups = [group(query, np.random.default_rng((seed, query))) for query in range(QUERIES)]
-    plan = Plan(mode, AGENTS, first_step=1, last_step=1, queries=QUERIES, micro_batch=micro_batch)
-    pipeline = Pipeline(plan, dict.fromkeys(AGENTS, 0))
+    plan = Plan(mode, POLICIES, first_step=S(1), last_step=S(1), queries=QUERIES, micro_batch=micro_batch)
+    pipeline = Pipeline(plan, dict.fromkeys(POLICIES, V(0)))
     tables = Tables(own_policies(AGENTS), {AgentName(agent): Schema({}) for agent in AGENTS})
     policies = {a: policy(a) for a in AGENTS}
     tables.begin_epoch()
@@ -73,13 +79,13 @@ def gradient(mode: Mode, arrival: tuple[int, ...], micro_batch: int, seed: int) 
     done: dict[str, torch.Tensor] = {}
     pipeline.start()
     for query in arrival:
-        counts = dict.fromkeys(AGENTS, 0)
-        for agent in AGENTS:
+        counts = dict.fromkeys(POLICIES, 0)
+        for agent in POLICIES:
             rows = [sample for sample in groups[query] if sample.agent == agent]
             columns = {name: [getattr(row, name) for row in rows] for name in WRITTEN}
             tables.put({agent: columns})
             counts[agent] = len(rows)
-        decisions = deque(pipeline.group_closed(1, counts))
+        decisions = deque(pipeline.group_closed(S(1), counts))
         while decisions:
             match decisions.popleft():
                 case Train(agent, step, version, count):

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from flexmarl.actors.messages import RunResult
+from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.launch import commands, local_launcher
@@ -231,6 +232,11 @@ class TestCtrlC:
         assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "flexmarl: stopped\n")
 
 
+def state_after(step: int) -> RunState:
+    versions = {PolicyName(name): Version(step) for name in ("solver", "checker")}
+    return RunState(Step(step), 2 * step, versions, {})
+
+
 @pytest.fixture
 def stopped_run(tmp_path: Path) -> RunDirectory:
     """A run that was stopped after step 4, with checkpoints of steps 2 and 4."""
@@ -238,12 +244,10 @@ def stopped_run(tmp_path: Path) -> RunDirectory:
     run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
     for step in (2, 4):
         for agent in ("solver", "checker"):
-            folder = checkpoint.partial_folder(run.checkpoints, step) / agent
+            folder = checkpoint.partial_folder(run.checkpoints, Step(step)) / agent
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_bytes(bytes(range(256)))
-        checkpoint.commit(
-            run.checkpoints, RunState(step, 2 * step, {"solver": step, "checker": step}, {}), keep=2
-        )
+        checkpoint.commit(run.checkpoints, state_after(step), keep=2)
     return run
 
 
@@ -302,12 +306,12 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
         raise Interrupted("enough seen")
 
     monkeypatch.setattr(local_launcher, "run", run)
-    partial = checkpoint.partial_folder(stopped_run.checkpoints, 6)
+    partial = checkpoint.partial_folder(stopped_run.checkpoints, Step(6))
     shutil.copytree(stopped_run.checkpoints / "step_000004", partial)
     result = flexmarl("train", "--resume", str(stopped_run.path))
     assert result.status == 130 and result.out.startswith("going on after step 4\n")
     folder = stopped_run.checkpoints / "step_000004"
-    assert started == [(folder, RunState(4, 8, {"solver": 4, "checker": 4}, {}))]
+    assert started == [(folder, state_after(4))]
     assert not partial.exists()
     assert [line[:10] for line in stopped_run.metrics.read_text().splitlines()] == [
         f'{{"step": {n}' for n in range(1, 5)

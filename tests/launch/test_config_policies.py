@@ -103,11 +103,11 @@ def test_the_trainer_gets_each_policy_with_the_credit_of_its_agents() -> None:
     setup = config.policy_setups()[SHARED]
     assert list(setup.credit) == [SOLVER, CHECKER]
     assert setup.loss.constant_length == 9, "the longest completion of any agent"
-    assert config.schedule().sft_batches == {"shared": 0}
+    assert config.policies[SHARED].sft.batches == 0
     late = shared(
         "mode=async", "policies.shared.global_batch=6", "policies.shared.algorithm.name=reinforce_pp"
     )
-    assert late.schedule().global_batch == {"shared": 6} and late.schedule().whole_step == ("shared",)
+    assert late.plan().global_batch == {"shared": 6} and late.plan().whole_step == ("shared",)
 
 
 @pytest.mark.parametrize("overrides", [(), ONE_POLICY, ("agents={checker: {policy: solver}, solver: {}}",)])

@@ -56,21 +56,21 @@ class TestResolving:
         assert config.policies[SOLVER].model.path == "some/hub-name"
 
     def test_staleness_is_one_version_under_async_unless_said(self) -> None:
-        assert resolve(str(TINY), []).schedule().max_staleness == 0
+        assert resolve(str(TINY), []).plan().max_staleness == 0
         config = resolve(str(TINY), ["mode=async", "agents.solver.global_batch=6"])
-        assert config.schedule().max_staleness == 1 and config.schedule().global_batch == {"solver": 6}
+        assert config.plan().max_staleness == 1 and config.plan().global_batch == {"solver": 6}
         assert {policy.max_staleness for policy in config.policy_setups().values()} == {1}
-        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).schedule().max_staleness == 3
+        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).plan().max_staleness == 3
 
     def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
         config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
-        assert config.schedule().whole_step == ("solver",)
+        assert config.plan().whole_step == ("solver",)
         assert "solver: reinforce_pp can't train" in config.warnings()[0]
 
     @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
     def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
         config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
-        assert config.schedule().whole_step == () and config.warnings() == []
+        assert config.plan().whole_step == () and config.warnings() == []
 
     def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
         config = resolve(

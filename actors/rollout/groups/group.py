@@ -1,8 +1,8 @@
-"""Which trajectories of a query make up its group, and when that is settled. Pure: events in, decisions out.
+"""The trajectories that make up a query's group, and the moment it is settled. Pure: events in, decisions out.
 
     start ──> Start x (wanted + extra) ──> trajectories end ──> Close(the first `wanted` that succeeded)
-                    ^                            │              or, where no more can come: Close(those that did)
-                    └── replacement of a straggler ───┘              or Drop(why), where these are too few
+                    ^                            │              or, if no more can come: Close(those that did)
+                    └── replacement of a straggler ───┘              or Drop(why), if these are too few
 
 Rules:
 - A group closes once, with exactly ``wanted`` trajectories as soon as so many have succeeded. The rest are its

@@ -1,12 +1,13 @@
-"""A group while it runs, and what it leaves: samples for the store, and what the orchestrator is told."""
+"""A running group, and the samples and report that it leaves."""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...messages import GroupClosed, Grouping, Query, Sample, TrajectoryFailure
+from ...messages import GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
+from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
 from .comparison import grouped
 from .group import Group, has_signal
@@ -14,7 +15,7 @@ from .group import Group, has_signal
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a trajectory ended. ``replace``: it overran, and another is wanted in its place."""
+    """The end of a trajectory. ``replacement``: it passed its deadline, and another should take its place."""
 
     trajectory: Trajectory
     failure: TrajectoryFailure | None = None
@@ -23,23 +24,24 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ClosingRules:
-    """``agents``: all of the run. ``grouping``: by agent, ``trajectory`` where it is not said.
-    ``drop_zero_advantage``: as ``RolloutConfig`` has it."""
+    """``grouping``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``."""
 
-    agents: tuple[str, ...]
-    grouping: Mapping[str, Grouping]
+    grouping: Mapping[AgentName, Grouping]
     drop_zero_advantage: bool
+
+    @property
+    def agents(self) -> Collection[AgentName]:
+        return self.grouping.keys()
 
 
 @dataclass(slots=True)
 class GroupRun:
-    """``position``: of the query in the training data. ``trajectories`` by number."""
+    """``position``: the query's in the training data. ``trajectories`` and ``tasks`` are by number."""
 
-    step: int
+    step: Step
     query: Query
     position: int
-    versions: dict[str, int]
-    allow_newer: bool
+    versions: Mapping[PolicyName, VersionRange]
     group: Group
     started: float = field(default_factory=time.monotonic)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
@@ -48,29 +50,20 @@ class GroupRun:
     failures: list[TrajectoryFailure] = field(default_factory=list)
 
     def begin(self, number: int) -> Trajectory:
-        trajectory = Trajectory(
-            self.query, str(self.step), number, self.versions, greedy=False, allow_newer=self.allow_newer
-        )
+        trajectory = Trajectory(self.query, self.step, number, self.versions)
         self.trajectories[number] = trajectory
         return trajectory
 
     def close(
-        self, numbers: Sequence[int], dropped: str, rules: ClosingRules
+        self, numbers: Sequence[int], rules: ClosingRules, dropped: str = ""
     ) -> tuple[list[Sample], GroupClosed]:
-        """What the trajectories of these numbers, which count, have made. ``dropped``: why none does, or empty."""
+        """The samples and the report of the trajectories with these numbers, those that count. ``dropped``: the reason
+        if none does."""
         members = [self.trajectories[number] for number in numbers]
-        rewards = {
-            agent: [m.rewards.by_agent[agent] for m in members if agent in m.rewards.by_agent]
-            for agent in rules.agents
-        }
-        of_all = {agent: tuple(values) for agent, values in rewards.items()}
-        turns = [sample for m in members for sample in m.samples(self.step, self.position, of_all)]
-        kept = turns = grouped(turns, rules.grouping)
-        zero_advantage: list[str] = []
-        if rules.drop_zero_advantage:
-            sampled = {sample.agent for sample in turns}
-            zero_advantage = [a for a in rules.agents if a in sampled and not has_signal(rewards[a])]
-            kept = [sample for sample in turns if sample.agent not in zero_advantage]
+        rewards = _rewards(members, rules.agents)
+        turns = self._turns(members, rewards, rules)
+        zero_advantage = _without_advantage(turns, rewards) if rules.drop_zero_advantage else []
+        kept = [turn for turn in turns if turn.agent not in zero_advantage]
         if zero_advantage and not kept:
             dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
         counts = Counter(sample.agent for sample in kept)
@@ -91,6 +84,33 @@ class GroupRun:
             resumed_tokens=sum(sample.version_changes[-2] for sample in resumed_turns),
         )
 
+    def _turns(
+        self,
+        members: Sequence[Trajectory],
+        rewards: Mapping[AgentName, Sequence[float]],
+        rules: ClosingRules,
+    ) -> list[Sample]:
+        """All turns of ``members``, each with the rewards that its own is compared with."""
+        of_all = {agent: tuple(values) for agent, values in rewards.items()}
+        turns = [sample for m in members for sample in m.samples(self.step, self.position, of_all)]
+        return grouped(turns, rules.grouping)
+
     def _waited_s(self) -> float:
         first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
         return max(0.0, min(first_turn_at, time.monotonic()) - self.started)
+
+
+def _rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:
+    """By agent: its reward in each trajectory that gives it one."""
+    return {
+        agent: [member.rewards.by_agent[agent] for member in members if agent in member.rewards.by_agent]
+        for agent in agents
+    }
+
+
+def _without_advantage(
+    turns: Sequence[Sample], rewards: Mapping[AgentName, Sequence[float]]
+) -> list[AgentName]:
+    """The agents with turns whose rewards are all equal."""
+    sampled = {turn.agent for turn in turns}
+    return [agent for agent, values in rewards.items() if agent in sampled and not has_signal(values)]

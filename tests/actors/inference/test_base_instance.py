@@ -12,8 +12,8 @@ from flexmarl.actors.errors import WrongPolicy, WrongVersion
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
-from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
+from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.protocol import codec
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
@@ -42,11 +42,12 @@ async def instance(setup: InstanceSetup, system: ActorSystem) -> SimulatedInstan
 
 async def published(transport: StateTransport, policy: str = "solver", version: int = 0) -> Published:
     weights = {"state": torch.tensor([version, 77])}
-    return Published(policy, version, await transport.set(policy, weights, version=version))
+    handle = await transport.set(policy, weights, version=version)
+    return Published(PolicyName(policy), Version(version), handle)
 
 
 def turn(version: int) -> GenerateRequest:
-    return GenerateRequest("q_0_0", ("ask",), version, 5, 1.0, 20)
+    return GenerateRequest("q_0_0", ("ask",), VersionRange.exactly(Version(version)), 5, 1.0, 20)
 
 
 def test_a_setup_survives_a_message(setup: InstanceSetup) -> None:
@@ -67,7 +68,7 @@ async def test_weights_of_another_policy_are_refused_and_change_nothing(
 async def test_weights_of_another_version_are_not_served(
     instance: SimulatedInstance, transport: StateTransport
 ) -> None:
-    mislabelled = Published("solver", 1, (await published(transport, version=0)).handle)
+    mislabelled = Published(PolicyName("solver"), Version(1), (await published(transport, version=0)).handle)
     with pytest.raises(WrongVersion, match="version 1 of solver, version 0 is served"):
         await instance.apply_weights(mislabelled)
     with pytest.raises(WrongVersion, match="version None is served"):

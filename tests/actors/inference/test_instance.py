@@ -11,13 +11,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.errors import InvalidRequest, PromptTooLong, TurnAborted, WrongVersion
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup
-from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
+from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.pretrained import empty_model
-from flexmarl.core.errors import CallTimeout, RemoteError
+from flexmarl.core.errors import CallTimeout
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
@@ -27,6 +28,9 @@ ARCHITECTURE = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 12,
     "tie_word_embeddings": False, "max_position_embeddings": 4096,
 }  # fmt: skip
+
+SOLVER = PolicyName("solver")
+FROM_0, FROM_1 = (VersionRange(Version(oldest), None) for oldest in (0, 1))
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ class Source:
     async def publish(self, version: int) -> Published:
         self._draw(version)
         return Published(
-            "solver", version, await self._transport.set("solver", self._weights, version=version)
+            SOLVER, Version(version), await self._transport.set("solver", self._weights, version=version)
         )
 
 
@@ -77,12 +81,13 @@ async def source(model: ModelConfig, private: Path) -> AsyncIterator[Source]:
 
 @pytest.fixture
 async def instance(model: ModelConfig, private: Path, system: ActorSystem) -> ActorRef[Instance]:
-    actor = Instance(InstanceSetup(PolicyName("solver"), model, EngineConfig(max_batch=4), private))
+    actor = Instance(InstanceSetup(SOLVER, model, EngineConfig(max_batch=4), private))
     return await system.add(actor, "solver-0")
 
 
 def turn(version: int, number: int = 0, length: int = 5, prompt: str = "31") -> GenerateRequest:
-    return GenerateRequest(f"q{number}_0_0", (prompt, (4, 1)), version, number, 1.0, length)
+    versions = VersionRange.exactly(Version(version))
+    return GenerateRequest(f"q{number}_0_0", (prompt, (4, 1)), versions, number, 1.0, length)
 
 
 async def test_each_version_answers_by_its_own_weights(instance: ActorRef[Instance], source: Source) -> None:
@@ -97,11 +102,11 @@ async def test_each_version_answers_by_its_own_weights(instance: ActorRef[Instan
 
 
 async def test_a_version_that_is_not_served_is_refused(instance: ActorRef[Instance], source: Source) -> None:
-    with pytest.raises(RemoteError, match="a turn asks for version 0 of solver, version None is served"):
+    with pytest.raises(WrongVersion, match="a turn asks for version 0 of solver, version None is served"):
         await instance.api.generate(turn(0))
     await instance.api.apply_weights(await source.publish(3))
     for version in (2, 4):
-        with pytest.raises(RemoteError, match=f"asks for version {version} of solver, version 3 is served"):
+        with pytest.raises(WrongVersion, match=f"asks for version {version} of solver, version 3 is served"):
             await instance.api.generate(turn(version))
 
 
@@ -111,7 +116,7 @@ async def test_new_weights_drop_the_turns_under_way(instance: ActorRef[Instance]
     await asyncio.sleep(0)
     await instance.api.apply_weights(await source.publish(1))
     results = await asyncio.gather(*turns, return_exceptions=True)
-    assert all(isinstance(r, RemoteError) and r.kind == "TurnAborted" for r in results)
+    assert all(isinstance(r, TurnAborted) for r in results)
     assert (await instance.api.generate(turn(1))).policy_version == 1
 
 
@@ -119,7 +124,7 @@ async def test_turns_that_may_go_on_come_back_with_what_they_have(
     instance: ActorRef[Instance], source: Source
 ) -> None:
     await instance.api.apply_weights(await source.publish(0))
-    asked = [replace(turn(0, n, length=3000), resumable=True) for n in range(6)]
+    asked = [replace(turn(0, n, length=3000), versions=FROM_0) for n in range(6)]
     turns = [asyncio.ensure_future(instance.api.generate(request)) for request in asked[:3]]
     await asyncio.sleep(0)
     await instance.api.generate(turn(0, 6))  # meanwhile they have a few tokens
@@ -130,9 +135,7 @@ async def test_turns_that_may_go_on_come_back_with_what_they_have(
     assert {(part.finish_reason, part.policy_version) for part in parts} == {("interrupted", 0)}
     assert all(part.tokens for part in parts[:3])
     for request, part in zip(asked, parts, strict=True):
-        again = replace(
-            request, policy_version=1, completion=part.tokens, max_new_tokens=len(part.tokens) + 3
-        )
+        again = replace(request, versions=FROM_1, completion=part.tokens, max_new_tokens=len(part.tokens) + 3)
         rest = await instance.api.generate(again)
         assert rest.prompt_tokens == part.prompt_tokens == (3, 1, 4, 1)
         assert len(rest.tokens) == 3 and rest.text.startswith(part.text)
@@ -147,7 +150,7 @@ async def test_what_goes_on_under_the_same_weights_is_what_one_turn_would_be(
 ) -> None:
     published = await source.publish(0)
     await instance.api.apply_weights(published)
-    request = replace(turn(0, 3, length=1500), resumable=True)
+    request = replace(turn(0, 3, length=1500), versions=FROM_0)
     whole = await instance.api.generate(request)
     under_way = asyncio.ensure_future(instance.api.generate(request))
     await asyncio.sleep(0)
@@ -174,14 +177,13 @@ async def test_a_prompt_that_does_not_fit_names_the_lengths(
     instance: ActorRef[Instance], source: Source
 ) -> None:
     await instance.api.apply_weights(await source.publish(0))
-    with pytest.raises(RemoteError, match="4096") as caught:
+    with pytest.raises(PromptTooLong, match="4096") as caught:
         await instance.api.generate(turn(0, prompt="7" * 4093))
-    assert caught.value.kind == "PromptTooLong"
+    assert (caught.value.prompt_tokens, caught.value.max_context) == (4095, 4096)
     assert (await instance.api.generate(turn(0, 1))).policy_version == 0
 
 
 async def test_a_request_that_makes_no_sense_is_refused(instance: ActorRef[Instance], source: Source) -> None:
     await instance.api.apply_weights(await source.publish(0))
-    with pytest.raises(RemoteError) as caught:
+    with pytest.raises(InvalidRequest):
         await instance.api.generate(turn(0, length=0))
-    assert caught.value.kind == "InvalidRequest"

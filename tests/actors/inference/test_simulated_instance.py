@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexmarl.actors.errors import InvalidRequest, TurnAborted, WrongVersion
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
-from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published
-from flexmarl.actors.names import PolicyName
-from flexmarl.core.errors import RemoteError
+from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
+from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -22,6 +22,7 @@ from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
 TOKEN_S = 60.0
+SOLVER = PolicyName("solver")
 
 
 class House:
@@ -32,12 +33,13 @@ class House:
     async def apply(self, version: int, label: int | None = None) -> int:
         weights = {"state": torch.tensor([version, 77])}
         handle = await self._transport.set("solver", weights, version=version)
-        published = Published("solver", version if label is None else label, handle)
+        published = Published(SOLVER, Version(version if label is None else label), handle)
         return await self.instance.api.apply_weights(published)
 
     async def generate(self, name: str, tokens: int, version: int = 0) -> tuple[str, float]:
-        """Its text, and the time of its arrival."""
-        request = GenerateRequest(name, ("ask ", (98, 99)), version, 5, 1.0, tokens)
+        """Its text, and when it came."""
+        versions = VersionRange.exactly(Version(version))
+        request = GenerateRequest(name, ("ask ", (98, 99)), versions, 5, 1.0, tokens)
         generation = await self.instance.within(1e6).generate(request)
         assert generation.prompt_tokens == tuple(b"ask bc") and generation.policy_version == version
         return generation.text, asyncio.get_running_loop().time()
@@ -50,9 +52,7 @@ async def house(folder: Path) -> AsyncIterator[House]:
     model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
     wire = MemoryNetwork().wire("node")
     async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
-        actor = SimulatedInstance(
-            InstanceSetup(PolicyName("solver"), model, EngineConfig(max_batch=2), folder)
-        )
+        actor = SimulatedInstance(InstanceSetup(SOLVER, model, EngineConfig(max_batch=2), folder))
         yield House(await system.add(actor, "solver-0"), transport)
 
 
@@ -84,9 +84,9 @@ def test_new_weights_drop_what_is_under_way(tmp_path: Path) -> None:
         turn = asyncio.ensure_future(house.generate("a", 100))
         await asyncio.sleep(10)
         assert await house.apply(1) == 1
-        with pytest.raises(RemoteError, match="TurnAborted"):
+        with pytest.raises(TurnAborted):
             await turn
-        with pytest.raises(RemoteError, match="version 0 of solver, version 1 is served"):
+        with pytest.raises(WrongVersion, match="version 0 of solver, version 1 is served"):
             await house.generate("b", 1, version=0)
         await house.generate("a", 1, version=1)  # its id is free again
 
@@ -96,13 +96,13 @@ def test_new_weights_drop_what_is_under_way(tmp_path: Path) -> None:
 def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> None:
     async def case(house: House) -> None:
         await house.apply(0)
-        request = GenerateRequest("a", ("ask ",), 0, 5, 1.0, 100, resumable=True)
+        request = GenerateRequest("a", ("ask ",), VersionRange(Version(0), None), 5, 1.0, 100)
         turn = asyncio.ensure_future(house.instance.within(1e6).generate(request))
         await asyncio.sleep(2.5 * TOKEN_S)
         await house.apply(1)
         part = await turn
         assert (part.finish_reason, part.policy_version, len(part.tokens)) == ("interrupted", 0, 2)
-        again = replace(request, prompt=(part.prompt_tokens,), policy_version=1, completion=part.tokens)
+        again = replace(request, prompt=(part.prompt_tokens,), completion=part.tokens)
         start = asyncio.get_running_loop().time()
         rest = await house.instance.within(1e6).generate(again)
         assert asyncio.get_running_loop().time() - start == pytest.approx(98 * TOKEN_S)
@@ -114,9 +114,9 @@ def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> No
 
 def test_a_label_that_is_ahead_of_its_weights_is_noticed(tmp_path: Path) -> None:
     async def case(house: House) -> None:
-        with pytest.raises(RemoteError, match="WrongVersion"):
+        with pytest.raises(WrongVersion):
             await house.apply(0, label=1)
-        with pytest.raises(RemoteError, match="version None is served"):
+        with pytest.raises(WrongVersion, match="version None is served"):
             await house.generate("a", 1, version=1)
 
     in_virtual_time(tmp_path, case)
@@ -127,7 +127,7 @@ def test_an_id_in_use_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         await house.apply(0)
         first = asyncio.ensure_future(house.generate("a", 2))
         await asyncio.sleep(1)
-        with pytest.raises(RemoteError, match="in use"):
+        with pytest.raises(InvalidRequest, match="in use"):
             await house.generate("a", 2)
         assert len((await first)[0]) == 2
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.errors import CheckpointIncomplete
+from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 
@@ -13,10 +14,11 @@ from flexmarl.actors.orchestrator.checkpoint import RunState
 def gathered(root: Path, step: int) -> RunState:
     """What two agents' saves leave for ``commit``."""
     for agent in ("sorter", "checker"):
-        folder = checkpoint.partial_folder(root, step) / agent
+        folder = checkpoint.partial_folder(root, Step(step)) / agent
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(os.urandom(200))
-    return RunState(step, step * 16, {"sorter": step, "checker": step}, {0: {"accuracy": 0.25}})
+    versions = {PolicyName(name): Version(step) for name in ("sorter", "checker")}
+    return RunState(Step(step), step * 16, versions, {0: {"accuracy": 0.25}})
 
 
 def test_what_is_committed_comes_back(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
+    InstanceApi,
     LeasedBatch,
     MicroBatchTrained,
     OrchestratorApi,
@@ -20,19 +21,16 @@ from flexmarl.actors.messages import (
     RunResult,
     Sample,
 )
-from flexmarl.actors.names import Step
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
-from flexmarl.actors.orchestrator.orchestrator_config import (
-    CheckpointConfig,
-    EvaluationConfig,
-    ScheduleConfig,
-    TrainingConfig,
-)
+from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from flexmarl.actors.orchestrator.plan import Plan
 from flexmarl.actors.orchestrator.query_order import QueryOrder
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.rollout.rollout import Rollout
-from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.rollout.rollout_config import RolloutConfig
+from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
@@ -43,7 +41,7 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.handle import StateHandle
 
-AGENTS = ("solver", "judge")
+AGENTS = (AgentName("solver"), AgentName("judge"))
 RECIPE = """
 import asyncio
 from flexmarl.actors.workflow import Query, Rewards
@@ -67,20 +65,22 @@ def train_query(position, seed, hangs=-1, equal=-1):
 
 def eval_queries(seed, **data):
     return [Query("e0", "1+1")]
+
+def sft(agent, batch, size, seed, **data): ...
 """
 
 
 PLAIN = RolloutConfig()
 
 
-class Instance(Actor):
+class Instance(Actor, InstanceApi):
     """Serves one version at a time, as the real one does; a turn takes some rounds of the loop."""
 
     def __init__(self) -> None:
-        self.version: int | None = None
+        self.version: Version | None = None
 
     @endpoint
-    async def apply_weights(self, published: Published) -> int:
+    async def apply_weights(self, published: Published) -> Version:
         self.version = None
         await asyncio.sleep(0)
         self.version = published.version
@@ -88,14 +88,15 @@ class Instance(Actor):
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
-        if request.policy_version != self.version:
-            raise WrongVersion("agent", request.policy_version, self.version)
+        version = self.version
+        if version is None or version not in request.versions:
+            raise WrongVersion("policy", request.versions.oldest, version)
         for _ in range(request.seed % 20):
             await asyncio.sleep(0)
-            if request.policy_version != self.version:
-                assert request.resumable, "only under async"
-                return Generation("x", (1,), (9,), (-0.5,), request.policy_version, "interrupted")
-        return Generation("x", (1,), (2, 3), (-0.5, -0.5), request.policy_version, "stop")
+            if version != self.version:
+                assert request.versions.has_later_than(version), "only under async"
+                return Generation("x", (1,), (9,), (-0.5,), version, "interrupted")
+        return Generation("x", (1,), (2, 3), (-0.5, -0.5), version, "stop")
 
 
 class Store(Actor):
@@ -119,44 +120,52 @@ class Store(Actor):
 
 
 class Trainer(Actor):
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, agents_of: dict[PolicyName, list[AgentName]]) -> None:
         self.store = store
-        self.versions = dict.fromkeys(AGENTS, 0)
+        self.agents_of = agents_of
+        self.versions = dict.fromkeys(agents_of, Version(0))
         self.trained: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
         self.staleness: list[int] = []
-        self.batches: dict[str, list[int]] = {agent: [] for agent in AGENTS}
-        self.accumulated = dict.fromkeys(AGENTS, 0)
+        self.batches: dict[str, list[int]] = {policy: [] for policy in agents_of}
+        self.accumulated = dict.fromkeys(agents_of, 0)
+        self.sft_batches: list[tuple[str, int, int]] = []
 
     @endpoint
-    async def publish(self, agent: str) -> Published:
-        version = self.versions[agent]
-        return Published(agent, version, StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ()))
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        self.sft_batches.append((policy, first_batch, count))
+        return 0.5
 
     @endpoint
-    async def train(self, agent: str, policy_version: int, count: int) -> MicroBatchTrained:
-        rows = self.store.ready[agent]
+    async def publish(self, policy: PolicyName) -> Published:
+        version = self.versions[policy]
+        return Published(policy, version, StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ()))
+
+    @endpoint
+    async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
+        rows = [row for agent in self.agents_of[policy] for row in self.store.ready[agent]]
         rows.sort(key=lambda row: row.step)
         taken = rows[:count]
-        assert policy_version == self.versions[agent] and len(taken) == count
-        del rows[:count]
+        assert policy_version == self.versions[policy] and len(taken) == count
+        for row in taken:
+            self.store.ready[row.agent].remove(row)
+            self.trained[row.agent].append(row)
         await asyncio.sleep(0)
         self.staleness += [policy_version - row.policy_version for row in taken]
-        self.trained[agent] += taken
-        self.accumulated[agent] += count
+        self.accumulated[policy] += count
         versions = {
             v: sum(row.policy_version == v for row in taken) for v in {row.policy_version for row in taken}
         }
         return MicroBatchTrained(count, 2 * count, versions, count, 0.0)
 
     @endpoint
-    async def optimizer_step(self, agent: str) -> PolicyStepped:
-        self.versions[agent] += 1
-        count, self.accumulated[agent] = self.accumulated[agent], 0
-        self.batches[agent].append(count)
-        return PolicyStepped(await self.publish(agent), count, 2 * count, 0.0, 1.0, 1e-3, 0.0, 0.0, 0.0, 0.0)
+    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
+        self.versions[policy] = Version(self.versions[policy] + 1)
+        count, self.accumulated[policy] = self.accumulated[policy], 0
+        self.batches[policy].append(count)
+        return PolicyStepped(await self.publish(policy), count, 2 * count, 0.0, 1.0, 1e-3, 0.0, 0.0, 0.0, 0.0)
 
     @endpoint
-    async def save(self, agent: str, folder: str) -> None:
+    async def save(self, policy: PolicyName, folder: str) -> None:
         Path(folder).mkdir(parents=True)
 
 
@@ -180,68 +189,95 @@ class Console(Actor):
         self.result.set_result(result)
 
 
-def schedule(
-    replacement_queries: int = 0, max_staleness: int = 0, global_batch: dict[str, int] | None = None
-) -> ScheduleConfig:
-    return ScheduleConfig(
-        deterministic=False,
+def plan(
+    policies: tuple[PolicyName, ...],
+    replacement_queries: int = 0,
+    max_staleness: int = 0,
+    global_batch: dict[PolicyName, int] | None = None,
+) -> Plan:
+    return Plan(
         mode="async" if max_staleness else "strict",
+        policies=policies,
+        first_step=Step(1),
+        last_step=Step(6),
+        queries=3,
+        micro_batch=2,
+        save_every=3,
         max_staleness=max_staleness,
         global_batch=global_batch or {},
-        whole_step=(),
-        training=TrainingConfig(steps=6, queries_per_step=3, trajectories_per_query=2, micro_batch=2),
-        evaluation=EvaluationConfig(),
-        checkpoint=CheckpointConfig(every=3),
-        max_failed_share=1.0,
         replacement_queries=replacement_queries,
-        sft_batches={},
     )
 
 
 class House:
-    def __init__(self, system: ActorSystem, folder: Path, max_staleness: int = 0) -> None:
+    """``policy_of``: of each agent, by default one of its own name."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        folder: Path,
+        max_staleness: int = 0,
+        policy_of: dict[str, str] | None = None,
+        sft_batches: int = 0,
+    ) -> None:
         self.system, self.folder = system, folder
+        self.policy_of = {agent: PolicyName((policy_of or {}).get(agent, agent)) for agent in AGENTS}
+        self.agents_of: dict[PolicyName, list[AgentName]] = {}
+        for agent, policy in self.policy_of.items():
+            self.agents_of.setdefault(policy, []).append(agent)
         self.store, self.console = Store(folder / "memory", folder / "store"), Console()
-        self.trainer = Trainer(self.store)
-        self.max_staleness = max_staleness
+        self.trainer = Trainer(self.store, self.agents_of)
+        self.max_staleness, self.sft_batches = max_staleness, sft_batches
+        self.instances: dict[PolicyName, list[Instance]] = {
+            p: [Instance(), Instance()] for p in self.agents_of
+        }
 
     async def run(
         self,
         data: dict[str, Any],
         rollout: RolloutConfig = PLAIN,
         *,
-        global_batch: dict[str, int] | None = None,
+        global_batch: dict[PolicyName, int] | None = None,
     ) -> RunResult:
         (self.folder / "workflow.py").write_text(RECIPE)
         recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
         (self.folder / "checkpoints").mkdir()
         system = self.system
-        instances = {
-            agent: [await system.add(Instance(), f"{agent}-{n}") for n in range(2)] for agent in AGENTS
+        instances: dict[PolicyName, list[ActorRef[Any]]] = {
+            policy: [await system.add(instance, f"{policy}-{n}") for n, instance in enumerate(own)]
+            for policy, own in self.instances.items()
         }
-        store = await system.add(self.store, "store")
-        trainer = await system.add(self.trainer, "trainer")
-        console = await system.add(self.console, "console")
-        actor = Rollout(
-            recipe,
-            {agent: SamplingConfig() for agent in AGENTS},
-            dict.fromkeys(AGENTS, "one"),
-            instances,  # type: ignore[arg-type]  # all that is asked of them they have
-            store,  # type: ignore[arg-type]
-            ActorRef("orchestrator", store.address, system, OrchestratorApi),
-            rollout,
-            str(self.folder / "memory"),
-            str(self.folder / "store"),
+        store: ActorRef[Any] = await system.add(self.store, "store")
+        setup = RolloutSetup(
+            recipe=recipe,
+            agents={agent: RolloutAgent(policy) for agent, policy in self.policy_of.items()},
+            policies={policy: RolloutPolicy("one", refs) for policy, refs in instances.items()},
+            store=store,
+            orchestrator=ActorRef("orchestrator", store.address, system, OrchestratorApi),
+            config=rollout,
+            runtime_dir=self.folder / "memory",
+            store_dir=self.folder / "store",
         )
         orchestrator = Orchestrator(
-            schedule(rollout.replacement_queries, self.max_staleness, global_batch),
-            recipe,
-            trainer,  # type: ignore[arg-type]
-            await system.add(actor, "rollout"),
-            instances,  # type: ignore[arg-type]
-            console,
-            str(self.folder / "checkpoints"),
-            None,
+            OrchestratorSetup(
+                plan=plan(
+                    tuple(self.agents_of), rollout.replacement_queries, self.max_staleness, global_batch
+                ),
+                policies={
+                    policy: OrchestratorPolicy(tuple(self.agents_of[policy]), refs, self.sft_batches)
+                    for policy, refs in instances.items()
+                },
+                trajectories_per_query=2,
+                max_failed_share=1.0,
+                group_order="arrival",
+                recipe=recipe,
+                trainer=await system.add(self.trainer, "trainer"),
+                rollout=await system.add(Rollout(setup), "rollout"),
+                console=await system.add(self.console, "console"),
+                checkpoints=self.folder / "checkpoints",
+                checkpoints_kept=2,
+                resume_from=None,
+            )
         )
         await (await system.add(orchestrator, "orchestrator")).api.start()
         done: set[asyncio.Future[Any]] = {self.console.result, system.failure}
@@ -276,11 +312,29 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     assert versions == [{"solver": n, "judge": n} for n in range(1, 7)]
 
 
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_two_agents_of_one_policy_are_trained_together(
+    system: ActorSystem, tmp_path: Path, max_staleness: int
+) -> None:
+    shared = PolicyName("shared")
+    house = House(system, tmp_path, max_staleness, policy_of=dict.fromkeys(AGENTS, "shared"), sft_batches=13)
+    assert (await house.run({})).last_step == 6
+    assert house.trainer.sft_batches == [("shared", 0, 10), ("shared", 10, 3)], "once, for both agents"
+    assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
+    assert len(house.trainer.trained["judge"]) == 6 * 3 * 2 * 2
+    assert house.trainer.batches == {"shared": [3 * 2 * 3] * 6}, "one optimizer step takes both agents' rows"
+    assert max(house.trainer.staleness) <= max_staleness
+    assert [instance.version for instance in house.instances[shared]] == [6, 6]
+    state = checkpoint.load(checkpoint.committed_folder(tmp_path / "checkpoints", Step(6)))
+    assert state.versions == {"shared": 6}
+    assert (tmp_path / "checkpoints" / "step_000006" / "shared").is_dir()
+
+
 async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(
     system: ActorSystem, tmp_path: Path
 ) -> None:
     house = House(system, tmp_path, 2)
-    await house.run({}, global_batch={"judge": 10})
+    await house.run({}, global_batch={PolicyName("judge"): 10})
     assert house.trainer.batches["judge"] == [10, 10, 16] * 2, "12 samples a step; steps 3 and 6 are saved"
     assert house.trainer.batches["solver"] == [6] * 6
     assert max(house.trainer.staleness) <= 2
@@ -312,13 +366,27 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
     (tmp_path / "workflow.py").write_text(RECIPE)
     recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=1)
     rollout: Any = Begun()
-    nobody: Any = None
+    nobody: ActorRef[Any] = ActorRef("nobody", "ipc://nowhere")
     orchestrator = Orchestrator(
-        schedule(), recipe, nobody, rollout, {}, nobody, str(tmp_path / "checkpoints"), None
+        OrchestratorSetup(
+            plan=plan(()),
+            policies={},
+            trajectories_per_query=2,
+            max_failed_share=1.0,
+            group_order="arrival",
+            recipe=recipe,
+            trainer=nobody,
+            rollout=rollout,
+            console=nobody,
+            checkpoints=tmp_path / "checkpoints",
+            checkpoints_kept=2,
+            resume_from=None,
+        )
     )
-    orchestrator._records[1] = StepRecord(Step(1), {}, (), 0.0)
+    one = Step(1)
+    orchestrator._records[one] = StepRecord(one, {}, (), 0.0)
     orchestrator._queries = QueryOrder(0)
-    orchestrator._queries.begin(1, 3)
+    orchestrator._queries.begin(one, 3)
     second_is_read = threading.Event()
     read = orchestrator._recipe.train_query
 
@@ -330,7 +398,7 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
         return read(position)
 
     orchestrator._recipe.train_query = slowly  # type: ignore[method-assign]
-    await asyncio.gather(orchestrator._replacement(1), orchestrator._replacement(1))
+    await asyncio.gather(orchestrator._replacement(one), orchestrator._replacement(one))
     assert rollout.begun == ["q3", "q4"]
 
 
@@ -341,5 +409,5 @@ class Begun:
         self.begun: list[str] = []
         self.api = self
 
-    async def start_step(self, step: int, queries: list[Query], *_: object) -> None:
-        self.begun += [query.id for query in queries]
+    async def start_step(self, step: Step, queries: list[tuple[int, Query]], *_: object) -> None:
+        self.begun += [query.id for _, query in queries]

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.errors import ProtocolViolation
-from flexmarl.actors.orchestrator.pipeline import (
+from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.orchestrator.decisions import (
     CommitCheckpoint,
     Decision,
     Evaluate,
     Finish,
-    Pipeline,
-    Plan,
     Publish,
     Save,
     StartStep,
@@ -22,27 +21,35 @@ from flexmarl.actors.orchestrator.pipeline import (
     StepOptimizer,
     Train,
 )
+from flexmarl.actors.orchestrator.pipeline import Pipeline
+from flexmarl.actors.orchestrator.plan import Plan
 
+S = Step
+V = Version
+
+A, B, C = map(PolicyName, "abc")
 PLAN = Plan(
-    mode="strict", agents=("a", "b"), first_step=1, last_step=4, queries=3, micro_batch=4, save_every=2
+    mode="strict", policies=(A, B), first_step=S(1), last_step=S(4), queries=3, micro_batch=4, save_every=2
 )
 
 
 class Cluster:
     """Carries decisions out in an order that ``draw`` picks, and checks what must hold whenever one fires."""
 
-    def __init__(self, plan: Plan, data: st.DataObject, samples: st.SearchStrategy[dict[str, int]]) -> None:
+    def __init__(
+        self, plan: Plan, data: st.DataObject, samples: st.SearchStrategy[dict[PolicyName, int]]
+    ) -> None:
         self.plan = plan
         self.data = data
         self.samples = samples
-        self.served = dict.fromkeys(plan.agents, 0)
+        self.served = dict.fromkeys(plan.policies, V(0))
         self.pipeline = Pipeline(plan, self.served)
-        self.open: list[tuple[str, Decision | tuple[int, dict[str, int]]]] = []
+        self.open: list[tuple[str, Decision | tuple[S, dict[PolicyName, int]]]] = []
         self.history: list[Decision] = []
-        self.rows: Counter[tuple[int, str]] = Counter()
-        self.trained: Counter[tuple[int, str]] = Counter()
-        self.groups_open: Counter[int] = Counter()
-        self.versions_of: dict[int, dict[str, int]] = {}
+        self.rows: Counter[tuple[S, PolicyName]] = Counter()
+        self.trained: Counter[tuple[S, PolicyName]] = Counter()
+        self.groups_open: Counter[S] = Counter()
+        self.versions_of: dict[S, dict[PolicyName, V]] = {}
         self.trained_while_rolling = 0
 
     def run(self, stop_after: int | None = None) -> None:
@@ -54,16 +61,17 @@ class Cluster:
             fired += 1
             self.fire(self.open.pop(self.data.draw(st.sampled_from(possible))))
 
-    def is_possible(self, item: tuple[str, Decision | tuple[int, dict[str, int]]]) -> bool:
-        """A group closes only when the versions its turns need are served; an agent's work is done in order."""
+    def is_possible(self, item: tuple[str, Decision | tuple[S, dict[PolicyName, int]]]) -> bool:
+        """A group closes only when the versions its turns need are served; a policy's work is done in order."""
         kind, what = item
         if kind == "group":
             step, counts = what  # type: ignore[misc]
             return all(self.served[a] == self.versions_of[step][a] for a, n in counts.items() if n)
         earlier = self.open[: self.open.index(item)]
-        agent = getattr(what, "agent", None)
+        policy = getattr(what, "policy", None)
         return not any(
-            kind == "do" and agent is not None and getattr(w, "agent", None) == agent for kind, w in earlier
+            kind == "do" and policy is not None and getattr(w, "policy", None) == policy
+            for kind, w in earlier
         )
 
     def take(self, decisions: list[Decision]) -> None:
@@ -75,8 +83,8 @@ class Cluster:
                     self.groups_open[step] = self.plan.queries
                     for _ in range(self.plan.queries):
                         self.open.append(("group", (step, self.data.draw(self.samples))))
-                case Train(agent, step, version, count):
-                    assert version == self.versions_of[step][agent] == self.served[agent], "off-policy"
+                case Train(policy, step, version, count):
+                    assert version == self.versions_of[step][policy] == self.served[policy], "off-policy"
                     assert 1 <= count <= self.plan.micro_batch
                     if self.groups_open[step]:
                         self.trained_while_rolling += 1
@@ -91,31 +99,31 @@ class Cluster:
                 case _:
                     self.open.append(("do", decision))
 
-    def fire(self, item: tuple[str, Decision | tuple[int, dict[str, int]]]) -> None:
+    def fire(self, item: tuple[str, Decision | tuple[S, dict[PolicyName, int]]]) -> None:
         kind, what = item
         if kind == "group":
             step, counts = what  # type: ignore[misc]
             self.groups_open[step] -= 1
-            for agent, count in counts.items():
-                self.rows[step, agent] += count
+            for policy, count in counts.items():
+                self.rows[step, policy] += count
             self.take(self.pipeline.group_closed(step, counts))
             return
         match what:
-            case Train(agent, step, _, count):
-                self.trained[step, agent] += count
-                self.take(self.pipeline.trained(agent, step, count))
-            case StepOptimizer(agent, step):
+            case Train(policy, step, _, count):
+                self.trained[step, policy] += count
+                self.take(self.pipeline.trained(policy, step, count))
+            case StepOptimizer(policy, step):
                 assert self.groups_open[step] == 0, "stepped before the global batch was complete"
-                assert self.trained[step, agent] == self.rows[step, agent] > 0
-                self.take(self.pipeline.stepped(agent, step))
-            case Publish(agent, step, version):
-                self.served[agent] = version
-                self.take(self.pipeline.applied(agent, step, version))
-            case Save(agent, step):
-                assert not [t for t in self.trained if t[1] == agent and t[0] > step], (
+                assert self.trained[step, policy] == self.rows[step, policy] > 0
+                self.take(self.pipeline.stepped(policy, step))
+            case Publish(policy, step, version):
+                self.served[policy] = version
+                self.take(self.pipeline.applied(policy, step, version))
+            case Save(policy, step):
+                assert not [t for t in self.trained if t[1] == policy and t[0] > step], (
                     "saved state is a later step's"
                 )
-                self.take(self.pipeline.saved(agent, step))
+                self.take(self.pipeline.saved(policy, step))
             case CommitCheckpoint(step):
                 self.take(self.pipeline.committed(step))
             case Evaluate(step):
@@ -128,9 +136,9 @@ class Cluster:
 plans = st.builds(
     Plan,
     mode=st.sampled_from(["strict", "sync"]),
-    agents=st.sampled_from([("a",), ("a", "b"), ("a", "b", "c")]),
-    first_step=st.just(1),
-    last_step=st.integers(1, 5),
+    policies=st.sampled_from([(A,), (A, B), (A, B, C)]),
+    first_step=st.just(S(1)),
+    last_step=st.integers(1, 5).map(S),
     queries=st.integers(1, 4),
     micro_batch=st.integers(1, 7),
     save_every=st.integers(0, 3),
@@ -139,8 +147,8 @@ plans = st.builds(
 )
 
 
-def samples_of(plan: Plan) -> st.SearchStrategy[dict[str, int]]:
-    return st.fixed_dictionaries({agent: st.integers(0, 6) for agent in plan.agents})
+def samples_of(plan: Plan) -> st.SearchStrategy[dict[PolicyName, int]]:
+    return st.fixed_dictionaries({policy: st.integers(0, 6) for policy in plan.policies})
 
 
 @settings(deadline=None, max_examples=300)
@@ -153,13 +161,13 @@ def test_every_order_trains_everything_once_and_ends(plan: Plan, data: st.DataOb
     assert [d.step for d in cluster.of(StartStep)] == list(range(1, plan.last_step + 1))  # type: ignore[union-attr]
     assert sorted(d.step for d in cluster.of(StepComplete)) == list(range(1, plan.last_step + 1))  # type: ignore[union-attr]
     assert +cluster.trained == +cluster.rows
-    steps_with_rows = Counter(agent for step, agent in +cluster.rows)
-    assert cluster.served == {agent: steps_with_rows[agent] for agent in plan.agents}
+    steps_with_rows = Counter(policy for step, policy in +cluster.rows)
+    assert cluster.served == {policy: steps_with_rows[policy] for policy in plan.policies}
     saved = {s for s in range(1, plan.last_step + 1) if plan.save_every and s % plan.save_every == 0} | {
         plan.last_step
     }
     assert {d.step for d in cluster.of(CommitCheckpoint)} == saved  # type: ignore[union-attr]
-    assert len(cluster.of(Save)) == len(saved) * len(plan.agents)
+    assert len(cluster.of(Save)) == len(saved) * len(plan.policies)
     evaluated = [d.step for d in cluster.of(Evaluate)]  # type: ignore[union-attr]
     assert evaluated[-1] == plan.last_step and evaluated == sorted(set(evaluated))
     assert (0 in evaluated) == plan.evaluate_first
@@ -182,39 +190,39 @@ def test_a_stop_ends_with_a_checkpoint_of_the_last_step(
 
 
 def test_strict_trains_while_rollouts_of_the_step_still_run() -> None:
-    pipeline = Pipeline(PLAN, {"a": 0, "b": 0})
-    assert pipeline.start() == [StartStep(1, {"a": 0, "b": 0})]
-    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == [Train("a", 1, 0, 4)]
-    assert pipeline.trained("a", 1, 4) == []
-    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == [Train("a", 1, 0, 4), Train("b", 1, 0, 4)]
+    pipeline = Pipeline(PLAN, {A: V(0), B: V(0)})
+    assert pipeline.start() == [StartStep(S(1), {A: V(0), B: V(0)})]
+    assert pipeline.group_closed(S(1), {A: 4, B: 2}) == [Train(A, S(1), V(0), 4)]
+    assert pipeline.trained(A, S(1), 4) == []
+    assert pipeline.group_closed(S(1), {A: 4, B: 2}) == [Train(A, S(1), V(0), 4), Train(B, S(1), V(0), 4)]
 
 
 def test_sync_waits_for_the_whole_step() -> None:
-    pipeline = Pipeline(replace(PLAN, mode="sync"), {"a": 0, "b": 0})
+    pipeline = Pipeline(replace(PLAN, mode="sync"), {A: V(0), B: V(0)})
     pipeline.start()
-    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == []
-    assert pipeline.group_closed(1, {"a": 4, "b": 2}) == []
-    decisions = pipeline.group_closed(1, {"a": 1, "b": 0})
+    assert pipeline.group_closed(S(1), {A: 4, B: 2}) == []
+    assert pipeline.group_closed(S(1), {A: 4, B: 2}) == []
+    decisions = pipeline.group_closed(S(1), {A: 1, B: 0})
     assert [d for d in decisions if isinstance(d, Train)] == [
-        Train("a", 1, 0, 4), Train("a", 1, 0, 4), Train("a", 1, 0, 1), Train("b", 1, 0, 4),
+        Train(A, S(1), V(0), 4), Train(A, S(1), V(0), 4), Train(A, S(1), V(0), 1), Train(B, S(1), V(0), 4),
     ]  # fmt: skip
     assert not any(isinstance(d, StartStep) for d in decisions)
 
 
 def test_the_next_step_starts_when_the_last_is_rolled_out_and_names_the_versions_to_come() -> None:
-    pipeline = Pipeline(PLAN, {"a": 5, "b": 7})
+    pipeline = Pipeline(PLAN, {A: V(5), B: V(7)})
     pipeline.start()
     for _ in range(2):
-        pipeline.group_closed(1, {"a": 4, "b": 0})
-    assert StartStep(2, {"a": 6, "b": 7}) in pipeline.group_closed(1, {"a": 4, "b": 0})
+        pipeline.group_closed(S(1), {A: 4, B: 0})
+    assert StartStep(S(2), {A: V(6), B: V(7)}) in pipeline.group_closed(S(1), {A: 4, B: 0})
 
 
 def test_impossible_events_are_refused() -> None:
-    pipeline = Pipeline(PLAN, {"a": 0, "b": 0})
+    pipeline = Pipeline(PLAN, {A: V(0), B: V(0)})
     pipeline.start()
     with pytest.raises(ProtocolViolation, match="step 2 is not under way"):
-        pipeline.group_closed(2, {"a": 1})
+        pipeline.group_closed(S(2), {A: 1})
     with pytest.raises(ProtocolViolation, match="1 samples trained, 0 sent"):
-        pipeline.trained("a", 1, 1)
+        pipeline.trained(A, S(1), 1)
     with pytest.raises(ProtocolViolation, match="did not ask"):
-        pipeline.stepped("a", 1)
+        pipeline.stepped(A, S(1))

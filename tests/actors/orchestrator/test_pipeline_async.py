@@ -5,13 +5,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.orchestrator.pipeline import (
+from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.orchestrator.decisions import (
     CommitCheckpoint,
     Decision,
     Evaluate,
     Finish,
-    Pipeline,
-    Plan,
     Publish,
     Replacement,
     Save,
@@ -20,9 +19,15 @@ from flexmarl.actors.orchestrator.pipeline import (
     StepOptimizer,
     Train,
 )
+from flexmarl.actors.orchestrator.pipeline import Pipeline
+from flexmarl.actors.orchestrator.plan import Plan
 
-AGENTS = ("a", "b")
-Item = tuple[int, dict[str, int] | None] | Decision
+S = Step
+V = Version
+
+A, B = map(PolicyName, "ab")
+POLICIES = (A, B)
+Item = tuple[S, dict[PolicyName, int] | None] | Decision
 
 
 class Cluster:
@@ -33,20 +38,20 @@ class Cluster:
 
     def __init__(self, plan: Plan, data: st.DataObject, *, by_version: bool) -> None:
         self.plan, self.data, self.by_version = plan, data, by_version
-        self.served = dict.fromkeys(plan.agents, 0)
-        self.trainers = dict.fromkeys(plan.agents, 0)
+        self.served = dict.fromkeys(plan.policies, V(0))
+        self.trainers = dict.fromkeys(plan.policies, V(0))
         self.pipeline = Pipeline(plan, self.served)
         self.open: list[Item] = []
         self.history: list[Decision] = []
-        self.started: dict[int, dict[str, int]] = {}
-        self.groups = Counter[int]()
-        self.replacements = Counter[int]()
-        self.ready: dict[str, list[tuple[int, int]]] = {agent: [] for agent in plan.agents}
-        self.accumulated: dict[str, list[tuple[int, int]]] = {agent: [] for agent in plan.agents}
-        self.passed_over: dict[str, int] = dict.fromkeys(plan.agents, 0)
-        self.generated = Counter[str]()
-        self.stepped_on = Counter[str]()
-        self.batches: list[tuple[str, int, int]] = []
+        self.started: dict[S, dict[PolicyName, V]] = {}
+        self.groups = Counter[S]()
+        self.replacements = Counter[S]()
+        self.ready: dict[PolicyName, list[tuple[int, int]]] = {policy: [] for policy in plan.policies}
+        self.accumulated: dict[PolicyName, list[tuple[int, int]]] = {policy: [] for policy in plan.policies}
+        self.passed_over = dict.fromkeys(plan.policies, 0)
+        self.generated = Counter[PolicyName]()
+        self.stepped_on = Counter[PolicyName]()
+        self.batches: list[tuple[PolicyName, S, int]] = []
         self.oldest = 0
 
     def run(self, stop_after: int | None = None) -> None:
@@ -61,11 +66,11 @@ class Cluster:
         assert isinstance(self.history[-1], Finish)
 
     def is_possible(self, place: int, item: Item) -> bool:
-        """An agent's work is done in order."""
+        """An policy's work is done in order."""
         if isinstance(item, tuple):
             return True
-        agent = getattr(item, "agent", None)
-        return agent is None or all(getattr(i, "agent", None) != agent for i in self.open[:place])
+        policy = getattr(item, "policy", None)
+        return policy is None or all(getattr(i, "policy", None) != policy for i in self.open[:place])
 
     def take(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -87,89 +92,91 @@ class Cluster:
                 case _:
                     self.open.append(decision)
 
-    def a_group(self, step: int) -> Item:
+    def a_group(self, step: S) -> Item:
         """None: it will be dropped."""
-        counts = st.fixed_dictionaries({agent: st.integers(0, 6) for agent in self.plan.agents})
+        counts = st.fixed_dictionaries({policy: st.integers(0, 6) for policy in self.plan.policies})
         return step, self.data.draw(st.none() | counts if self.plan.replacement_queries else counts)
 
     def fire(self, item: Item) -> None:
         match item:
             case (step, None):
-                decisions = self.pipeline.group_closed(step, dict.fromkeys(AGENTS, 0), dropped=True)
+                decisions = self.pipeline.group_closed(step, dict.fromkeys(POLICIES, 0), dropped=True)
                 self.groups[step] += Replacement(step) not in decisions
                 self.take(decisions)
             case (step, counts):
                 self.groups[step] += 1
                 self.close(step, counts)
-            case Train(agent, step, version, count):
-                self.train(agent, version, count)
-                self.take(self.pipeline.trained(agent, step, count))
-            case StepOptimizer(agent, step):
-                self.step_optimizer(agent, step)
-                self.take(self.pipeline.stepped(agent, step))
-            case Publish(agent, step, version):
-                assert version == self.served[agent] + 1
-                self.served[agent] = version
-                self.take(self.pipeline.applied(agent, step, version))
-            case Save(agent, step):
-                assert not self.accumulated[agent], "what is accumulated is in no checkpoint"
-                self.take(self.pipeline.saved(agent, step))
+            case Train(policy, step, version, count):
+                self.train(policy, version, count)
+                self.take(self.pipeline.trained(policy, step, count))
+            case StepOptimizer(policy, step):
+                self.step_optimizer(policy, step)
+                self.take(self.pipeline.stepped(policy, step))
+            case Publish(policy, step, version):
+                assert version == self.served[policy] + 1
+                self.served[policy] = version
+                self.take(self.pipeline.applied(policy, step, version))
+            case Save(policy, step):
+                assert not self.accumulated[policy], "what is accumulated is in no checkpoint"
+                self.take(self.pipeline.saved(policy, step))
             case CommitCheckpoint(step):
                 self.take(self.pipeline.committed(step))
             case Evaluate(step, versions):
                 assert versions == self.served and not any(isinstance(i, tuple) for i in self.open)
                 self.take(self.pipeline.evaluated(step))
 
-    def close(self, step: int, counts: dict[str, int]) -> None:
+    def close(self, step: S, counts: dict[PolicyName, int]) -> None:
         """Each row was generated by some version that was served since the step began."""
-        for agent, count in counts.items():
+        for policy, count in counts.items():
             for _ in range(count):
-                version = self.data.draw(st.integers(self.started[step][agent], self.served[agent]))
-                self.ready[agent].append((step, version))
-            self.generated[agent] += count
+                version = self.data.draw(st.integers(self.started[step][policy], self.served[policy]))
+                self.ready[policy].append((step, version))
+            self.generated[policy] += count
         self.take(self.pipeline.group_closed(step, counts))
 
-    def train(self, agent: str, version: int, count: int) -> None:
-        assert version == self.trainers[agent], "another version than the trainer's was named"
+    def train(self, policy: PolicyName, version: V, count: int) -> None:
+        assert version == self.trainers[policy], "another version than the trainer's was named"
         assert 1 <= count <= self.plan.micro_batch
-        rows = self.ready[agent]
+        rows = self.ready[policy]
         rows.sort(key=lambda row: row[::-1] if self.by_version else row)
         assert len(rows) >= count, "more rows were asked for than there are"
         for _, generated_by in rows[:count]:
             staleness = version - generated_by
             assert 0 <= staleness <= self.plan.max_staleness
             self.oldest = max(self.oldest, staleness)
-        self.accumulated[agent] += rows[:count]
+        self.accumulated[policy] += rows[:count]
         del rows[:count]
 
-    def step_optimizer(self, agent: str, step: int) -> None:
-        used, size = self.accumulated[agent], self.plan.global_batch.get(agent)
+    def step_optimizer(self, policy: PolicyName, step: S) -> None:
+        used, size = self.accumulated[policy], self.plan.global_batch.get(policy)
         assert self.groups[step] == self.plan.queries, "stepped before the step was rolled out"
         assert used
         if not self.by_version:  # else rows of later steps may have been taken for some of this one
-            left = sum(s <= step for s, _ in self.ready[agent])
-            assert len(used) == max(size, self.passed_over[agent]) if size is not None and left else left == 0
-            self.passed_over[agent] = left
-        self.stepped_on[agent] += len(used)
-        self.batches.append((agent, step, len(used)))
-        self.accumulated[agent] = []
-        self.trainers[agent] += 1
+            left = sum(s <= step for s, _ in self.ready[policy])
+            assert (
+                len(used) == max(size, self.passed_over[policy]) if size is not None and left else left == 0
+            )
+            self.passed_over[policy] = left
+        self.stepped_on[policy] += len(used)
+        self.batches.append((policy, step, len(used)))
+        self.accumulated[policy] = []
+        self.trainers[policy] = V(self.trainers[policy] + 1)
 
 
 plans = st.builds(
     Plan,
     mode=st.just("async"),
-    agents=st.just(AGENTS),
-    first_step=st.just(1),
-    last_step=st.integers(1, 6),
+    policies=st.just(POLICIES),
+    first_step=st.just(S(1)),
+    last_step=st.integers(1, 6).map(S),
     queries=st.integers(1, 3),
     micro_batch=st.integers(1, 5),
     save_every=st.integers(0, 4),
     evaluate_every=st.integers(0, 4),
     evaluate_first=st.booleans(),
     max_staleness=st.integers(1, 3),
-    global_batch=st.dictionaries(st.sampled_from(AGENTS), st.integers(5, 12)),
-    whole_step=st.sampled_from([(), ("a",), AGENTS]),
+    global_batch=st.dictionaries(st.sampled_from(POLICIES), st.integers(5, 12)),
+    whole_step=st.sampled_from([(), (A,), POLICIES]),
     replacement_queries=st.integers(0, 2),
 )
 
@@ -196,14 +203,14 @@ def test_a_stop_ends_it(plan: Plan, data: st.DataObject, stop_after: int) -> Non
     cluster = Cluster(plan, data, by_version=False)
     cluster.run(stop_after)
     started = max((d.step for d in cluster.history if isinstance(d, StartStep)), default=0)
-    assert cluster.history[-1] == Finish(started)
+    assert cluster.history[-1] == Finish(S(started))
     assert +cluster.stepped_on == +cluster.generated, "every sample is in one optimizer step"
 
 
 def plan(**more: object) -> Plan:
     settings = {
         "mode": "async",
-        "agents": ("a",),
+        "policies": (A,),
         "first_step": 1,
         "last_step": 9,
         "queries": 1,
@@ -214,59 +221,59 @@ def plan(**more: object) -> Plan:
 
 
 def test_rollout_runs_ahead_as_far_as_it_may() -> None:
-    pipeline = Pipeline(plan(), {"a": 0})
-    assert pipeline.start() == [StartStep(n, {"a": 0}) for n in (1, 2, 3)]
-    assert pipeline.group_closed(2, {"a": 4}) == [], "an agent trains its steps in order"
-    assert pipeline.group_closed(1, {"a": 4}) == [Train("a", 1, 0, 4)]
-    assert pipeline.trained("a", 1, 4) == [StepOptimizer("a", 1)]
-    assert pipeline.stepped("a", 1) == [Publish("a", 1, 1), Train("a", 2, 1, 4)]
-    assert pipeline.trained("a", 2, 4) == [], "one version at a time is on its way to the instances"
-    assert pipeline.applied("a", 1, 1) == [
-        StepComplete(1, False), StepOptimizer("a", 2), StartStep(4, {"a": 1}),
+    pipeline = Pipeline(plan(), {A: V(0)})
+    assert pipeline.start() == [StartStep(S(n), {A: V(0)}) for n in (1, 2, 3)]
+    assert pipeline.group_closed(S(2), {A: 4}) == [], "a policy trains its steps in order"
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4)]
+    assert pipeline.trained(A, S(1), 4) == [StepOptimizer(A, S(1))]
+    assert pipeline.stepped(A, S(1)) == [Publish(A, S(1), V(1)), Train(A, S(2), V(1), 4)]
+    assert pipeline.trained(A, S(2), 4) == [], "one version at a time is on its way to the instances"
+    assert pipeline.applied(A, S(1), V(1)) == [
+        StepComplete(S(1), False), StepOptimizer(A, S(2)), StartStep(S(4), {A: V(1)}),
     ]  # fmt: skip
 
 
 def test_what_is_over_a_fixed_batch_is_carried_once() -> None:
-    pipeline = Pipeline(plan(micro_batch=2, global_batch={"a": 4}), {"a": 0})
-    assert pipeline.start() == [StartStep(1, {"a": 0}), StartStep(2, {"a": 0})]
-    assert pipeline.group_closed(1, {"a": 9}) == [Train("a", 1, 0, 2), Train("a", 1, 0, 2)]
-    pipeline.trained("a", 1, 2)
-    assert pipeline.trained("a", 1, 2) == [StepOptimizer("a", 1)]
-    stepped = pipeline.stepped("a", 1)
-    assert stepped == [Publish("a", 1, 1), *[Train("a", 2, 1, 2)] * 2, Train("a", 2, 1, 1)]
-    complete = pipeline.applied("a", 1, 1)[0]
-    assert isinstance(complete, StepComplete) and complete.carried == {"a": 5}
-    assert complete.versions == {"a": 1}
+    pipeline = Pipeline(plan(micro_batch=2, global_batch={A: 4}), {A: V(0)})
+    assert pipeline.start() == [StartStep(S(1), {A: V(0)}), StartStep(S(2), {A: V(0)})]
+    assert pipeline.group_closed(S(1), {A: 9}) == [Train(A, S(1), V(0), 2), Train(A, S(1), V(0), 2)]
+    pipeline.trained(A, S(1), 2)
+    assert pipeline.trained(A, S(1), 2) == [StepOptimizer(A, S(1))]
+    stepped = pipeline.stepped(A, S(1))
+    assert stepped == [Publish(A, S(1), V(1)), *[Train(A, S(2), V(1), 2)] * 2, Train(A, S(2), V(1), 1)]
+    complete = pipeline.applied(A, S(1), V(1))[0]
+    assert isinstance(complete, StepComplete) and complete.carried == {A: 5}
+    assert complete.versions == {A: 1}
 
 
 def test_a_batch_that_is_not_full_waits_with_what_was_trained() -> None:
-    pipeline = Pipeline(plan(micro_batch=2, global_batch={"a": 6}), {"a": 0})
+    pipeline = Pipeline(plan(micro_batch=2, global_batch={A: 6}), {A: V(0)})
     pipeline.start()
-    assert pipeline.group_closed(1, {"a": 5}) == [Train("a", 1, 0, 2), Train("a", 1, 0, 2)]
-    pipeline.trained("a", 1, 2)
-    assert pipeline.trained("a", 1, 2) == [StepComplete(1, False), StartStep(3, {"a": 0})]
-    assert pipeline.group_closed(2, {"a": 3}) == [Train("a", 2, 0, 2)]
-    assert pipeline.trained("a", 2, 2) == [StepOptimizer("a", 2)]
+    assert pipeline.group_closed(S(1), {A: 5}) == [Train(A, S(1), V(0), 2), Train(A, S(1), V(0), 2)]
+    pipeline.trained(A, S(1), 2)
+    assert pipeline.trained(A, S(1), 2) == [StepComplete(S(1), False), StartStep(S(3), {A: V(0)})]
+    assert pipeline.group_closed(S(2), {A: 3}) == [Train(A, S(2), V(0), 2)]
+    assert pipeline.trained(A, S(2), 2) == [StepOptimizer(A, S(2))]
 
 
 def test_a_dropped_group_is_replaced_until_the_limit() -> None:
-    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, replacement_queries=1), {"a": 0})
+    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, replacement_queries=1), {A: V(0)})
     pipeline.start()
-    assert pipeline.group_closed(1, {"a": 0}, dropped=True) == [Replacement(1)]
-    assert pipeline.group_closed(1, {"a": 0}, dropped=True) == []
-    assert pipeline.group_closed(1, {"a": 4}) == [Train("a", 1, 0, 4), StartStep(2, {"a": 1})]
+    assert pipeline.group_closed(S(1), {A: 0}, dropped=True) == [Replacement(S(1))]
+    assert pipeline.group_closed(S(1), {A: 0}, dropped=True) == []
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4), StartStep(S(2), {A: V(1)})]
 
 
 def test_a_stopping_run_draws_no_more_queries() -> None:
-    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, replacement_queries=9), {"a": 0})
+    pipeline = Pipeline(plan(mode="strict", max_staleness=0, queries=2, replacement_queries=9), {A: V(0)})
     pipeline.start()
     pipeline.request_stop()
-    assert Replacement(1) not in pipeline.group_closed(1, {"a": 0}, dropped=True)
+    assert Replacement(S(1)) not in pipeline.group_closed(S(1), {A: 0}, dropped=True)
 
 
 def test_an_agent_that_cannot_stream_waits_for_the_step_and_no_other_does() -> None:
-    whole = plan(mode="strict", max_staleness=0, agents=AGENTS, queries=2, whole_step=("a",))
-    pipeline = Pipeline(whole, {"a": 0, "b": 0})
+    whole = plan(mode="strict", max_staleness=0, policies=POLICIES, queries=2, whole_step=(A,))
+    pipeline = Pipeline(whole, {A: V(0), B: V(0)})
     pipeline.start()
-    assert pipeline.group_closed(1, {"a": 4, "b": 4}) == [Train("b", 1, 0, 4)]
-    assert Train("a", 1, 0, 4) in pipeline.group_closed(1, {"a": 4, "b": 4})
+    assert pipeline.group_closed(S(1), {A: 4, B: 4}) == [Train(B, S(1), V(0), 4)]
+    assert Train(A, S(1), V(0), 4) in pipeline.group_closed(S(1), {A: 4, B: 4})

@@ -6,46 +6,49 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed
+from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator.query_order import ClosingOrder, QueryOrder
+
+S = Step
 
 
 def test_refills_move_the_next_step_on() -> None:
     order = QueryOrder(10)
-    assert [*order.begin(1, 3)] == [10, 11, 12]
+    assert [*order.begin(S(1), 3)] == [10, 11, 12]
     assert [*order.more(1)] == [13]
-    assert order.position_after(1) == 14
-    assert [*order.begin(2, 3)] == [14, 15, 16]
+    assert order.position_after(S(1)) == 14
+    assert [*order.begin(S(2), 3)] == [14, 15, 16]
     order.more(2)
-    assert order.position_after(1) == 14, "what the next step draws is no matter of this one"
-    assert order.position_after(2) == 19
+    assert order.position_after(S(1)) == 14, "what the next step draws is no matter of this one"
+    assert order.position_after(S(2)) == 19
 
 
 def test_a_refill_may_not_repeat_an_id_of_its_step() -> None:
     order = QueryOrder(0)
-    order.begin(1, 2)
-    order.name(1, ["x", "y"])
+    order.begin(S(1), 2)
+    order.name(S(1), ["x", "y"])
     with pytest.raises(RecipeError, match="step 1 has two queries with the id 'x'"):
-        order.name(1, ["x"])
-    order.begin(2, 1)
-    order.name(2, ["x"])
+        order.name(S(1), ["x"])
+    order.begin(S(2), 1)
+    order.name(S(2), ["x"])
 
 
 def group(step: int, query: str) -> GroupClosed:
-    return GroupClosed(step, query, {}, 0, 0.0, {}, [])
+    return GroupClosed(S(step), query, {}, 0, 0.0, {}, [])
 
 
 def test_groups_are_handed_on_as_they_close() -> None:
-    order = ClosingOrder(deterministic=False)
-    order.begun(1, ["a", "b"])
+    order = ClosingOrder("arrival")
+    order.begun(S(1), ["a", "b"])
     assert [closed.query for closed in order.closed(group(1, "b"))] == ["b"]
 
 
 @given(st.permutations("abcde"), st.permutations("abcde"))
 def test_deterministic_groups_are_handed_on_in_the_order_of_their_queries(first: str, second: str) -> None:
-    order = ClosingOrder(deterministic=True)
-    order.begun(1, "abc")
-    order.begun(1, "de")  # a replacement
-    order.begun(2, "abcde")
+    order = ClosingOrder("query")
+    order.begun(S(1), "abc")
+    order.begun(S(1), "de")  # a replacement
+    order.begun(S(2), "abcde")
     handed: dict[int, list[str]] = {1: [], 2: []}
     seen: dict[int, set[str]] = {1: set(), 2: set()}
     for query_of_1, query_of_2 in zip(first, second, strict=True):  # strict has two steps under way
@@ -54,5 +57,5 @@ def test_deterministic_groups_are_handed_on_in_the_order_of_their_queries(first:
             handed[step] += [closed.query for closed in order.closed(group(step, query))]
             ready = next((n for n, name in enumerate("abcde") if name not in seen[step]), 5)
             assert handed[step] == list("abcde"[:ready])
-    order.end(1)
-    order.end(2)
+    order.end(S(1))
+    order.end(S(2))

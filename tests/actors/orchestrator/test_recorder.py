@@ -12,10 +12,11 @@ from flexmarl.transport.handle import StateHandle
 
 A, B = PolicyName("a"), PolicyName("b")
 SHARED = PolicyName("shared")
+AGENT = AgentName("a")
 
 
 def closed(waited_s: float, rewards: list[float]) -> GroupClosed:
-    return GroupClosed(3, "q", {"a": len(rewards)}, 10, waited_s, {"a": rewards}, [])
+    return GroupClosed(Step(3), "q", {AGENT: len(rewards)}, 10, waited_s, {AGENT: rewards}, [])
 
 
 def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
@@ -25,13 +26,13 @@ def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
 def stepped(version: int) -> PolicyStepped:
     handle = StateHandle("a", version, "shm", "host", "process", "a", 0, 1, 0, 0, ())
     return PolicyStepped(
-        Published("a", version, handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, 2e-6, busy_s=0.25, publish_s=0.125
+        Published(A, Version(version), handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, 2e-6, busy_s=0.25, publish_s=0.125
     )
 
 
 def record() -> StepRecord:
     """Started at 100 s; turns from 101 s; rolled out at 110 s; backward 104-106, 105-107 (shared) and 109-113."""
-    record = StepRecord(Step(3), {A: Version(7)}, [AgentName("a")], started=100.0)
+    record = StepRecord(Step(3), {A: Version(7)}, [AGENT], started=100.0)
     record.group_closed(closed(2.0, [1.0, 0.0]), now=103.0)
     record.trained(A, trained(2.0, {7: 2}), version=7, now=106.0)
     record.trained(A, trained(2.0, {7: 2}), version=7, now=107.0)
@@ -88,8 +89,8 @@ def two_policies() -> StepRecord:
 def test_what_became_of_groups_is_counted() -> None:
     step = two_policies()
     group = closed(0.0, [1.0, 1.0])
-    step.group_closed(replace(group, dropped="no signal", zero_advantage=["a"], replaced=2), now=1.0)
-    step.group_closed(replace(group, zero_advantage=["a"], oversampled=3), now=2.0)
+    step.group_closed(replace(group, dropped="no signal", zero_advantage=[AGENT], replaced=2), now=1.0)
+    step.group_closed(replace(group, zero_advantage=[AGENT], oversampled=3), now=2.0)
     for _ in range(2):
         step.group_closed(replace(group, resumed_turns=2, resumed_tokens=30), now=2.0)
     metrics = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0)
@@ -108,7 +109,7 @@ def test_an_agent_without_a_turn_keeps_its_version() -> None:
 
 def test_two_agents_on_one_policy_have_two_rewards_and_one_loss() -> None:
     step = StepRecord(Step(1), {SHARED: Version(7)}, [AgentName("a"), AgentName("b")], started=0.0)
-    step.group_closed(replace(closed(0.0, []), rewards={"a": [1.0, 0.0], "b": [0.25]}), now=1.0)
+    step.group_closed(replace(closed(0.0, []), rewards={AGENT: [1.0, 0.0], AgentName("b"): [0.25]}), now=1.0)
     step.trained(SHARED, trained(1.0, {7: 3, 5: 1}), version=7, now=2.0)
     step.optimizer_stepped(SHARED, stepped(8), now=3.0)
     step.applied(SHARED, now=3.0)

@@ -3,9 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.overlong import overlong_punishment, punished
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.actors.workflow import Rewards
+
+SOLVER, JUDGE, SILENT = map(AgentName, ("solver", "judge", "silent"))
 
 
 @given(st.integers(0, 40), st.integers(1, 30), st.data())
@@ -26,13 +29,13 @@ def test_without_a_buffer_length_costs_nothing() -> None:
 
 def test_an_agent_pays_for_its_longest_turn_and_for_no_others() -> None:
     sampling = {
-        "solver": SamplingConfig(max_new_tokens=10, overlong_buffer=4),
-        "judge": SamplingConfig(max_new_tokens=10),
-        "silent": SamplingConfig(max_new_tokens=10, overlong_buffer=10),
+        SOLVER: SamplingConfig(max_new_tokens=10, overlong_buffer=4),
+        JUDGE: SamplingConfig(max_new_tokens=10),
+        SILENT: SamplingConfig(max_new_tokens=10, overlong_buffer=10),
     }
     found = punished(
         Rewards(solver=1.0, judge=0.5, silent=2.0, metrics={"accuracy": 1.0}),
-        {"solver": 9, "judge": 10},
+        {SOLVER: 9, JUDGE: 10},
         sampling,
     )
     assert found.by_agent == {"solver": 0.25, "judge": 0.5, "silent": 2.0}

@@ -17,9 +17,10 @@ from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
 from flexmarl.actors.messages import GroupClosed, LeasedBatch, ModelConfig, Published, Query, Sample
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
@@ -29,6 +30,8 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
+
+from .test_rollout import serve, start_step
 
 ENGINE: dict[str, Any] = {"median_tokens": 20, "sigma": 0.8, "token_s": 1.0, "prompt_share": 0.0}
 """A token per second, the first one second after its turn has begun."""
@@ -45,6 +48,7 @@ def eval_queries(seed): ...
 turns = []
 """
 TRAJECTORIES = 3
+SOLVER = PolicyName("solver")
 
 
 class Sink(Actor):
@@ -88,35 +92,37 @@ class House:
         (self.folder / "workflow.py").write_text(WORKFLOW)
         model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
         for number in range(instances):
-            actor = SimulatedInstance(InstanceSetup(PolicyName("solver"), model, EngineConfig(), self.folder))
+            actor = SimulatedInstance(InstanceSetup(SOLVER, model, EngineConfig(), self.folder))
             self.actors.append(actor)
             self.instances.append(await self.system.add(actor, f"solver-{number}"))
         sink = await self.system.add(self.sink, "sink")
-        self.rollout = Rollout(
-            RecipeConfig(folder=str(self.folder), data={}, seed=3),
-            {"solver": sampling},
-            {"solver": "bytes"},
-            {"solver": self.instances},  # type: ignore[dict-item]  # all that is asked of them they have
-            sink,  # type: ignore[arg-type]
-            sink,  # type: ignore[arg-type]
-            RolloutConfig(**config),
-            str(self.folder),
-            str(self.folder / "store"),
+        setup = RolloutSetup(
+            recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
+            agents={AgentName("solver"): RolloutAgent(SOLVER, sampling)},
+            policies={SOLVER: RolloutPolicy("bytes", [*self.instances])},
+            store=sink,  # type: ignore[arg-type]  # it has the endpoints that are called
+            orchestrator=sink,  # type: ignore[arg-type]
+            config=RolloutConfig(**config),
+            runtime_dir=self.folder,
+            store_dir=self.folder / "store",
         )
+        self.rollout = Rollout(setup)
         await self.system.add(self.rollout, "rollout")
 
     async def interrupt(self, version: int) -> None:
         """All instances apply it; the rollout actor is not told yet."""
         handle = await self.transport.set("solver", {"state": torch.tensor([version, 0])}, version=version)
-        published = Published("solver", version, handle)
+        published = Published(SOLVER, Version(version), handle)
         await asyncio.gather(*(instance.api.apply_weights(published) for instance in self.instances))
 
     async def update(self, version: int) -> None:
         await self.interrupt(version)
-        await self.rollout.serve("solver", version)
+        await serve(self.rollout, "solver", version)
 
     async def start(self, *, allow_newer: bool) -> None:
-        await self.rollout.start_step(1, [Query("q", "2+2")], TRAJECTORIES, {"solver": 0}, allow_newer)
+        await start_step(
+            self.rollout, 1, [Query("q", "2+2")], TRAJECTORIES, {"solver": 0}, allow_newer=allow_newer
+        )
 
     async def group(self) -> GroupClosed:
         async with asyncio.timeout(1e6):
@@ -169,7 +175,7 @@ def updated_after(gaps: list[int], instances: int) -> tuple[list[float], GroupCl
     return (updates, *found[0])
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(gaps=st.lists(st.integers(0, 20), max_size=5), instances=st.integers(1, 2))
 def test_every_token_is_recorded_with_the_version_that_generated_it(gaps: list[int], instances: int) -> None:
     updates, group, samples = updated_after(gaps, instances)
@@ -198,7 +204,7 @@ def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> Non
             await asyncio.sleep(10)
             await house.interrupt(version)
             await asyncio.sleep(100)
-            await house.rollout.serve("solver", version)
+            await serve(house.rollout, "solver", version)
         group = await house.group()
         assert [failed.error.split(":")[0] for failed in group.failures] == ["CallTimeout"] * TRAJECTORIES
         assert now_s() - begun_s == pytest.approx(2 * 100 + 25)
@@ -223,7 +229,7 @@ def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
             await asyncio.sleep(10)
             await house.update(version)
         group = await house.group()
-        assert group.samples["solver"] == TRAJECTORIES and group.oversampled == 5
+        assert group.samples[AgentName("solver")] == TRAJECTORIES and group.oversampled == 5
         assert all(sample.version_changes for sample in house.sink.samples)
         assert len(house.sink.samples) == TRAJECTORIES
         await asyncio.sleep(1)

@@ -4,10 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.inference.engine_requests import engine_request
-from flexmarl.actors.messages import GenerateRequest, Generation, Sample
+from flexmarl.actors.messages import GenerateRequest, Generation, Sample, VersionRange
+from flexmarl.actors.names import Version
 from flexmarl.actors.rollout.resumable_turn import ResumableTurn
 
-REQUEST = GenerateRequest("1:q_0_0", ("2+2", (7, 8)), 3, 99, 0.7, 1000, resumable=True)
+THREE = VersionRange.exactly(Version(3))
+REQUEST = GenerateRequest("1:q_0_0", ("2+2", (7, 8)), VersionRange(Version(3), None), 99, 0.7, 1000)
 PROMPT = (4, 5, 4, 7, 8)
 
 
@@ -25,9 +27,9 @@ def test_every_token_keeps_its_version_and_its_log_probability(
     """``pieces``: tokens of each and by how many versions the next is later."""
     turn = ResumableTurn(REQUEST)
     expected: list[tuple[int, int, float]] = []  # token, version, log-probability
-    version = 3
+    version = Version(3)
     for number, (count, later) in enumerate([*pieces, (last, 0)]):
-        assert turn.request.policy_version <= version and not turn.ended
+        assert turn.request.versions.oldest <= version and not turn.ended
         assert turn.request.completion == tuple(token for token, _, _ in expected)
         request = engine_request(turn.request, PROMPT)
         assert request.prompt_tokens == PROMPT + turn.tokens
@@ -37,7 +39,7 @@ def test_every_token_keeps_its_version_and_its_log_probability(
         tokens, logprobs = tuple(t for t, _, _ in drawn), tuple(p for _, _, p in drawn)
         reason = "stop" if number == len(pieces) else "interrupted"
         turn.take(Generation(f"piece {number}", PROMPT, tokens, logprobs, version, reason))  # type: ignore[arg-type]
-        version += later
+        version = Version(version + later)
     assert turn.ended and turn.text == f"piece {len(pieces)}" and turn.prompt_tokens == PROMPT
     sample = sample_of(turn)
     found = zip(sample.tokens, sample.token_versions, sample.logprobs, strict=True)
@@ -48,9 +50,9 @@ def test_every_token_keeps_its_version_and_its_log_probability(
 
 def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
     turn = ResumableTurn(REQUEST)
-    turn.take(Generation("ab", PROMPT, (1, 2), (-0.5, -1.0), 4, "interrupted"))
+    turn.take(Generation("ab", PROMPT, (1, 2), (-0.5, -1.0), Version(4), "interrupted"))
     assert turn.request == GenerateRequest(
-        "1:q_0_0", (PROMPT,), 5, 99, 0.7, 1000, resumable=True, completion=(1, 2)
+        "1:q_0_0", (PROMPT,), VersionRange(Version(5), None), 99, 0.7, 1000, completion=(1, 2)
     )
-    turn.overtaken(6)
-    assert turn.request.policy_version == 7
+    turn.overtaken(Version(6))
+    assert turn.request.versions == VersionRange(Version(7), None)

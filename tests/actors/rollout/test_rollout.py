@@ -1,6 +1,7 @@
 """The rollout actor with a real store, and instances that answer what the test tells them to."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,22 @@ import pytest
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import (
+    Evaluation,
     GenerateRequest,
     Generation,
     GroupClosed,
     Grouping,
+    InstanceApi,
     Published,
     Query,
     Sample,
     TableStatistics,
+    VersionRange,
 )
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
@@ -48,7 +53,7 @@ def eval_queries(seed): ...
 """
 
 
-class FakeInstance(Actor):
+class FakeInstance(Actor, InstanceApi):
     """Answers with ``answer(request)`` and keeps what it was asked."""
 
     def __init__(self, answer: Callable[[GenerateRequest], tuple[int, ...]]) -> None:
@@ -56,7 +61,7 @@ class FakeInstance(Actor):
         self._answer = answer
 
     @endpoint
-    async def apply_weights(self, published: Published) -> int:
+    async def apply_weights(self, published: Published) -> Version:
         return published.version
 
     @endpoint
@@ -67,7 +72,7 @@ class FakeInstance(Actor):
             t for part in request.prompt for t in (part if isinstance(part, tuple) else map(ord, part))
         )
         return Generation(
-            "x" * len(tokens), prompt, tokens, (-0.5,) * len(tokens), request.policy_version, "stop"
+            "x" * len(tokens), prompt, tokens, (-0.5,) * len(tokens), request.versions.oldest, "stop"
         )
 
 
@@ -101,6 +106,8 @@ class House:
         self.columns: dict[str, dict[str, Column]] = {}
         self.places = places
         self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
+        self.policies = {"solver": "solver", "judge": "judge"}
+        """Of each agent."""
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.grouping: dict[str, Grouping] = {}
         self.instances = {
@@ -111,36 +118,70 @@ class House:
     async def open(self, body: str, **config: Any) -> Rollout:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
         memory, folder = str(self.folder / "memory"), str(self.folder / "store")
-        self.store = Store(store_setup(["solver", "judge"], memory, folder, columns=self.columns))
-        rollout = Rollout(
-            RecipeConfig(folder=str(self.folder), data={}, seed=3),
-            self.sampling,
-            self.tokenizers,
-            {
-                agent: [await self.system.add(fake, f"{agent}-{n}") for n, fake in enumerate(fakes)]
-                for agent, fakes in self.instances.items()
+        policies = {AgentName(agent): PolicyName(policy) for agent, policy in self.policies.items()}
+        self.store = Store(store_setup(policies, memory, folder, columns=self.columns, policies=policies))
+        setup = RolloutSetup(
+            recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
+            agents={
+                AgentName(agent): RolloutAgent(
+                    PolicyName(self.policies[agent]),
+                    sampling,
+                    self.grouping.get(agent, "trajectory"),
+                    self.columns.get(agent, {}),
+                )
+                for agent, sampling in self.sampling.items()
             },
-            await self.system.add(self.store, "store"),
-            await self.system.add(self.events, "orchestrator"),
-            RolloutConfig(**config),
-            memory,
-            folder,
-            self.grouping,
-            self.columns,
+            policies={
+                PolicyName(policy): RolloutPolicy(
+                    self.tokenizers[policy],
+                    [await self.system.add(fake, f"{policy}-{n}") for n, fake in enumerate(fakes)],
+                )
+                for policy, fakes in self.instances.items()
+            },
+            store=await self.system.add(self.store, "store"),
+            orchestrator=await self.system.add(self.events, "orchestrator"),
+            config=RolloutConfig(**config),
+            runtime_dir=self.folder / "memory",
+            store_dir=self.folder / "store",
         )
+        rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")
         return rollout
 
     async def closed(self) -> GroupClosed:
         return await asyncio.wait_for(self.events.closed.get(), 5)
 
-    async def rows(self, agent: str, version: int, count: int) -> list[Sample]:
-        """What is leased of an agent's table."""
-        leased = await self.store.lease(PolicyName(agent), version, count)
+    async def rows(self, policy: str, version: int, count: int) -> list[Sample]:
+        """Leases rows of the policy's agents."""
+        leased = await self.store.lease(PolicyName(policy), version, count)
         return await ExperienceReader(self.store.ref, self.places).samples(leased)
 
     async def statistics(self, agent: str) -> TableStatistics:
         return (await self.store.table_statistics())[agent]
+
+
+async def serve(rollout: Rollout, policy: str, version: int) -> None:
+    await rollout.weights_applied(PolicyName(policy), Version(version))
+
+
+async def start_step(
+    rollout: Rollout,
+    step: int,
+    queries: list[Query],
+    trajectories: int,
+    versions: dict[str, int],
+    *,
+    allow_newer: bool = False,
+) -> None:
+    ranges = {
+        PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
+        for policy, oldest in versions.items()
+    }
+    await rollout.start_step(Step(step), list(enumerate(queries)), trajectories, ranges)
+
+
+async def evaluate(rollout: Rollout, queries: list[Query], versions: dict[str, int]) -> Evaluation:
+    return await rollout.evaluate(queries, {PolicyName(p): Version(v) for p, v in versions.items()})
 
 
 @pytest.fixture
@@ -148,14 +189,15 @@ def house(system: ActorSystem, tmp_path: Path) -> House:
     return House(system, tmp_path)
 
 
+SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
 QUERY = Query("q7", "2+2")
 
 
 async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 4)
-    await rollout.start_step(5, [QUERY], 6, {"solver": 4, "judge": 4})
+        await serve(rollout, agent, 4)
+    await start_step(rollout, 5, [QUERY], 6, {"solver": 4, "judge": 4})
     group = await house.closed()
     assert (group.step, group.query, group.samples, group.failures) == (
         5,
@@ -163,19 +205,19 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
         {"solver": 6, "judge": 6},
         [],
     )
-    assert group.generated_tokens == sum(group.rewards["solver"]) + 6
+    assert group.generated_tokens == sum(group.rewards[SOLVER]) + 6
     rows = await house.rows("solver", 4, 6)
     assert [row.sample_id for row in rows] == [f"5:q7_0_{trajectory}" for trajectory in range(6)]
     for row in rows:
-        assert row.group_rewards == tuple(group.rewards["solver"])
+        assert row.group_rewards == tuple(group.rewards[SOLVER])
         assert row.reward == len(row.tokens)
 
 
 async def test_a_turn_in_a_prompt_keeps_its_very_tokens(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 0)
-    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+        await serve(rollout, agent, 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
     await house.closed()
     for request in house.instances["judge"][0].asked:
         turn, question = request.prompt
@@ -186,31 +228,31 @@ async def test_a_turn_in_a_prompt_keeps_its_very_tokens(house: House) -> None:
 async def test_instances_share_the_turns(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 0)
-    await rollout.start_step(1, [QUERY], 8, {"solver": 0, "judge": 0})
+        await serve(rollout, agent, 0)
+    await start_step(rollout, 1, [QUERY], 8, {"solver": 0, "judge": 0})
     await house.closed()
     assert [len(fake.asked) for fake in house.instances["solver"]] == [4, 4]
 
 
 async def test_a_turn_waits_for_its_own_agent_alone(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
-    await rollout.serve("solver", 1)
-    await rollout.serve("judge", 0)
-    await rollout.start_step(2, [QUERY], 3, {"solver": 1, "judge": 1})
+    await serve(rollout, "solver", 1)
+    await serve(rollout, "judge", 0)
+    await start_step(rollout, 2, [QUERY], 3, {"solver": 1, "judge": 1})
     async with asyncio.timeout(5):
         while sum(len(fake.asked) for fake in house.instances["solver"]) < 3:
             await asyncio.sleep(0)
     assert house.instances["judge"][0].asked == []
-    await rollout.serve("judge", 1)
+    await serve(rollout, "judge", 1)
     assert (await house.closed()).samples == {"solver": 3, "judge": 3}
-    assert {request.policy_version for request in house.instances["judge"][0].asked} == {1}
+    assert {request.versions.oldest for request in house.instances["judge"][0].asked} == {1}
 
 
 async def test_draws_depend_on_the_sample_alone(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 0)
-    await rollout.start_step(1, [QUERY, Query("q8", "1+1")], 4, {"solver": 0, "judge": 0})
+        await serve(rollout, agent, 0)
+    await start_step(rollout, 1, [QUERY, Query("q8", "1+1")], 4, {"solver": 0, "judge": 0})
     await house.closed()
     await house.closed()
     asked = [request for fakes in house.instances.values() for fake in fakes for request in fake.asked]
@@ -254,14 +296,14 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
     if not failure.startswith("workflow"):
         failure = f"workflow.calls += 1; {failure}"
     rollout = await house.open(FAILS_IN_ONE.format(failure=failure), trajectory_timeout_s=0.5)
-    await rollout.serve("solver", 0)
-    await rollout.start_step(1, [QUERY], 4, {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 4, {"solver": 0, "judge": 0})
     group = await house.closed()
     assert group.samples == {"solver": 3, "judge": 0}
     (failed,) = group.failures
     assert failed.error.startswith(error) and failed.trajectory.startswith("1:q7_")
     assert failed.remote_traceback.startswith("  File ") and ".py" in failed.remote_traceback
-    assert len(group.rewards["solver"]) == 3
+    assert len(group.rewards[SOLVER]) == 3
     assert await house.statistics("solver") == TableStatistics(ready=3, leased=0, consumed=0)
 
 
@@ -283,8 +325,8 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
 async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str, error: str) -> None:
     rollout = await house.open(body)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 0)
-    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+        await serve(rollout, agent, 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
     failure = await asyncio.wait_for(asyncio.shield(house.system.failure), 5)
     assert isinstance(failure, RecipeError)
     with pytest.raises(RecipeError, match=error):
@@ -294,9 +336,9 @@ async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str,
 async def test_an_evaluation_is_greedy_and_outside_the_store(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 0)
+        await serve(rollout, agent, 0)
     queries = [Query(f"e{n}", "2+2") for n in range(5)]
-    result = await rollout.evaluate(queries, {"solver": 0, "judge": 0})
+    result = await evaluate(rollout, queries, {"solver": 0, "judge": 0})
     assert result.queries == 5 and result.failures == []
     assert result.metrics["accuracy"] == 0.5 and result.metrics["reward/judge"] == 1.0
     assert {r.temperature for fakes in house.instances.values() for fake in fakes for r in fake.asked} == {
@@ -311,8 +353,8 @@ async def test_what_the_instance_refuses_reaches_the_workflow(house: House) -> N
 
     house.instances["solver"] = [FakeInstance(refuse)]
     rollout = await house.open("await agents['solver'].generate('x'); return Rewards(solver=1.0)")
-    await rollout.serve("solver", 0)
-    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
     group = await house.closed()
     assert [f.error.split(":")[0] for f in group.failures] == [RemoteError.__name__] * 2
     assert "prompt of 99 tokens" in group.failures[0].remote_traceback
@@ -321,10 +363,10 @@ async def test_what_the_instance_refuses_reaches_the_workflow(house: House) -> N
 
 async def test_waiting_for_a_version_does_not_count_against_the_trajectory(house: House) -> None:
     rollout = await house.open(TWO_TURNS, trajectory_timeout_s=0.2)
-    await rollout.serve("solver", 0)
-    await rollout.start_step(1, [QUERY], 3, {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 3, {"solver": 0, "judge": 0})
     await asyncio.sleep(0.5)  # longer than a trajectory may take
-    await rollout.serve("judge", 0)
+    await serve(rollout, "judge", 0)
     group = await house.closed()
     assert group.failures == [] and group.samples == {"solver": 3, "judge": 3}
 
@@ -332,8 +374,8 @@ async def test_waiting_for_a_version_does_not_count_against_the_trajectory(house
 async def test_the_time_after_the_wait_counts(house: House) -> None:
     body = "await agents['judge'].generate('x'); await asyncio.Event().wait()"
     rollout = await house.open(body, trajectory_timeout_s=0.2)
-    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
-    await rollout.serve("judge", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    await serve(rollout, "judge", 0)
     group = await house.closed()
     assert [f.error for f in group.failures] == ["not done within rollout.trajectory_timeout_s=0.2"] * 2
 
@@ -347,10 +389,10 @@ LATE = """
 
 async def test_a_turn_that_ends_after_its_workflow_is_no_part_of_it(house: House) -> None:
     rollout = await house.open(LATE)
-    await rollout.serve("solver", 0)
-    await rollout.start_step(1, [QUERY], 2, {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
     assert (await house.closed()).samples == {"solver": 2, "judge": 0}
-    await rollout.serve("judge", 0)
+    await serve(rollout, "judge", 0)
     async with asyncio.timeout(5):
         while len(house.instances["judge"][0].asked) < 2:
             await asyncio.sleep(0)
@@ -359,9 +401,9 @@ async def test_a_turn_that_ends_after_its_workflow_is_no_part_of_it(house: House
 
 async def test_a_query_that_comes_again_makes_new_samples(house: House) -> None:
     rollout = await house.open("await agents['solver'].generate('x'); return Rewards(solver=1.0)")
-    await rollout.serve("solver", 0)
+    await serve(rollout, "solver", 0)
     for step in (1, 2):
-        await rollout.start_step(step, [QUERY], 2, {"solver": 0, "judge": 0})
+        await start_step(rollout, step, [QUERY], 2, {"solver": 0, "judge": 0})
         await house.closed()
     assert (await house.statistics("solver")).ready == 4
     assert len({request.seed for fake in house.instances["solver"] for request in fake.asked}) == 4
@@ -370,17 +412,58 @@ async def test_a_query_that_comes_again_makes_new_samples(house: House) -> None:
 async def test_two_queries_of_one_step_with_one_id_are_refused(house: House) -> None:
     rollout = await house.open(TWO_TURNS)
     with pytest.raises(RecipeError, match="step 1 has two queries with the id 'q7'"):
-        await rollout.start_step(1, [QUERY, QUERY], 2, {"solver": 0, "judge": 0})
+        await start_step(rollout, 1, [QUERY, QUERY], 2, {"solver": 0, "judge": 0})
     with pytest.raises(RecipeError, match="the evaluation has two queries"):
-        await rollout.evaluate([QUERY, QUERY], {"solver": 0, "judge": 0})
+        await evaluate(rollout, [QUERY, QUERY], {"solver": 0, "judge": 0})
 
 
 async def test_a_turn_of_another_tokenizer_is_refused(house: House) -> None:
     house.tokenizers["judge"] = "another"
     rollout = await house.open(TWO_TURNS)
     for agent in ("solver", "judge"):
-        await rollout.serve(agent, 0)
+        await serve(rollout, agent, 0)
     with pytest.raises(
         RecipeError, match="a turn of 'solver' into a prompt of 'judge', whose tokenizer is another"
     ):
-        await rollout.evaluate([QUERY], {"solver": 0, "judge": 0})
+        await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
+
+
+class TestTwoAgentsOfOnePolicy:
+    """The solver and the judge use the policy ``shared``."""
+
+    @pytest.fixture
+    def shared(self, house: House) -> House:
+        house.policies = {"solver": "shared", "judge": "shared"}
+        house.tokenizers = {"shared": "one"}
+        house.sampling["judge"] = SamplingConfig(temperature=0.5, max_new_tokens=7)
+        house.instances = {"shared": [FakeInstance(lambda request: (65,)) for _ in range(2)]}
+        return house
+
+    async def test_their_turns_go_to_its_instances_each_with_its_agents_sampling(self, shared: House) -> None:
+        rollout = await shared.open(TWO_TURNS)
+        await serve(rollout, "shared", 3)
+        await start_step(rollout, 5, [QUERY], 4, {"shared": 3})
+        assert (await shared.closed()).samples == {"solver": 4, "judge": 4}
+        asked = [fake.asked for fake in shared.instances["shared"]]
+        assert [len(requests) for requests in asked] == [4, 4], "the load is the policy's, not an agent's"
+        by_agent = Counter(
+            (request.sample_id.split("_")[1], request.temperature, request.max_new_tokens)
+            for requests in asked
+            for request in requests
+        )
+        assert by_agent == {("0", 1.0, 64): 4, ("1", 0.5, 7): 4}
+        rows = await shared.rows("shared", 3, 8)
+        assert len(rows) == 8 and {(row.agent, row.policy_version, row.temperature) for row in rows} == {
+            ("solver", 3, 1.0), ("judge", 3, 0.5),
+        }  # fmt: skip
+
+    async def test_they_wait_for_its_version(self, shared: House) -> None:
+        rollout = await shared.open(TWO_TURNS)
+        await serve(rollout, "shared", 0)
+        await start_step(rollout, 1, [QUERY], 2, {"shared": 1})
+        await asyncio.sleep(0)
+        assert not any(fake.asked for fake in shared.instances["shared"])
+        await serve(rollout, "shared", 1)
+        assert (await shared.closed()).samples == {"solver": 2, "judge": 2}
+        asked = [request for fake in shared.instances["shared"] for request in fake.asked]
+        assert {request.versions for request in asked} == {VersionRange.exactly(Version(1))}

@@ -9,12 +9,13 @@ import pytest
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed, Query
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.store_client import ExperienceReader
 from flexmarl.actors.workflow import Turn
 from flexmarl.core.system import ActorSystem
 
 from ..stores import SOLVER
-from .test_rollout import House
+from .test_rollout import House, evaluate, serve, start_step
 
 COLUMNS = {
     "difficulty": Column(type="float"),
@@ -33,15 +34,15 @@ def house(system: ActorSystem, tmp_path: Path) -> House:
 async def run(house: House, body: str) -> GroupClosed:
     """One group of two trajectories."""
     rollout = await house.open(f"turn = await agents['solver'].generate('x')\n    {body}")
-    await rollout.serve("solver", 0)
-    await rollout.start_step(1, [Query("q", "2+2")], 2, {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [Query("q", "2+2")], 2, {"solver": 0, "judge": 0})
     return await house.closed()
 
 
 async def test_what_is_written_is_in_the_store(house: House) -> None:
     body = "turn.write(difficulty=0.25); turn.write(plan=turn.tokens); return Rewards(solver=1.0)"
     group = await run(house, body)
-    assert group.samples["solver"] == 2
+    assert group.samples[AgentName("solver")] == 2
     found = await house.store.select("difficulty = 0.25 and status = 'writing'", 10)
     assert [row["sample_id"] for row in found.rows] == ["1:q_0_0", "1:q_0_1"]
     ids = [row["sample_id"] for row in found.rows]
@@ -56,7 +57,7 @@ async def test_what_is_written_is_in_the_store(house: House) -> None:
 
 async def test_a_turn_names_its_sample_for_who_writes_from_outside(house: House) -> None:
     group = await run(house, "return Rewards(solver=1.0, metrics={turn.sample_id: 1.0})")
-    assert group.samples["solver"] == 2 and not group.failures
+    assert group.samples[AgentName("solver")] == 2 and not group.failures
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ async def test_a_value_that_a_column_does_not_take_fails_the_trajectory(
     house: House, body: str, error: str
 ) -> None:
     group = await run(house, f"{body}; return Rewards(solver=1.0)")
-    assert group.samples["solver"] == 0 and len(group.failures) == 2
+    assert group.samples[AgentName("solver")] == 0 and len(group.failures) == 2
     failure = min(group.failures, key=lambda failed: failed.trajectory)
     with pytest.raises(RuntimeError, match=error):
         raise RuntimeError(failure.error)
@@ -114,7 +115,7 @@ async def test_of_several_columns_all_or_none_is_written(house: House) -> None:
     return Rewards(solver=1.0)
 """
     group = await run(house, body)
-    assert group.samples["solver"] == 2 and not group.failures
+    assert group.samples[AgentName("solver")] == 2 and not group.failures
     assert (await house.store.select("difficulty = 0.75", 10)).total == 2
 
 
@@ -126,7 +127,7 @@ async def test_a_required_column_that_is_left_out_fails_the_trajectory(house: Ho
     return Rewards(solver=1.0)
 """
     group = await run(house, body)
-    assert group.samples["solver"] == 1
+    assert group.samples[AgentName("solver")] == 1
     (failed,) = group.failures
     assert failed.trajectory == "1:q_0"
     assert failed.error == (
@@ -148,8 +149,8 @@ async def test_an_evaluation_may_write_too(house: House) -> None:
     rollout = await house.open(
         "turn = await agents['solver'].generate('x'); turn.write(difficulty=1.0); return Rewards(solver=1.0)"
     )
-    await rollout.serve("solver", 0)
-    result = await rollout.evaluate([Query("e", "2+2")], {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    result = await evaluate(rollout, [Query("e", "2+2")], {"solver": 0, "judge": 0})
     assert result.failures == [] and (await house.store.select("", 10)).total == 0
 
 

@@ -220,7 +220,7 @@ def as_grouped(config: Algorithm, rows: Sequence[Row]) -> list[Sample]:
     named = {
         sample.sample_id: sample
         for group in groups.values()
-        for sample in grouped(group, {"solver": config.credit.row.grouping})
+        for sample in grouped(group, {AgentName("solver"): config.credit.row.grouping})
     }
     return [named[row.sample.sample_id] for row in rows]
 

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Grouping, Sample
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.groups.comparison import grouped
+
+SOLVER, CHECKER = AgentName("solver"), AgentName("checker")
 
 
 def turn(agent: str, number: int, trajectory: int, reward: float) -> Sample:
@@ -33,7 +36,7 @@ def rewards(samples: list[Sample]) -> dict[tuple[str, str], list[float]]:
 
 
 def test_turns_are_compared_with_the_same_turn_of_the_same_agent() -> None:
-    assert rewards(grouped(TURNS, {"solver": "turn", "checker": "turn"})) == {
+    assert rewards(grouped(TURNS, {SOLVER: "turn", CHECKER: "turn"})) == {
         ("1:q_0_0_0", "solver"): [1.0, 2.0, 3.0],
         ("1:q_0_2_0", "solver"): [1.0],  # nobody else came so far
         ("1:q_0_0_1", "solver"): [1.0, 2.0, 3.0],
@@ -45,24 +48,24 @@ def test_turns_are_compared_with_the_same_turn_of_the_same_agent() -> None:
 
 
 def test_an_agents_turns_are_compared_with_all_its_turns_and_each_agent_has_its_own_way() -> None:
-    found = rewards(grouped(TURNS, {"solver": "agent_turns", "checker": "trajectory"}))
+    found = rewards(grouped(TURNS, {SOLVER: "agent_turns", CHECKER: "trajectory"}))
     assert found["1:q_0_0_0", "solver"] == found["1:q_0_2_0", "solver"] == [1.0, 1.0, 2.0, 3.0]
     assert found["1:q_0_1_1", "checker"] == [-1.0, 0.2], "as the trajectories have it"
 
 
 def test_trajectories_stay_as_they_are() -> None:
-    assert grouped(TURNS, {"solver": "trajectory"}) == TURNS
+    assert grouped(TURNS, {SOLVER: "trajectory"}) == TURNS
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["turn", "agent_turns"]))
 def test_the_order_of_arrival_does_not_matter(shuffle: random.Random, grouping: Grouping) -> None:
     mixed = shuffle.sample(TURNS, len(TURNS))
-    found = grouped(mixed, {"solver": grouping})
+    found = grouped(mixed, {SOLVER: grouping})
     assert [s.sample_id for s in found] == [s.sample_id for s in mixed]
-    assert rewards(found) == rewards(grouped(TURNS, {"solver": grouping}))
+    assert rewards(found) == rewards(grouped(TURNS, {SOLVER: grouping}))
 
 
 def test_a_name_without_turn_and_trajectory_is_refused() -> None:
     odd = Sample("1:q_0", "solver", 1, 0, "q", 1.0, (1.0,), (1,), (2,), (-1.0,))
     with pytest.raises(StoreError, match="is not a sample id"):
-        grouped([odd], {"solver": "turn"})
+        grouped([odd], {SOLVER: "turn"})

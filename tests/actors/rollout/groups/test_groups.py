@@ -9,12 +9,13 @@ import pytest
 
 from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
+from flexmarl.actors.names import Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.core.actor import endpoint
 from flexmarl.core.system import ActorSystem
 
-from ..test_rollout import FakeInstance, House
+from ..test_rollout import JUDGE, SOLVER, FakeInstance, House, evaluate, serve, start_step
 
 ALONE = "turn = await agents['solver'].generate('x'); return Rewards(solver=float(turn.text == 'x'))"
 QUERY = Query("q", "2+2")
@@ -51,8 +52,8 @@ def house(system: ActorSystem, tmp_path: Path) -> House:
 
 
 async def group_of(house: House, rollout: Rollout, trajectories: int, step: int = 1) -> GroupClosed:
-    await rollout.serve("solver", 0)
-    await rollout.start_step(step, [QUERY], trajectories, {"solver": 0, "judge": 0})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, step, [QUERY], trajectories, {"solver": 0, "judge": 0})
     return await house.closed()
 
 
@@ -70,7 +71,7 @@ async def test_a_workflow_that_hangs_is_replaced_and_its_turn_given_up_at_the_in
     use(house, hanging := Hanging(of_trajectories(1)))
     rollout = await house.open(ALONE, trajectory_timeout_s=0.3, on_timeout="replace")
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 3 and group.replaced == 1 and not group.dropped
+    assert group.samples[SOLVER] == 3 and group.replaced == 1 and not group.dropped
     (failed,) = group.failures
     assert failed.trajectory == "1:q_1"
     assert failed.error == "not done within rollout.trajectory_timeout_s=0.3"
@@ -105,7 +106,7 @@ workflow.calls = 0
 async def test_a_workflow_that_takes_no_notice_of_its_end_holds_nobody_up(house: House) -> None:
     rollout = await house.open(STUBBORN, trajectory_timeout_s=0.2)
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 2 and len(group.failures) == 1
+    assert group.samples[SOLVER] == 2 and len(group.failures) == 1
     assert "in workflow" in group.failures[0].remote_traceback
 
 
@@ -114,7 +115,7 @@ async def test_an_agents_turn_has_its_own_deadline_and_policy(house: House) -> N
     house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="replace")
     rollout = await house.open(ALONE)
     group = await group_of(house, rollout, 2)
-    assert group.samples["solver"] == 2 and group.replaced == 1
+    assert group.samples[SOLVER] == 2 and group.replaced == 1
     assert group.failures[0].error.startswith("CallTimeout: ")
     assert hanging.cancelled == ["1:q_0_0"]
 
@@ -132,18 +133,18 @@ async def test_a_workflow_may_bear_with_a_turn_that_overran(house: House) -> Non
     use(house, Hanging(lambda request: request.sample_id == "1:q_0_0"))
     house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="replace")
     group = await group_of(house, await house.open(CATCHES), 2)
-    assert group.samples["solver"] == 2 and group.replaced == 0 and not group.failures
+    assert group.samples[SOLVER] == 2 and group.replaced == 0 and not group.failures
 
 
 async def test_a_group_is_the_first_to_end_and_the_rest_is_stopped(house: House) -> None:
     use(house, hanging := Hanging(of_trajectories(0, 3)))
     rollout = await house.open(ALONE, extra_trajectories=2)
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 3 and group.oversampled == 2 and not group.failures
+    assert group.samples[SOLVER] == 3 and group.oversampled == 2 and not group.failures
     rows = await house.rows("solver", 0, 3)
     assert [row.sample_id for row in rows] == ["1:q_0_1", "1:q_0_2", "1:q_0_4"]
-    assert {row.group_rewards for row in rows} == {tuple(group.rewards["solver"])}
-    assert len(group.rewards["solver"]) == 3
+    assert {row.group_rewards for row in rows} == {tuple(group.rewards[SOLVER])}
+    assert len(group.rewards[SOLVER]) == 3
     await until(lambda: sorted(hanging.cancelled) == ["1:q_0_0", "1:q_0_3"])
 
 
@@ -158,7 +159,7 @@ workflow.calls = 0
 async def test_a_failure_is_made_up_for_by_what_was_started_beyond(house: House) -> None:
     rollout = await house.open(FIRST_FAILS, extra_trajectories=1)
     group = await group_of(house, rollout, 3)
-    assert group.samples["solver"] == 3 and len(group.failures) == 1 and group.oversampled == 0
+    assert group.samples[SOLVER] == 3 and len(group.failures) == 1 and group.oversampled == 0
 
 
 ENDS = f"{ALONE.replace('return', 'workflow.ended += 1; return')}\nworkflow.ended = 0"
@@ -168,7 +169,7 @@ async def test_a_surplus_that_is_kept_runs_to_its_end_and_is_not_used(house: Hou
     use(house, hanging := Hanging(of_trajectories(0)))
     rollout = await house.open(ENDS, extra_trajectories=1, oversampled="keep")
     group = await group_of(house, rollout, 2)
-    assert group.samples["solver"] == 2 and group.oversampled == 1
+    assert group.samples[SOLVER] == 2 and group.oversampled == 1
     hanging.let_go.set()
     workflow = rollout._recipe.workflow
     await until(lambda: workflow.ended == 3)  # type: ignore[attr-defined]  # the test's own
@@ -181,7 +182,7 @@ async def test_too_few_survivors_are_no_group(house: House) -> None:
     rollout = await house.open(FIRST_FAILS, min_trajectories=3)
     group = await group_of(house, rollout, 3)
     assert group.dropped == "0 trajectories survived, rollout.min_trajectories=3"
-    assert group.samples["solver"] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
+    assert group.samples[SOLVER] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
     await until(lambda: hanging.cancelled == ["1:q_0_2"])
 
 
@@ -196,11 +197,11 @@ workflow.calls = 0
 
 async def test_samples_that_teach_their_agent_nothing_are_left_out(house: House) -> None:
     rollout = await house.open(EQUAL_FOR_THE_JUDGE, drop_zero_advantage=True, replacement_queries=1)
-    await rollout.serve("judge", 0)
+    await serve(rollout, "judge", 0)
     group = await group_of(house, rollout, 3)
     assert group.samples == {"solver": 3, "judge": 0}
     assert group.zero_advantage == ["judge"] and not group.dropped
-    assert group.rewards["judge"] == [0.25] * 3, "they count in what is reported"
+    assert group.rewards[JUDGE] == [0.25] * 3, "they count in what is reported"
 
 
 async def test_a_group_that_teaches_nobody_anything_is_dropped(house: House) -> None:
@@ -208,7 +209,7 @@ async def test_a_group_that_teaches_nobody_anything_is_dropped(house: House) -> 
     rollout = await house.open(body, drop_zero_advantage=True, replacement_queries=1)
     group = await group_of(house, rollout, 3)
     assert group.dropped == "all rewards are equal: solver"
-    assert group.samples["solver"] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
+    assert group.samples[SOLVER] == 0 and await house.statistics("solver") == TableStatistics(0, 0, 0)
 
 
 THE_FIRST_TALKS_TWICE = """
@@ -226,7 +227,7 @@ workflow.calls = 0
 async def test_rewards_are_compared_agent_by_agent_when_the_group_closes(house: House) -> None:
     house.grouping = {"solver": "turn"}
     rollout = await house.open(THE_FIRST_TALKS_TWICE)
-    await rollout.serve("judge", 0)
+    await serve(rollout, "judge", 0)
     group = await group_of(house, rollout, 3)
     assert group.samples == {"solver": 4, "judge": 3}
     solver = {(row.reward, tuple(sorted(row.group_rewards))) for row in await house.rows("solver", 0, 4)}
@@ -243,11 +244,11 @@ async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_eval
     body = "await agents['solver'].generate('x'); return Rewards(solver=1.0)"
     rollout = await house.open(body)
     group = await group_of(house, rollout, 3)
-    assert sorted(group.rewards["solver"]) == [0.0, 0.5, 1.0]
+    assert sorted(group.rewards[SOLVER]) == [0.0, 0.5, 1.0]
     for row in await house.rows("solver", 0, 3):
         assert row.reward == 1.0 - (len(row.tokens) - 2) / 2
         assert sorted(row.group_rewards) == [0.0, 0.5, 1.0]
-    evaluation = await rollout.evaluate([QUERY], {"solver": 0, "judge": 0})
+    evaluation = await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
     assert evaluation.metrics["reward/solver"] == 1.0
 
 
@@ -261,12 +262,12 @@ class Updating(FakeInstance):
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
-        if request.policy_version != self.version:
-            self.refused.append(request.policy_version)
-            raise WrongVersion("solver", request.policy_version, self.version)
+        if request.versions.oldest != self.version:
+            self.refused.append(request.versions.oldest)
+            raise WrongVersion("solver", request.versions.oldest, self.version)
         if self.version == 4 and len(self.asked) == 1:
             self.version = 5
-            return Generation("ab", (120,), (1, 2), (-0.1, -0.2), 4, "interrupted")
+            return Generation("ab", (120,), (1, 2), (-0.1, -0.2), Version(4), "interrupted")
         return await super().generate(request)
 
 
@@ -280,13 +281,13 @@ TALK = """
 async def test_turns_go_on_with_new_weights(house: House) -> None:
     use(house, instance := Updating())
     rollout = await house.open(TALK, trajectory_timeout_s=5)
-    await rollout.serve("solver", 4)
-    await rollout.start_step(5, [QUERY], 2, {"solver": 3, "judge": 0}, allow_newer=True)
+    await serve(rollout, "solver", 4)
+    await start_step(rollout, 5, [QUERY], 2, {"solver": 3, "judge": 0}, allow_newer=True)
     await until(lambda: instance.refused == [4])
     assert len(instance.asked) == 1, "what goes on waits for weights that all instances have"
-    await rollout.serve("solver", 5)
+    await serve(rollout, "solver", 5)
     group = await house.closed()
-    assert group.samples["solver"] == 4 and not group.failures
+    assert group.samples[SOLVER] == 4 and not group.failures
     assert (group.resumed_turns, group.resumed_tokens) == (1, 2)
     first, resumed_turns = await house.rows("solver", 4, 2)
     assert (first.tokens, first.version_changes) == ((65,), ())
@@ -301,6 +302,6 @@ async def test_a_turn_that_must_have_its_own_version_fails_with_it(house: House)
     use(house, instance := Updating())
     instance.version = 5
     rollout = await house.open(TALK)
-    await rollout.serve("solver", 4)
-    await rollout.start_step(5, [QUERY], 2, {"solver": 4, "judge": 0})
-    assert [failed.error.split(":")[0] for failed in (await house.closed()).failures] == ["RemoteError"] * 2
+    await serve(rollout, "solver", 4)
+    await start_step(rollout, 5, [QUERY], 2, {"solver": 4, "judge": 0})
+    assert [failed.error.split(":")[0] for failed in (await house.closed()).failures] == ["WrongVersion"] * 2

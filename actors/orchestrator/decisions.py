@@ -1,0 +1,97 @@
+"""The decisions of ``pipeline.py``: plain data, carried out by ``orchestrator.py``."""
+
+from dataclasses import dataclass, field
+
+from ..names import PolicyName, Step, Version
+
+
+@dataclass(frozen=True, slots=True)
+class StartStep:
+    """``versions``: generate the step's turns; under ``async`` these or later ones."""
+
+    step: Step
+    versions: dict[PolicyName, Version]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Draw one more query for the step, in place of a dropped group."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train one micro-batch of ``count`` samples with the policy at ``version``."""
+
+    policy: PolicyName
+    step: Step
+    version: Version
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptimizer:
+    policy: PolicyName
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Every instance of the policy applies ``version``."""
+
+    policy: PolicyName
+    step: Step
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    policy: PolicyName
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class StepComplete:
+    """Every policy has applied the version that follows the step, one of ``versions``. ``evaluated``: an evaluation
+    comes next. ``carried``: rows that the step leaves to the next, by policy."""
+
+    step: Step
+    evaluated: bool
+    versions: dict[PolicyName, Version] = field(default_factory=dict, compare=False)
+    carried: dict[PolicyName, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint:
+    """Every policy has saved its state after ``step``, at ``versions``, and the step is complete and evaluated."""
+
+    step: Step
+    versions: dict[PolicyName, Version]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate the joint version after ``step``."""
+
+    step: Step
+    versions: dict[PolicyName, Version]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    last_step: Step
+
+
+Decision = (
+    StartStep
+    | Replacement
+    | Train
+    | StepOptimizer
+    | Publish
+    | Save
+    | StepComplete
+    | CommitCheckpoint
+    | Evaluate
+    | Finish
+)

@@ -1,0 +1,42 @@
+"""Everything that an orchestrator is made with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.ref import ActorRef
+from ..messages import ConsoleApi, InstanceApi, RolloutApi, TrainerApi
+from ..names import AgentName, PolicyName
+from ..workflow import RecipeConfig
+from .checkpoint import RunState
+from .plan import Plan
+from .query_order import GroupOrder
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorPolicy:
+    """A policy of the run. ``agents``: those that use it. ``sft_batches``: supervised batches before the first step."""
+
+    agents: tuple[AgentName, ...]
+    instances: list[ActorRef[InstanceApi]]
+    sft_batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorSetup:
+    """``plan``: of the whole run; one that is resumed begins after the step of ``resume_from``.
+
+    ``checkpoints_kept``: the newest that stay in ``checkpoints``. ``max_failed_share``: of a step's trajectories.
+    """
+
+    plan: Plan
+    policies: dict[PolicyName, OrchestratorPolicy]
+    trajectories_per_query: int
+    max_failed_share: float
+    group_order: GroupOrder
+    recipe: RecipeConfig
+    trainer: ActorRef[TrainerApi]
+    rollout: ActorRef[RolloutApi]
+    console: ActorRef[ConsoleApi]
+    checkpoints: Path
+    checkpoints_kept: int
+    resume_from: RunState | None

@@ -1,0 +1,40 @@
+"""The plan of a run: its mode, its steps, and how large they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..names import PolicyName, Step
+
+Mode = Literal["strict", "sync", "async"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps ``first_step ... last_step`` of ``queries`` groups each.
+
+    ``micro_batch``: samples of one forward and backward. ``save_every`` and ``evaluate_every`` are in steps, 0 for
+    never; the last step is always saved and evaluated. ``evaluate_first``: evaluate before the first step.
+    ``max_staleness``: versions, at least 1 under ``async`` and 0 otherwise. ``global_batch``: samples of an optimizer
+    step, by policy, under ``async``; a policy that is not in it takes all samples of a step. ``whole_step``: policies
+    that train a step only once it is rolled out. ``replacement_queries``: the most further queries of a step.
+    """
+
+    mode: Mode
+    policies: tuple[PolicyName, ...]
+    first_step: Step
+    last_step: Step
+    queries: int
+    micro_batch: int
+    save_every: int = 0
+    evaluate_every: int = 0
+    evaluate_first: bool = False
+    max_staleness: int = 0
+    global_batch: Mapping[PolicyName, int] = field(default_factory=dict)
+    whole_step: tuple[PolicyName, ...] = ()
+    replacement_queries: int = 0
+
+    @property
+    def steps_ahead(self) -> int:
+        """Number of the steps before one that may be incomplete when it begins, under ``async``."""
+        return self.max_staleness - (1 if self.global_batch else 0)

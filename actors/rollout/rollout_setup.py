@@ -1,0 +1,43 @@
+"""Everything that a rollout actor is made with."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.ref import ActorRef
+from ..declared_columns import Column
+from ..messages import Grouping, InstanceApi, OrchestratorApi, StoreApi
+from ..names import AgentName, PolicyName
+from ..workflow import RecipeConfig
+from .rollout_config import RolloutConfig, SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutAgent:
+    """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name."""
+
+    policy: PolicyName
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    grouping: Grouping = "trajectory"
+    columns: dict[str, Column] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """The instances that serve a policy. ``tokenizer``: a hub name or folder."""
+
+    tokenizer: str
+    instances: list[ActorRef[InstanceApi]]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """``runtime_dir``: the run's directory on tmpfs. ``store_dir``: the store's folder on disk."""
+
+    recipe: RecipeConfig
+    agents: dict[AgentName, RolloutAgent]
+    policies: dict[PolicyName, RolloutPolicy]
+    store: ActorRef[StoreApi]
+    orchestrator: ActorRef[OrchestratorApi]
+    config: RolloutConfig
+    runtime_dir: Path
+    store_dir: Path

@@ -1,0 +1,164 @@
+"""The actors of a run: the class of each, and the setup it is made with. Pure.
+
+The classes are named, not imported: each is imported in its actor's process alone, and some import torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..actors.inference.instance_setup import InstanceSetup
+from ..actors.messages import (
+    ConsoleApi,
+    InstanceApi,
+    OrchestratorApi,
+    RolloutApi,
+    StoreApi,
+    TrainerApi,
+)
+from ..actors.names import PolicyName
+from ..actors.orchestrator.checkpoint import RunState
+from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
+from ..actors.store.store_setup import StoreSetup
+from ..actors.trainer.trainer_setup import TrainerSetup
+from ..core.ref import ActorRef
+from .run_config import RunConfig
+from .run_directory import RunDirectory
+
+_STORE: Final = "flexmarl.actors.store.store:Store"
+_TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
+_SIMULATED_TRAINER: Final = "flexmarl.actors.trainer.simulated_trainer:SimulatedTrainer"
+_INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
+_SIMULATED_INSTANCE: Final = "flexmarl.actors.inference.simulated_instance:SimulatedInstance"
+_ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
+_ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """An actor to be started: ``module:Class``, and the one argument of its constructor."""
+
+    actor_class: str
+    setup: object
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """References to all actors of a run; ``instances`` by policy, named ``<policy>-<number>``."""
+
+    store: ActorRef[StoreApi]
+    trainer: ActorRef[TrainerApi]
+    rollout: ActorRef[RolloutApi]
+    orchestrator: ActorRef[OrchestratorApi]
+    console: ActorRef[ConsoleApi]
+    instances: dict[PolicyName, list[ActorRef[InstanceApi]]]
+
+
+def actor_specs(
+    config: RunConfig,
+    directory: RunDirectory,
+    runtime_dir: Path,
+    references: References,
+    resume: tuple[Path, RunState] | None,
+) -> dict[str, ActorSpec]:
+    """All actors of a run, by name. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
+    folder and state."""
+    store = _store_setup(config, references, runtime_dir, directory.store)
+    trainer = _trainer_setup(config, references, runtime_dir, directory.store, resume and resume[0])
+    rollout = rollout_setup(config, references, runtime_dir, directory.store)
+    orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
+    specs = {
+        references.store.name: ActorSpec(_STORE, store),
+        references.trainer.name: ActorSpec(_SIMULATED_TRAINER if config.simulated else _TRAINER, trainer),
+        references.rollout.name: ActorSpec(_ROLLOUT, rollout),
+        references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
+    }
+    instance_class = _SIMULATED_INSTANCE if config.simulated else _INSTANCE
+    for policy, instances in references.instances.items():
+        setup = InstanceSetup(policy, config.policies[policy].model, config.engine(policy), runtime_dir)
+        specs |= {instance.name: ActorSpec(instance_class, setup) for instance in instances}
+    return specs
+
+
+def rollout_setup(
+    config: RunConfig, references: References, runtime_dir: Path, store_dir: Path
+) -> RolloutSetup:
+    return RolloutSetup(
+        recipe=config.recipe_config(),
+        agents={
+            name: RolloutAgent(
+                policy=agent.policy,
+                sampling=agent.sampling,
+                grouping=agent.algorithm.row.grouping,
+                columns=agent.columns,
+            )
+            for name, agent in config.agents.items()
+        },
+        policies={
+            policy: RolloutPolicy(config.policies[policy].model.tokenizer_source, instances)
+            for policy, instances in references.instances.items()
+        },
+        store=references.store,
+        orchestrator=references.orchestrator,
+        config=config.rollout,
+        runtime_dir=runtime_dir,
+        store_dir=store_dir,
+    )
+
+
+def _store_setup(config: RunConfig, references: References, runtime_dir: Path, store_dir: Path) -> StoreSetup:
+    return StoreSetup(
+        policies={name: agent.policy for name, agent in config.agents.items()},
+        runtime_dir=runtime_dir,
+        store_dir=store_dir,
+        max_staleness=config.staleness,
+        order="query" if config.deterministic else "arrival",
+        columns=config.columns(),
+        limits=config.store.limits(),
+        console=references.console,
+    )
+
+
+def _trainer_setup(
+    config: RunConfig,
+    references: References,
+    runtime_dir: Path,
+    store_dir: Path,
+    resume_from: Path | None,
+) -> TrainerSetup:
+    return TrainerSetup(
+        policies=config.policy_setups(),
+        recipe=config.recipe_config(),
+        total_steps=config.training.steps,
+        store=references.store,
+        runtime_dir=runtime_dir,
+        store_dir=store_dir,
+        resume_from=resume_from,
+    )
+
+
+def _orchestrator_setup(
+    config: RunConfig, references: References, checkpoints: Path, resume_from: RunState | None
+) -> OrchestratorSetup:
+    return OrchestratorSetup(
+        plan=config.plan(),
+        policies={
+            policy: OrchestratorPolicy(
+                agents=config.agents_of(policy),
+                instances=instances,
+                sft_batches=config.policies[policy].sft.batches,
+            )
+            for policy, instances in references.instances.items()
+        },
+        trajectories_per_query=config.training.trajectories_per_query,
+        max_failed_share=config.rollout.max_failed_share,
+        group_order="query" if config.deterministic else "arrival",
+        recipe=config.recipe_config(),
+        trainer=references.trainer,
+        rollout=references.rollout,
+        console=references.console,
+        checkpoints=checkpoints,
+        checkpoints_kept=config.checkpoint.keep,
+        resume_from=resume_from,
+    )
