@@ -25,7 +25,7 @@ MODEL = {
     "tie_word_embeddings": False, "max_position_embeddings": 32, "initializer_range": 0.3,
 }  # fmt: skip
 # The policy's algorithm, the solver's, the judge's.
-MIXES = [
+MIXES: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "grpo"}, "grpo", "grpo"),
     ({"name": "dr_grpo", "constant_length": 8}, "at_grpo", "dr_mas"),
     ({"name": "gspo"}, "rloo", "grpo"),
