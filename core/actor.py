@@ -129,6 +129,11 @@ class Actor:
     async def on_stop(self) -> None:
         """Runs once when the actor is stopped, after the last call was cancelled. Not after a crash."""
 
+    def statistics(self) -> Mapping[str, float]:
+        """Figures of this actor by name, to be read once a step; cheap, and without side effects. They reach the
+        statistics of its process."""
+        return {}
+
     async def on_dead(self, dead: DeadActor) -> None:
         """An actor that this one watches has died, or was stopped. Where it is restarted it must be watched anew.
 

@@ -30,7 +30,7 @@ Line = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStatistics:
+class ProcessUsage:
     """``loop_lag_ms``: the longest delay of a timer of the event loop since the last reading; 0 in the first one.
     ``rss_mib``: resident memory. ``cpu_s``: CPU seconds used since the process began."""
 
@@ -70,13 +70,13 @@ class LoopLag:
             self._timer.cancel()
 
 
-def process_statistics(lag: LoopLag) -> ProcessStatistics:
+def process_usage(lag: LoopLag) -> ProcessUsage:
     import psutil
 
     process = psutil.Process()
     with process.oneshot():
         cpu = process.cpu_times()
-        return ProcessStatistics(
+        return ProcessUsage(
             process.pid, lag.read_ms(), process.memory_info().rss / 2**20, cpu.user + cpu.system
         )
 

@@ -58,8 +58,8 @@ async def _host(name: str, init: WorkerInit, directory: Path) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
     async with ActorSystem(name, directory, tcp=init.tcp, keys=keys, settings=init.settings) as system:
-        system.expect(name)  # starting may last: who calls an actor that is being restarted waits for it
-        system.ask_too(init.supervisor["address"])
+        system._local.reserve(name)  # calls to an actor that is being restarted wait for the end of its start
+        system._directory.add_upstream(init.supervisor["address"])
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
         try:
             await system.add(_build(init, system), name)
@@ -81,13 +81,13 @@ async def _host(name: str, init: WorkerInit, directory: Path) -> int:
 def _build(init: WorkerInit, system: ActorSystem) -> Actor:
     actor_class: Any = import_class(init.actor_class)
     constructor = constructor_signature(actor_class)
-    actor: Actor = actor_class(**constructor.arguments(init.args, init.kwargs, system))
+    actor: Actor = actor_class(**constructor.arguments(init.args, init.kwargs, system._local.network))
     return actor
 
 
 async def _until_stopped(system: ActorSystem) -> BaseException | None:
     """None when the process was asked to stop; what a background task raised, where one did."""
-    stop = asyncio.ensure_future(system.process.stop_asked.wait())
+    stop = asyncio.ensure_future(system._system_actor.stop_requested.wait())
     ends: list[asyncio.Future[Any]] = [stop, system.failure]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

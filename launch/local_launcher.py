@@ -59,7 +59,7 @@ async def run(
             await system.add(console, "console")
             local_run = LocalRun(config, directory, runtime_dir, supervisor, console, resume)
             work = asyncio.create_task(local_run.train(signals))
-            death = asyncio.create_task(supervisor.wait_for_death())
+            death = asyncio.create_task(supervisor.wait_failed())
             ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -137,9 +137,9 @@ async def _watch_processes(supervisor: Supervisor, console: RunConsole) -> None:
     """
     last_answer = dict.fromkeys(supervisor.running, time.monotonic())
     silent: set[str] = set()
-    await supervisor.statistics()  # these figures are of the start
+    await supervisor.process_statistics()  # these figures are of the start
     while True:
-        console.refresh(await supervisor.statistics())
+        console.refresh(await supervisor.process_statistics())
         for name in supervisor.running:  # those that are being stopped have no time to answer
             answered_at = last_answer[name]
             silent_s = round(time.monotonic() - answered_at, 1)

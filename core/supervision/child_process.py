@@ -1,4 +1,4 @@
-"""One incarnation of an actor that has a process of its own, as its supervisor sees it: from its start to its end."""
+"""One process of a supervised actor, from its start to its end."""
 
 import asyncio
 import contextlib
@@ -10,33 +10,34 @@ from pathlib import Path
 from ..errors import ActorDead, FlexmarlError
 from ..ref import ActorRef
 from ..telemetry import get_logger
-from .system_actor import SystemActor
+from .system_api import SystemApi
 
 log = get_logger(__name__)
 
-# A policy may be downloaded and loaded first. A process that lives is not late: one that does not is noticed at once.
+# A large model may be loaded first. A process that ends before it is ready is noticed at once.
 START_TIMEOUT_S = 3600.0
 _STOP_GRACE_S = 5.0
 _TERM_GRACE_S = 2.0
-# A process in an uninterruptible system call (a dead NFS server, a driver) outlives SIGKILL: nobody waits for it.
+# A process in an uninterruptible system call (a dead NFS server, a driver) outlives SIGKILL: no wait is longer.
 _KILL_GRACE_S = 5.0
 _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 2**16
 
 
 class ChildProcess:
-    """``death``: why it ended, or is going to; ``address``: of its actor system, once it is known."""
+    """``exit_reason``: set when it has ended, or has reported a failure. ``address``: of its actor system, once it is
+    known."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
         self.name = name
         self.address = ""
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
-        self.death: FlexmarlError | None = None
-        self.unwanted = False
-        """Its end was asked for: nobody mourns it."""
-        self.mourned = False
-        """Its supervisor has decided what becomes of its actor."""
+        self.exit_reason: FlexmarlError | None = None
+        self.stop_requested = False
+        """Its exit is not a failure."""
+        self.exit_handled = False
+        """The supervisor has handled its exit."""
         self._process = process
         self._log_path = log_path
 
@@ -44,7 +45,8 @@ class ChildProcess:
     async def start(
         cls, name: str, arguments: list[str], init: bytes, log_path: Path, env: Mapping[str, str] | None
     ) -> "ChildProcess":
-        """``init``: what ``worker_main.py`` reads first; ``env``: None inherits this process's. Raises OSError."""
+        """``init``: the first bytes on its standard input (``worker_init.py``). ``env``: None inherits this process's.
+        Raises OSError."""
         with log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "flexmarl.core.worker_main", *arguments,
@@ -52,28 +54,30 @@ class ChildProcess:
                 env=env, start_new_session=True,
             )  # fmt: skip
         assert process.stdin is not None
-        process.stdin.write(init)  # never closed: its end tells the child that this process is gone
+        process.stdin.write(
+            init
+        )  # stays open: the child ends at the end of this file, when this process is gone
         return cls(name, process, log_path)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def until_ended(self) -> FlexmarlError:
-        """Waits for the end of the process; why it ended. To be awaited once, by its supervisor."""
+    async def wait_ended(self) -> FlexmarlError:
+        """Waits for the end of the process; returns the reason. To be awaited once, by its supervisor."""
         code = await self._process.wait()
-        if self.death is None:
+        if self.exit_reason is None:
             how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-            last = "" if self.unwanted else _last_lines(self._log_path)
-            self.death = ActorDead(self.name, f"process {self.pid} {how}{last}")
+            last = "" if self.stop_requested else _last_lines(self._log_path)
+            self.exit_reason = ActorDead(self.name, f"process {self.pid} {how}{last}")
         self.ended.set()
-        return self.death
+        return self.exit_reason
 
-    async def until_ready(self) -> None:
-        """Returns once ``on_start`` is through.
+    async def wait_ready(self) -> None:
+        """Waits for the end of ``on_start``.
 
-        Raises ActorFailed where constructor or ``on_start`` raised, ActorDead where the process ended otherwise or is
-        not ready within START_TIMEOUT_S. It is killed where it is late, or nobody waits for it any more.
+        Raises ActorFailed if the constructor or ``on_start`` raised, ActorDead if the process ended otherwise or is not
+        ready within START_TIMEOUT_S. The process is killed if it is late, or if this wait is cancelled.
         """
         ended = asyncio.ensure_future(self.ended.wait())
         started = asyncio.ensure_future(self.started.wait())
@@ -86,23 +90,23 @@ class ChildProcess:
             started.cancel()
             ended.cancel()
         if self.ended.is_set():
-            assert self.death is not None
-            raise self.death
+            assert self.exit_reason is not None
+            raise self.exit_reason
         if not self.started.is_set():
-            self.death = ActorDead(
+            self.exit_reason = ActorDead(
                 self.name, f"not ready within {START_TIMEOUT_S:g} s{_last_lines(self._log_path)}"
             )
             self.kill()
-            await self.until_gone()
-            raise self.death
+            await self.wait_gone()
+            raise self.exit_reason
 
-    async def stop(self, system_actor: ActorRef[SystemActor]) -> None:
-        """Asks the process to end, by its ``system_actor``, then makes it."""
-        self.unwanted = True
+    async def stop(self, system_actor: ActorRef[SystemApi]) -> None:
+        """Asks the process to end, by its ``system_actor``; after a grace period by SIGTERM, then SIGKILL."""
+        self.stop_requested = True
         if self.started.is_set() and not self.ended.is_set():
             try:
-                if self.death is None:  # else it is ending already
-                    with contextlib.suppress(ActorDead):  # it ended before it could say that it would
+                if self.exit_reason is None:  # else it is ending already
+                    with contextlib.suppress(ActorDead):  # it ended before its reply left
                         await system_actor.within(_STOP_GRACE_S).stop()
                 await asyncio.wait_for(self.ended.wait(), _STOP_GRACE_S)
             except (FlexmarlError, TimeoutError) as error:
@@ -114,15 +118,15 @@ class ChildProcess:
             except TimeoutError:
                 log.warning("actor ignored SIGTERM", name=self.name)
                 self.kill()
-        await self.until_gone()
+        await self.wait_gone()
 
     def kill(self) -> None:
-        """Ends the process at once, whatever it is doing."""
-        self.unwanted = True
+        """Ends the process at once."""
+        self.stop_requested = True
         self._send_signal(signal.SIGKILL)
 
-    async def until_gone(self) -> None:
-        """Waits for a process that is ending, or was killed; but not for ever."""
+    async def wait_gone(self) -> None:
+        """Waits for a process that is ending or was killed, at most 5 s; logs an error if it does not end."""
         try:
             await asyncio.wait_for(self.ended.wait(), _KILL_GRACE_S)
         except TimeoutError:
@@ -131,12 +135,12 @@ class ChildProcess:
             self._process.stdin.close()
 
     def _send_signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop has not been told yet
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet
             self._process.send_signal(number)
 
 
 def _last_lines(log_path: Path) -> str:
-    """The end of an actor's log, as a paragraph that begins a new line; empty where there is nothing to show."""
+    """The end of an actor's log, as a paragraph that begins a new line; empty if the log is."""
     try:
         with log_path.open("rb") as log_file:
             log_file.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))

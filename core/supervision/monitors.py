@@ -1,30 +1,28 @@
-"""Who lives and dies with whom: watching an actor, and binding two fates (OTP's monitors and links)."""
+"""Monitors and links between actors, as in OTP: ``Actor.watch`` and ``Actor.link``."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ..actor import Actor, DeadActor
 from ..errors import ActorDead, ActorFailed, RemoteError, RemoteProtocolError, text_of
 from ..ref import ActorRef
-from .system_actor import FOR_EVER, SystemActor
+from .system_api import FOR_EVER, SystemApi
 
-Api = TypeVar("Api")
-
-_REMEMBERED = 1024
+_REMEMBERED_STOPS = 1024
 
 
-class MonitoredSystem(Protocol):
-    """The part of a system that its monitors use."""
+class MonitoredActors(Protocol):
+    """The actors of one process, as their monitors see them (``LocalActors``)."""
 
     name: str
 
     @property
     def address(self) -> str: ...
 
-    def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]: ...
+    def system_actor(self, address: str) -> ActorRef[SystemApi]: ...
 
     def serves(self, name: str) -> bool: ...
 
@@ -33,101 +31,101 @@ class MonitoredSystem(Protocol):
     def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None: ...
 
 
-class _Watcher:
-    """Who waits for an actor's death: ``told`` what it died of, and whether that has been ``passed_on``."""
+class _Monitor:
+    """One watcher of a local actor. ``exit``: set when the actor has ended; ``delivered``: when the watcher knows."""
 
-    __slots__ = ("passed_on", "told")
+    __slots__ = ("delivered", "exit")
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.told: asyncio.Future[DeadActor] = loop.create_future()
-        self.passed_on: asyncio.Future[None] = loop.create_future()
+        self.exit: asyncio.Future[DeadActor] = loop.create_future()
+        self.delivered: asyncio.Future[None] = loop.create_future()
 
 
-class Fates:
-    """The deaths of one system's actors, for whoever waits for them, and the deaths that its actors wait for."""
+class Monitors:
+    """Reports exits of local actors to their watchers, and exits of any actor to local watchers."""
 
-    def __init__(self, system: MonitoredSystem) -> None:
-        self._system = system
-        self._watchers: dict[str, dict[_Watcher, None]] = {}
+    def __init__(self, actors: MonitoredActors) -> None:
+        self._actors = actors
+        self._monitors: dict[str, dict[_Monitor, None]] = {}
         self._stopped: OrderedDict[str, str] = OrderedDict()
-        """Names of actors that were stopped in good order, and why; the last ones."""
+        """The reasons of the last actors that were stopped in good order, by name."""
 
-    # ------------------------------------------------------------------ deaths here
+    # ------------------------------------------------------------------ exits of local actors
 
-    async def deaths(self, name: str) -> AsyncGenerator[DeadActor]:
-        """The death of an actor of this system, as soon as it has died; nothing else comes."""
-        system = self._system
-        if not system.serves(name):
-            reason = f"{system.name} has no actor of that name"
-            if system.has_actor(name):
+    async def exits(self, name: str) -> AsyncGenerator[DeadActor]:
+        """The exit of a local actor as soon as it has ended: one item."""
+        actors = self._actors
+        if not actors.serves(name):
+            reason = f"{actors.name} has no actor of that name"
+            if actors.has_actor(name):
                 reason = "it is being restarted"
-            yield DeadActor(name, system.address, self._stopped.get(name, reason), name in self._stopped)
+            yield DeadActor(name, actors.address, self._stopped.get(name, reason), name in self._stopped)
             return
-        watcher = _Watcher()
-        self._watchers.setdefault(name, {})[watcher] = None
+        monitor = _Monitor()
+        self._monitors.setdefault(name, {})[monitor] = None
         try:
-            yield await watcher.told
+            yield await monitor.exit
         finally:
-            watcher.passed_on.set_result(None)
-            del self._watchers[name][watcher]
-            if not self._watchers[name]:
-                del self._watchers[name]
+            monitor.delivered.set_result(None)
+            del self._monitors[name][monitor]
+            if not self._monitors[name]:
+                del self._monitors[name]
 
-    def ends(self, name: str, reason: str, *, stopped: bool) -> None:
-        """An actor of this system begins to stop, or has died: what those are told who ask from now on."""
+    def remember(self, name: str, reason: str, *, stopped: bool) -> None:
+        """Sets the reason that later watchers of ``name`` get: it begins to stop, or has failed."""
         self._stopped.pop(name, None)
         if stopped:
             self._stopped[name] = reason
-            if len(self._stopped) > _REMEMBERED:
+            if len(self._stopped) > _REMEMBERED_STOPS:
                 self._stopped.popitem(last=False)
 
-    def announce(self, name: str, reason: str, *, stopped: bool) -> None:
-        """An actor of this system has ended."""
-        self.ends(name, reason, stopped=stopped)
-        for watcher in self._watchers.get(name, ()):
-            if not watcher.told.done():
-                watcher.told.set_result(DeadActor(name, self._system.address, reason, stopped))
+    def notify(self, name: str, reason: str, *, stopped: bool) -> None:
+        """Reports the exit of a local actor to its watchers."""
+        self.remember(name, reason, stopped=stopped)
+        for monitor in self._monitors.get(name, ()):
+            if not monitor.exit.done():
+                monitor.exit.set_result(DeadActor(name, self._actors.address, reason, stopped))
 
-    def pending(self) -> list[asyncio.Future[None]]:
-        """Done when those who watch have passed on what they were told."""
-        return [watcher.passed_on for watchers in self._watchers.values() for watcher in watchers]
+    def undelivered(self) -> list[asyncio.Future[None]]:
+        """One future per watcher of a local actor, done when the exit has been passed on to it."""
+        return [monitor.delivered for monitors in self._monitors.values() for monitor in monitors]
 
-    # ------------------------------------------------------------------ deaths anywhere
+    # ------------------------------------------------------------------ watching any actor
 
     def watch(self, actor: Actor, ref: ActorRef[Any]) -> None:
         """See ``Actor.watch``."""
 
         async def watch() -> None:
-            await actor.on_dead(await self._await_death(ref))
+            await actor.on_dead(await self._wait_exit(ref))
 
-        self._system.run_background(actor, watch(), f"watch {ref.name}")
+        self._actors.run_background(actor, watch(), f"watch {ref.name}")
 
     def link(self, actor: Actor, ref: ActorRef[Any]) -> None:
         """See ``Actor.link``."""
 
-        async def bind() -> None:
-            remote = self._system.ref("system", ref.address, SystemActor)
-            with suppress(ActorDead, ActorFailed):  # told below, in the words of its death
-                await remote.api.bind_fate(ref.name, actor.ref)
-            await self._share(ref)
+        async def link() -> None:
+            remote = self._actors.system_actor(ref.address)
+            with suppress(ActorDead, ActorFailed):  # raised below, with the reason of the exit
+                await remote.api.link_to(ref.name, actor.ref)
+            await self._fail_with(ref)
 
-        self._system.run_background(actor, bind(), f"link {ref.name}")
+        self._actors.run_background(actor, link(), f"link {ref.name}")
 
-    def bind(self, actor: Actor, ref: ActorRef[Any]) -> None:
-        """From now on ``actor``, of this system, fails when the one behind ``ref`` dies."""
-        self._system.run_background(actor, self._share(ref), f"link {ref.name}")
+    def link_local(self, actor: Actor, ref: ActorRef[Any]) -> None:
+        """Lets ``actor``, which is local, fail when the actor behind ``ref`` dies; not the reverse."""
+        self._actors.run_background(actor, self._fail_with(ref), f"link {ref.name}")
 
-    async def _share(self, ref: ActorRef[Any]) -> None:
-        dead = await self._await_death(ref)
+    async def _fail_with(self, ref: ActorRef[Any]) -> None:
+        dead = await self._wait_exit(ref)
         if not dead.stopped:
             raise ActorDead(ref.name, dead.reason)
 
-    async def _await_death(self, ref: ActorRef[Any]) -> DeadActor:
-        remote = self._system.ref("system", ref.address, SystemActor)
+    async def _wait_exit(self, ref: ActorRef[Any]) -> DeadActor:
+        remote = self._actors.system_actor(ref.address)
         try:
-            async with aclosing(remote.within(FOR_EVER).deaths(ref.name)) as deaths:
-                async for dead in deaths:
+            async with aclosing(remote.within(FOR_EVER).exits(ref.name)) as exits:
+                async for dead in exits:
                     return dead
             reason = "its system ended"
         except ActorDead as dead_system:

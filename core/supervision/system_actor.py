@@ -1,66 +1,53 @@
-"""The actor named ``system`` in every system: what may be asked of the process itself."""
+"""The actor named ``system``: control of a process by other processes."""
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from ..actor import Actor, DeadActor, endpoint
 from ..ref import ActorRef
-from ..telemetry import LoopLag, ProcessStatistics, process_statistics
-
-FOR_EVER = math.inf
-
-
-class ControlledSystem(Protocol):
-    """The part of a system that its ``SystemActor`` offers to other processes."""
-
-    async def allow(self, public_key: str) -> None: ...
-
-    async def find(self, name: str, asked: Iterable[str] = ()) -> ActorRef[Any] | None: ...
-
-    def deaths(self, name: str) -> AsyncGenerator[DeadActor]: ...
-
-    def fail_with(self, name: str, ref: ActorRef[Any]) -> None: ...
+from ..telemetry import LoopLag
+from .directory import Directory
+from .local_actors import LocalActors
+from .process_statistics import ProcessStatistics
+from .system_api import SystemApi
 
 
-class SystemActor(Actor):
-    def __init__(self, controlled: ControlledSystem) -> None:
-        self._controlled = controlled
-        self.stop_asked = asyncio.Event()
+class SystemActor(Actor, SystemApi):
+    """``stop_requested``: set by ``stop``."""
+
+    def __init__(self, local: LocalActors, directory: Directory) -> None:
+        self.stop_requested = asyncio.Event()
+        self._local = local
+        self._directory = directory
         self._lag = LoopLag()
 
     @endpoint
     async def stop(self) -> None:
-        """Asks the process to end in good order; it replies before it does."""
-        self.stop_asked.set()
+        self.stop_requested.set()
 
     @endpoint
-    async def statistics(self) -> ProcessStatistics:
-        return process_statistics(self._lag)
+    async def process_statistics(self) -> ProcessStatistics:
+        return self._local.process_statistics(self._lag)
 
     @endpoint
     async def allow(self, public_key: str) -> None:
-        """See ``ActorSystem.allow``."""
-        await self._controlled.allow(public_key)
+        await self.system.allow(public_key)
 
     @endpoint
     async def lookup(self, name: str, asked: tuple[str, ...] = ()) -> ActorRef[Any] | None:
-        """The actor of that name, here or where this system knows to ask; see ``ActorSystem.find``."""
-        return await self._controlled.find(name, asked)
+        return await self._directory.find(name, asked)
 
     @endpoint
-    async def deaths(self, name: str) -> AsyncGenerator[DeadActor]:
-        """The death of the actor ``name``, as soon as it has died; nothing else comes."""
-        async with aclosing(self._controlled.deaths(name)) as deaths:
-            async for dead in deaths:
+    async def exits(self, name: str) -> AsyncGenerator[DeadActor]:
+        async with aclosing(self._local.monitors.exits(name)) as exits:
+            async for dead in exits:
                 yield dead
 
     @endpoint
-    async def bind_fate(self, name: str, to: ActorRef[Any]) -> None:
-        """When the actor behind ``to`` dies, ``name`` fails."""
-        self._controlled.fail_with(name, to)
+    async def link_to(self, name: str, to: ActorRef[Any]) -> None:
+        self._local.link_by_name(name, to)
 
     async def on_stop(self) -> None:
         self._lag.close()

@@ -18,7 +18,7 @@ from ...actors.run_events import (
 )
 from ...actors.step_metrics import ProcessMetrics, StepMetrics
 from ...core.actor import Actor, endpoint
-from ...core.telemetry import ProcessStatistics
+from ...core.supervision.process_statistics import ProcessStatistics
 from ..json_lines import JsonLines, event_to_json, metrics_to_json
 from ..run_directory import RunDirectory
 from .progress import Progress

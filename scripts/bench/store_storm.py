@@ -70,7 +70,7 @@ class Storm:
             for _ in range(kills):
                 await self._wait_for(len(self.acknowledged) + 64)
                 await asyncio.sleep(rng.uniform(0.0, 0.1))  # the moment that was drawn
-                pid = (await self._system.supervisors[0].statistics())["store"].pid
+                pid = (await self._system.process_statistics())["store"].pid
                 os.kill(pid, signal.SIGKILL)
                 self.kills += 1
             self._writing = False

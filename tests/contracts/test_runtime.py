@@ -43,7 +43,7 @@ def session_of(system: ActorSystem) -> SessionStatistics:
 
 
 def all_credit_is_back(system: ActorSystem, ref: ActorRef[Subject]) -> bool:
-    credit = system.peer(ref.address).session.requests.credit(ref.name)
+    credit = system._local.network.peer(ref.address).session.requests.credit(ref.name)
     return (session_of(system).in_flight, credit.requests, credit.size_bytes, len(credit.waiting)) == (
         0,
         0,
@@ -299,7 +299,7 @@ class TestEnding:
                 subject = asking.ref("subject", address, Subject)
                 assert await subject.api.add(turn) == 1
             (peer,) = (peer for peer in asking.statistics().peers if peer.address == address)
-            await until(lambda: asking.peer(address).session.state is LinkState.DOWN)  # noqa: B023
+            await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023
             assert (peer.node, peer.session.in_flight) == ("serving", 0)
 
     @over_every_transport
@@ -472,7 +472,7 @@ class TestBackPressure:
     @over_every_transport
     async def test_callers_that_wait_stay_within_the_byte_window(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
-        credit = asking.peer(subject.address).session.requests.credit("subject")
+        credit = asking._local.network.peer(subject.address).session.requests.credit("subject")
         actor.gate.clear()
         calls = [asyncio.ensure_future(subject.api.take(b"x" * 2**15)) for _ in range(50)]
         await until(lambda: len(credit.waiting) >= 48)

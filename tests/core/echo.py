@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from flexmarl.core.actor import Actor, DeadActor, endpoint
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.supervision.system_actor import SystemActor
-from flexmarl.core.system import ActorSystem
+from flexmarl.core.supervision.local_actors import LocalActors
+from flexmarl.core.supervision.system_api import SystemApi
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Echo(Actor):
     @endpoint
     async def leave(self, words: str) -> str:
         """Has its process end in good order."""
-        await self.system.ref("system", self.system.address, SystemActor).api.stop()
+        await self.system.ref("system", self.system.address, SystemApi).api.stop()
         return words
 
     @endpoint
@@ -174,7 +174,7 @@ class Worker(Actor):
 
     @endpoint
     async def watchers(self) -> int:
-        return len(cast(ActorSystem, self.system).fates.pending())
+        return len(cast(LocalActors, self._runtime).monitors.undelivered())
 
     @endpoint
     async def seen(self) -> list[DeadActor]:

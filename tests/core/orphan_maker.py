@@ -16,9 +16,9 @@ async def main(logs: Path) -> None:
         )
         async with Supervisor(system, private, logs, {"PYTHONPATH": path}) as supervisor:
             await supervisor.spawn("echo:Echo", "echo", {})
-            pid = (await supervisor.statistics())["echo"].pid
+            pid = (await supervisor.process_statistics())["echo"].pid
             print(pid, private, file=sys.stderr, flush=True)  # noqa: T201
-            await asyncio.wait_for(supervisor.wait_for_death(), 60)  # nobody killed us: don't stay for ever
+            await asyncio.wait_for(supervisor.wait_failed(), 60)  # nobody killed us: don't stay for ever
 
 
 asyncio.run(main(Path(sys.argv[1])))

@@ -156,7 +156,7 @@ class TestSystem:
     async def test_closing_does_not_wait_for_ever_and_says_for_what_it_did(
         self, private: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flexmarl.core.system._CLOSE_GRACE_S", 0.05)
+        monkeypatch.setattr("flexmarl.core.supervision.local_actors.CLOSE_GRACE_S", 0.05)
         release = asyncio.Event()
 
         class Clings(Echo):
@@ -345,3 +345,26 @@ def test_a_system_of_sockets_in_virtual_time_says_so() -> None:
 
     with pytest.raises(NotInVirtualTime):
         virtual_time.run(main())
+
+
+class TestFace:
+    def test_users_see_what_is_theirs(self) -> None:
+        shown = {name for name in dir(ActorSystem) if not name.startswith("_")}
+        assert shown == {
+            "add", "address", "allow", "connect", "failure", "keys_file", "lookup", "process_statistics", "ref",
+            "remove", "spawn", "statistics",
+        }  # fmt: skip
+
+    async def test_its_repr_says_the_state(self, private: Path) -> None:
+        system = ActorSystem("shown", private)
+        assert repr(system) == "<ActorSystem shown: not entered>"
+        async with system:
+            await system.add(Echo(), "echo")
+            assert repr(system) == f"<ActorSystem shown at {system.address}: running, 1 actors, 0 peers>"
+        assert repr(system).endswith(": closed, 0 actors, 0 peers>")
+
+    async def test_the_repr_of_a_supervisor_says_the_state(self, supervisor: Supervisor) -> None:
+        await supervisor.spawn(Echo, "echo", process=False)
+        assert repr(supervisor) == "<Supervisor supervisor: 1 of 1 actors run, one-for-all>"
+        await supervisor.stop_all()
+        assert repr(supervisor) == "<Supervisor supervisor: 0 of 1 actors run, stopping>"

@@ -23,7 +23,7 @@ from flexmarl.core.telemetry import (
     configure_logging,
     delivery_context,
     get_logger,
-    process_statistics,
+    process_usage,
 )
 from flexmarl.launch import env
 
@@ -40,7 +40,7 @@ async def test_a_blocked_loop_shows_once(monkeypatch: pytest.MonkeyPatch) -> Non
     time.sleep(0.6)  # noqa: ASYNC251  # blocks the loop on purpose
     for _ in range(3):  # the late timer runs
         await asyncio.sleep(0)
-    statistics = process_statistics(lag)
+    statistics = process_usage(lag)
     assert statistics.loop_lag_ms >= 300
     assert statistics.pid == os.getpid() and statistics.rss_mib > 1 and statistics.cpu_s > 0
     assert lag.read_ms() < 300
@@ -168,7 +168,7 @@ log = get_logger("flexmarl.core.x")
 async def main():
     async with ActorSystem("service") as system:
         await system.ref("nobody", system.address).tell("hear", 1)
-        await system.process.ref.api.statistics()
+        await system.process_statistics()
         log.info("not this")
         log.error("one field", name="a", args=[1], message="%s")
         try:

@@ -26,7 +26,7 @@ class House:
         self._rounds = rounds
         self._round = -1
 
-    async def statistics(self) -> dict[str, object]:
+    async def process_statistics(self) -> dict[str, object]:
         await asyncio.sleep(0)
         self._round += 1
         seconds, names = self._rounds(self._round)

@@ -253,7 +253,7 @@ class House:
             agents={agent: RolloutAgent(policy) for agent, policy in self.policy_of.items()},
             policies={policy: RolloutPolicy("one", refs) for policy, refs in instances.items()},
             store=store,
-            orchestrator=ActorRef("orchestrator", store.address, system, OrchestratorApi),
+            orchestrator=system.ref("orchestrator", store.address, OrchestratorApi),
             config=rollout,
             runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",

@@ -55,7 +55,7 @@ class House:
         return await self.reader.samples(await self.store.api.lease(PolicyName(agent), version, count))
 
     async def kill(self) -> None:
-        statistics = await self.system.supervisors[0].statistics()
+        statistics = await self.system.process_statistics()
         os.kill(statistics["store"].pid, signal.SIGKILL)
         with pytest.raises(ActorDead):
             await self.store.within(10).table_statistics()
@@ -214,7 +214,7 @@ async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
     await house.open(console=await system.add(console, "console"))
     await house.writer.put([sample(n) for n in range(8)])
     leased = await house.store.api.lease(SOLVER, 0, 8)
-    process = psutil.Process((await system.supervisors[0].statistics())["store"].pid)
+    process = psutil.Process((await system.process_statistics())["store"].pid)
     no_limit = process.rlimit(psutil.RLIMIT_FSIZE)
     journal = (house.folder / "samples.journal").stat().st_size
     process.rlimit(psutil.RLIMIT_FSIZE, (journal, no_limit[1]))  # as a full disk: not a byte more fits

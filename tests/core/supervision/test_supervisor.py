@@ -58,7 +58,7 @@ async def test_what_an_actor_said_before_it_left_arrives_however_late_it_is_read
 ) -> None:
     await supervisor.spawn(ECHO, "echo", {})
     echo = supervisor.reference("echo", Echo)
-    pid = (await supervisor.statistics())["echo"].pid
+    pid = (await supervisor.process_statistics())["echo"].pid
     last_words = asyncio.ensure_future(echo.api.leave("farewell"))
     for _ in range(3):  # it is sent
         await asyncio.sleep(0)
@@ -75,14 +75,14 @@ class TestDeath:
         await supervisor.spawn(ECHO, "echo", {})
         echo = supervisor.reference("echo", Echo)
         calls = [asyncio.ensure_future(echo.api.hang()) for _ in range(100)]
-        pid = (await supervisor.statistics())["echo"].pid
+        pid = (await supervisor.process_statistics())["echo"].pid
         os.kill(pid, number)
         began = time.monotonic()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert time.monotonic() - began < 5
         assert all(isinstance(r, ActorDead) and how in str(r) and r.actor == "echo" for r in results)
         with pytest.raises(ActorDead):
-            await supervisor.wait_for_death()
+            await supervisor.wait_failed()
         with pytest.raises(ActorDead):
             await echo.api.greet("late")
 
@@ -97,7 +97,7 @@ class TestDeath:
         with pytest.raises(
             ActorFailed, match="actor echo failed: RuntimeError: background work failed"
         ) as caught:
-            await supervisor.wait_for_death()
+            await supervisor.wait_failed()
         assert "in crash" in caught.value.remote_traceback
 
     @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ class TestDeath:
         with pytest.raises(ActorDead, match="exit status 1"):
             await supervisor.reference("consequence", Echo).api.exit(1)
         with pytest.raises(ActorFailed, match="actor cause failed: ValueError: it began here"):
-            await supervisor.wait_for_death()
+            await supervisor.wait_failed()
 
     async def test_a_death_shows_the_end_of_its_log_but_not_all_of_a_huge_one(
         self, supervisor: Supervisor, tmp_path: Path
@@ -145,7 +145,7 @@ class TestDeath:
         with pytest.raises(ActorDead, match="exit status 3\nIts log can't be read: .*echo.log"):
             await supervisor.reference("echo", Echo).api.exit(3)
         with pytest.raises(ActorDead):
-            await asyncio.wait_for(supervisor.wait_for_death(), 5)
+            await asyncio.wait_for(supervisor.wait_failed(), 5)
 
     async def test_stopping_leaves_no_process_and_no_socket(
         self, system: ActorSystem, private: Path, tmp_path: Path
@@ -159,7 +159,7 @@ class TestDeath:
             await asyncio.gather(*(supervisor.spawn(ECHO, f"echo-{n}", {}) for n in range(3)))
             pids = [
                 figures.pid
-                for name, figures in (await supervisor.statistics()).items()
+                for name, figures in (await supervisor.process_statistics()).items()
                 if name != system.name
             ]
             os.kill(pids[0], signal.SIGSTOP)  # deaf to every request: only SIGKILL ends it
@@ -299,7 +299,7 @@ class TestRestart:
             with pytest.raises(
                 TooManyRestarts, match="worker died: .*restarted 1 times within 60 s.*RuntimeError"
             ) as at:
-                await asyncio.wait_for(made.supervisor.wait_for_death(), PATIENCE_S)
+                await asyncio.wait_for(made.supervisor.wait_failed(), PATIENCE_S)
             assert isinstance(at.value.__cause__, ActorFailed)
             assert (at.value.restarts, at.value.period_s) == (1, 60)
             assert made.supervisor.find("worker") is None
@@ -312,7 +312,7 @@ class TestRestart:
                 worker = await made.start("worker", process=process, actor_class=actor_class, starts=1)
                 await worker.api.crash()
                 with pytest.raises(TooManyRestarts, match="restarted 3 times .*started once too often"):
-                    await asyncio.wait_for(made.supervisor.wait_for_death(), PATIENCE_S)
+                    await asyncio.wait_for(made.supervisor.wait_failed(), PATIENCE_S)
                 assert made.written().count("start worker") == 4
                 await eventually(
                     lambda ref=worker: fate(ref.api.pid()),
@@ -362,7 +362,7 @@ class TestRestart:
             local = await made.start("third", process=False, actor_class=Worker)
             await local.api.crash()
             with pytest.raises(TooManyRestarts, match="second died: .*restarted 2 times"):
-                await asyncio.wait_for(made.supervisor.wait_for_death(), PATIENCE_S)
+                await asyncio.wait_for(made.supervisor.wait_failed(), PATIENCE_S)
             assert await fate(worker.api.pid()) == "TooManyRestarts"
             assert await fate(local.api.pid()) == "ActorDead"
 
@@ -474,9 +474,9 @@ class TestStart:
         )
         process.kill()
         with structlog.testing.capture_logs() as logs:
-            await process.until_gone()  # nobody reports its end
+            await process.wait_gone()  # nobody reports its end
         assert [line["event"] for line in logs] == ["process does not end"]
-        await process.until_ended()
+        await process.wait_ended()
 
     async def test_restarts_that_do_not_help_set_the_failure_of_the_system(self, private: Path) -> None:
         async with ActorSystem("tests", private, intensity=Intensity(1, 60)) as system:

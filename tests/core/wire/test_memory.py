@@ -214,7 +214,7 @@ async def test_a_crash_ends_all_that_runs_and_is_told_after_the_delay(world: Wor
         await crashed.system.ref("worker", "memory://a", Worker).api.all_heard()
     await world.start("b")
     assert await ref.api.all_heard() == []
-    assert world.systems["b"]._network._wire.epoch > its_system._network._wire.epoch
+    assert world.systems["b"]._wire.epoch > its_system._wire.epoch
 
 
 @in_virtual_time

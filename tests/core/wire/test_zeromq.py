@@ -10,7 +10,7 @@ from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import LocalProtocolError, PlainTcpRefused, Unreachable
 from flexmarl.core.protocol.codec import Buffer
 from flexmarl.core.protocol.session import Settings
-from flexmarl.core.supervision.system_actor import SystemActor
+from flexmarl.core.supervision.system_api import SystemApi
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp, ZmqWire
@@ -96,7 +96,7 @@ class TestNobodyThere:
 
     async def test_no_address_at_all(self, system: ActorSystem) -> None:
         with pytest.raises(LocalProtocolError, match="'rubbish' is not the address"):
-            await system.ref("nobody", "rubbish", SystemActor).api.statistics()
+            await system.ref("nobody", "rubbish", SystemApi).api.process_statistics()
 
 
 class Holder(Actor):

@@ -1,0 +1,59 @@
+"""The figures of one process, as plain data: read once a step, and summed over its mailboxes and peers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..delivery.connection import PeerStatistics
+from ..delivery.mailbox import MailboxStatistics
+from ..telemetry import ProcessUsage
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTotals:
+    """Sums over the peers of a process. ``open_calls``: requests without a reply yet. ``credit_waits``: calls that wait
+    for credit now. ``sent_requests``, ``expired_calls`` (deadline passed), ``lost_requests`` (message or reply lost),
+    ``repeated_calls`` (sent again) and ``refused_messages`` (could not be decoded) are counts since the start."""
+
+    peers: int = 0
+    open_calls: int = 0
+    credit_waits: int = 0
+    sent_requests: int = 0
+    expired_calls: int = 0
+    lost_requests: int = 0
+    repeated_calls: int = 0
+    refused_messages: int = 0
+
+
+NO_MAILBOXES = MailboxStatistics(0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatistics(ProcessUsage):
+    """``mailboxes`` and ``peers`` are sums. ``actors``: ``Actor.statistics`` by the name of the actor, of those actors
+    that have any."""
+
+    mailboxes: MailboxStatistics = NO_MAILBOXES
+    peers: PeerTotals = PeerTotals()
+    actors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def sum_of_mailboxes(mailboxes: Iterable[MailboxStatistics]) -> MailboxStatistics:
+    totals = [0, 0, 0, 0, 0]
+    for one in mailboxes:
+        for index, count in enumerate((one.waiting, one.running, one.served, one.failed, one.cancelled)):
+            totals[index] += count
+    return MailboxStatistics(*totals)
+
+
+def sum_of_peers(peers: Iterable[PeerStatistics], refused_messages: int) -> PeerTotals:
+    sessions = [peer.session for peer in peers]
+    return PeerTotals(
+        peers=len(sessions),
+        open_calls=sum(session.in_flight for session in sessions),
+        credit_waits=sum(session.waiting_for_credit for session in sessions),
+        sent_requests=sum(session.requests for session in sessions),
+        expired_calls=sum(session.expired for session in sessions),
+        lost_requests=sum(session.lost for session in sessions),
+        repeated_calls=sum(session.repeated for session in sessions),
+        refused_messages=refused_messages,
+    )
