@@ -1,4 +1,4 @@
-"""What an endpoint takes and gives, compiled once per function: plain data to validated objects."""
+"""Signatures of endpoints, compiled once per function: plain data to validated arguments, results and errors."""
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
@@ -34,7 +34,7 @@ def mark_endpoint(method: Any, options: EndpointOptions) -> None:
     for parameter in inspect.signature(method).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(
-                f"{method.__qualname__}: an endpoint names each of its parameters, {parameter} is none"
+                f"{method.__qualname__}: an endpoint names each of its parameters, {parameter} is not allowed"
             )
     try:
         DeclaredErrors(options.raises)

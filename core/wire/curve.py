@@ -1,10 +1,10 @@
-"""Who may connect over TCP: the CURVE keys of a run, the gate that knows the allowed ones, where plain TCP may listen.
+"""Access over TCP: the CURVE keys of a run, the gate that admits clients by their keys, the rule for plain TCP.
 
-- A server proves itself by its key pair, a client by its own; everything between them is encrypted (CurveZMQ,
+- A server proves itself by its key pair, a client by its own; all traffic between them is encrypted (CurveZMQ,
   https://rfc.zeromq.org/spec/26/).
-- CURVE by itself lets in every client that knows the server's *public* key. Which clients may come is decided by the
-  ``Gate``, whom libzmq asks over ZAP (https://rfc.zeromq.org/spec/27/).
-- Everything fails closed: without a gate a protected socket lets nobody in, and the gate refuses what it does not know.
+- CURVE by itself admits every client that knows the server's *public* key. The ``Gate``, which libzmq asks over ZAP
+  (https://rfc.zeromq.org/spec/27/), decides which clients are admitted.
+- Everything fails closed: without a gate a protected socket admits no client, and the gate refuses unknown keys.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ class Keys:
     """The CURVE keys one side of a run holds. Each is 32 bytes as 40 characters of Z85.
 
     The nodes of a run share one file, whose server key pair and client key pair they all use. A client from outside
-    gets its own with ``for_client``: it knows of the server the public key only, ``server_secret`` is None.
-    Raises InvalidKeys where a key is malformed, or a public key does not belong to its secret one.
+    gets its own with ``for_client``: it has only the public key of the server, ``server_secret`` is None.
+    Raises InvalidKeys if a key is malformed, or a public key does not belong to its secret one.
     """
 
     server_public: str
     client_public: str
     client_secret: str = field(repr=False)
     server_secret: str | None = field(default=None, repr=False)
-    allowed: frozenset[str] = frozenset()  # public keys of the clients that the server lets in
+    allowed: frozenset[str] = frozenset()  # public keys of the clients that the server admits
 
     def __post_init__(self) -> None:
         _check_key("server_public", self.server_public)
@@ -61,24 +61,24 @@ class Keys:
 
     @classmethod
     def make(cls) -> "Keys":
-        """New keys for a run, whose server lets in the client that holds them."""
+        """New keys for a run, whose server admits the client that holds them."""
         server_public, server_secret = _new_pair()
         client_public, client_secret = _new_pair()
         return cls(server_public, client_public, client_secret, server_secret, frozenset({client_public}))
 
     @classmethod
     def for_client(cls, server_public: str) -> "Keys":
-        """New keys for a client from outside. It gets in once its ``client_public`` is allowed at the server."""
+        """New keys for a client from outside. It is admitted once its ``client_public`` is allowed at the server."""
         return cls(server_public, *_new_pair())
 
     def allowing(self, public_key: str) -> "Keys":
-        """A copy that lets in one more client. Raises InvalidKeys."""
+        """A copy that admits one more client. Raises InvalidKeys."""
         return dataclasses.replace(self, allowed=self.allowed | {public_key})
 
     def save(self, path: Path) -> None:
-        """Writes the file, readable by this user alone; it is there whole or not at all. Raises OSError.
+        """Writes the file, readable by this user alone; it appears whole or not at all. Raises OSError.
 
-        Raises InvalidKeys where there are too many allowed clients for ``load`` to take the file.
+        Raises InvalidKeys if there are too many allowed clients for ``load`` to accept the file.
         """
         content = json.dumps({**dataclasses.asdict(self), "allowed": sorted(self.allowed)}, indent=2) + "\n"
         if len(content) > _MAX_FILE_BYTES:
@@ -97,9 +97,9 @@ class Keys:
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
-        """Reads what ``save`` wrote. Raises UnsafeKeys where others may have read or written it, or it is no such file.
+        """Reads a file of ``save``. Raises UnsafeKeys if others may have read or written it, or its content is invalid.
 
-        Raises OSError where it is missing or unreadable.
+        Raises OSError if it is missing or unreadable.
         """
         content = _read_private(path)
         remedy = "make new keys, or copy the file again from where it is whole"
@@ -144,14 +144,14 @@ def _check_pair(whose: str, public: Any, secret: Any) -> None:
 def _read_private(path: Path) -> bytes:
     """The bytes of a small file that only this user can read or write. Raises UnsafeKeys, OSError."""
     try:
-        # O_NONBLOCK: a pipe of that name without a writer must not hold us up
+        # O_NONBLOCK: a pipe of that name without a writer must not block
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UnsafeKeys(path, "it is a symbolic link", "name the file itself") from None
         raise
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)  # of the file that is open: the name may mean another one by now
+        status = os.fstat(descriptor)  # of the open file: the name may mean another file by now
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeKeys(path, "it is not a regular file", "name a file that Keys.save wrote")
         if status.st_uid != os.geteuid():
@@ -164,7 +164,7 @@ def _read_private(path: Path) -> bytes:
             raise UnsafeKeys(
                 path,
                 f"its mode is {stat.S_IMODE(status.st_mode):04o}, open to other users",
-                f"`chmod 600 {path}` if nobody can have read it, else make new keys",
+                f"`chmod 600 {path}` if no other user can have read it, else make new keys",
             )
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
@@ -180,25 +180,25 @@ _DOMAIN: Final = "flexmarl"
 
 
 def protect_server(socket: "zmq.Socket[bytes]", keys: Keys) -> None:
-    """Makes a socket, before it binds, take only clients that its context's ``Gate`` lets in.
+    """Makes a socket, before it binds, accept only clients that its context's ``Gate`` admits.
 
-    Raises InvalidKeys where ``keys`` are a client's.
+    Raises InvalidKeys if ``keys`` are a client's.
     """
     if keys.server_secret is None:
         raise InvalidKeys("these are a client's keys: a server needs server_secret too, from Keys.make()")
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.server_secret)
     socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-    # Without this libzmq lets every client in while nobody answers ZAP (zmq_setsockopt(3)).
+    # Without this libzmq admits every client while no ZAP handler answers (zmq_setsockopt(3)).
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 def protect_client(socket: "zmq.Socket[bytes]", keys: Keys) -> None:
-    """Makes a socket, before it connects, prove who it is and talk to the holder of the server's secret key only.
+    """Makes a socket, before it connects, prove its identity and talk to the holder of the server's secret key only.
 
-    What becomes of it is told by the socket's monitor alone (zmq_socket_monitor(3)), as measured with libzmq 4.3.5:
-    a client that the gate refuses gets HANDSHAKE_FAILED_AUTH (value 400) at once, and its socket never tries again;
-    one that expects another server gets HANDSHAKE_FAILED_NO_DETAIL, and its socket tries again for ever.
+    Only the socket's monitor reports the outcome (zmq_socket_monitor(3)), as measured with libzmq 4.3.5: a client that
+    the gate refuses gets HANDSHAKE_FAILED_AUTH (value 400) at once, and its socket never tries again; one that expects
+    another server gets HANDSHAKE_FAILED_NO_DETAIL, and its socket tries again for ever.
     """
     socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server_public)
     socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.client_public)
@@ -211,7 +211,7 @@ _ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 # After this many questions other callbacks of the loop get their turn.
 _DRAIN_BUDGET: Final = 64
-# Whoever makes a new key for each attempt must not fill the memory or the log.
+# A client that makes a new key for each attempt must not fill the memory or the log.
 _MAX_LOGGED: Final = 256
 
 
@@ -223,13 +223,13 @@ class GateStatistics:
 
 
 class Gate:
-    """Decides which clients get into the protected sockets of one ``zmq.Context``, on the loop that is running.
+    """Admits clients to the protected sockets of one ``zmq.Context``, on the running loop.
 
-    Start it before the sockets bind; close it before the context is terminated. A connection that is made stays,
-    whatever becomes of the gate.
+    Start it before the sockets bind; close it before the context is terminated. Closing the gate ends no connection.
 
-    zmq.auth.Authenticator is not used: it admits every client of the NULL mechanism by default, does not tell its
-    callback who is asking (so that refusals could not be told apart), and is a coroutine for work that never waits.
+    zmq.auth.Authenticator is not used: it admits every client of the NULL mechanism by default, does not pass the
+    client's address to its callback (so that refusals could not be distinguished), and is a coroutine for work that
+    never waits.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Iterable[str]) -> None:
@@ -244,7 +244,7 @@ class Gate:
             self.allow(key)
 
     def start(self) -> None:
-        """Raises zmq.ZMQError (EADDRINUSE) where the context has a gate already."""
+        """Raises zmq.ZMQError (EADDRINUSE) if the context has a gate already."""
         self._loop = asyncio.get_running_loop()
         socket = self._context.socket(zmq.REP)
         try:
@@ -256,7 +256,7 @@ class Gate:
         self._loop.add_reader(socket.FD, self._drain)
 
     def close(self) -> None:
-        """From here on nobody new gets in. May be called again."""
+        """Admits no new client from now on. Can be repeated."""
         if self._socket is not None:
             socket, self._socket = self._socket, None
             self._loop.remove_reader(socket.FD)
@@ -264,7 +264,7 @@ class Gate:
             socket.close(linger=0)
 
     def allow(self, public_key: str) -> None:
-        """Lets in one more client, from its next attempt on. Raises InvalidKeys."""
+        """Admits one more client, from its next attempt on. Raises InvalidKeys."""
         _check_key("public_key", public_key)
         self._allowed.add(z85.decode(public_key))
 
@@ -272,7 +272,7 @@ class Gate:
         return GateStatistics(self._admitted, self._denied, len(self._allowed))
 
     def _drain(self) -> None:
-        # The descriptor is edge-triggered: it tells of new questions only after a receive has said EAGAIN.
+        # The descriptor is edge-triggered: it signals new questions only after a receive has failed with EAGAIN.
         for _ in range(_DRAIN_BUDGET):
             if self._socket is None:  # closed since this was scheduled
                 return
@@ -303,7 +303,7 @@ class Gate:
         self._denied += 1
         address, key = question[3:4], question[6:7]
         seen = (b"".join(address), b"".join(key))
-        # Whoever is refused may try again for ever: each is worth one line.
+        # A refused client may try again for ever: one line for each.
         if seen in self._logged or len(self._logged) >= _MAX_LOGGED:
             return
         self._logged.add(seen)
@@ -323,7 +323,7 @@ _LOOPBACK: Final = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network(":
 
 
 def check_plain_tcp(host: str, *, secured: bool, beyond_loopback: bool) -> None:
-    """Raises PlainTcpRefused where plain TCP (``secured`` is false) would leave this machine, to listen or to connect.
+    """Raises PlainTcpRefused if plain TCP (``secured`` is false) would leave this machine, to listen or to connect.
 
     With ``beyond_loopback`` it is logged as a warning instead. Loopback is 127.0.0.0/8, ::1 and localhost;
     any other name may mean any address, and so may ``*``.
@@ -333,7 +333,7 @@ def check_plain_tcp(host: str, *, secured: bool, beyond_loopback: bool) -> None:
     if not beyond_loopback:
         raise PlainTcpRefused(host)
     log.warning(
-        "PLAIN TCP BEYOND LOOPBACK: whoever reaches this address can read every message and command every actor",
+        "PLAIN TCP BEYOND LOOPBACK: any machine that reaches this address can read all messages, command all actors",
         host=host,
         next="give the system keys (Keys.make()) unless the network is closed to all others",
     )

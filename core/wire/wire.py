@@ -1,7 +1,7 @@
-"""How frames leave and reach a process: the interface that ``wire_zmq`` and ``wire_memory`` implement.
+"""The interface between a process and its peers, which ``zeromq`` and ``memory`` implement.
 
-A wire listens on one address and connects to others. Everything that happens on it is told to one ``Listener``,
-together with the link it happened on; what answers goes out by the same link.
+A wire listens on one address and connects to others. It reports all its events to one ``Listener``, together with the
+link of the event; answers leave by the same link.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ from ..protocol import codec
 
 Frames = Sequence[codec.Bytes]
 
-# One message holds about so much at most: the receiver begins with the first part of a long burst while the rest of it
-# is still being written.
+# The most that one message holds: the receiver begins with the first part of a long burst while the rest is still being
+# written.
 _JOIN_BYTES = 2**16
 _JOIN_ENVELOPES = 256
 
 
 class Link:
-    """One peer as seen from here. Sending never blocks and keeps the order of the calls.
+    """The connection to one peer, for sending. ``send`` never blocks and keeps the order of the calls.
 
-    Envelopes that are sent within one tick of the loop leave joined in one message, so that a burst of calls
-    reaches its actor as a burst. Where they come one at a time, each leaves at once: that a tick's first is the first
-    of several is known from the tick before.
+    Envelopes that are sent within one tick of the loop leave joined in one message, so that a burst of calls reaches
+    its actor as a burst. If they come one at a time, each leaves at once: the tick before predicts if a tick's first
+    envelope is the first of several.
     """
 
     __slots__ = (
@@ -49,14 +49,13 @@ class Link:
         forget: Callable[[], None] | None = None,
         drop: Callable[[], None] | None = None,
     ) -> None:
-        """``address``: whom it leads to, in words for people where the peer has none. ``forget``: drops what was
-        transmitted and waits for a connection. ``drop``: ends the connection, and makes another; None where the peer
-        made it."""
+        """``address``: of the peer, or a text for people if it has none. ``forget``: drops transmitted messages that
+        wait for a connection. ``drop``: ends the connection, and makes another; None if the peer made it."""
         self.address = address
         self.peer: Any = None
-        """For the listener: what it knows of this peer."""
+        """The listener's own object for this peer."""
         self.trouble = ""
-        """Why the link does not come up, where the wire has an idea."""
+        """The reason for which the link does not come up; "" if the wire knows none."""
         self._header = header
         self._transmit = transmit
         self._forget = forget
@@ -96,14 +95,14 @@ class Link:
             self._transmit([self._header, codec.join(queued)])
 
     def forget_unsent(self) -> None:
-        """Drops what has not left yet: the peer is gone."""
+        """Drops messages that have not left yet: the peer has gone."""
         self._queued, self._queued_bytes = [], 0
         if self._forget is not None:
             self._forget()
 
     def drop(self) -> bool:
-        """The peer has fallen silent: what has not left yet, it shall not find when it wakes up. Whether the connection
-        was ended, and another is being made; not where the peer made it."""
+        """Ends the connection to a silent peer and discards unsent messages, so that a resumed peer gets no stale ones.
+        True if another connection is being made; False if the peer made this one, which stays."""
         if self._drop is None:
             return False
         self._drop()
@@ -111,47 +110,47 @@ class Link:
 
 
 class Listener(Protocol):
-    """Who is told what happens on a wire; called on the loop, never from within ``send``."""
+    """Receives the events of a wire; called on the loop, never from within ``send``."""
 
     def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None: ...
 
     def connected(self, link: Link) -> None:
-        """A link made by ``connect`` is up (again)."""
+        """A link made by ``connect`` is up (again). Alternates with ``disconnected``."""
         ...
 
     def disconnected(self, link: Link, reason: str) -> None:
-        """A link made by ``connect`` went down. The wire goes on trying to bring it up."""
+        """A link made by ``connect`` went down. The wire continues to bring it up."""
         ...
 
     def refused(self, link: Link, reason: str) -> None:
-        """The peer does not let this wire in, and will not change its mind."""
+        """The peer does not admit this wire; the wire tries again only when there is a message to send."""
         ...
 
     def crashed(self) -> None:
-        """This node has ended as a process does that is killed (``wire_memory``)."""
+        """This node has ended as a killed process does (``memory``)."""
         ...
 
 
 class Wire(Protocol):
     @property
     def epoch(self) -> int:
-        """Tells this incarnation of a node from its earlier ones: it is larger."""
+        """The number of this incarnation of the node; larger than those of its earlier ones."""
         ...
 
     @property
     def address(self) -> str:
-        """Where peers reach this wire; complete once it has been started."""
+        """The address of this wire for peers; complete once it has been started."""
         ...
 
     def start(self, header: bytes, listener: Listener) -> None:
         """Binds and begins to deliver on the running loop; ``header`` begins every message.
 
-        Raises OSError where the address can't be had.
+        Raises OSError if it can't listen on the address.
         """
         ...
 
     def connect(self, address: str) -> Link:
-        """A link to the wire that listens on ``address``, whether or not somebody listens there yet."""
+        """A link to the wire that listens on ``address``, now or later."""
         ...
 
     def disconnect(self, link: Link) -> None:
@@ -159,5 +158,5 @@ class Wire(Protocol):
         ...
 
     def close(self) -> None:
-        """Sends what is queued (bounded by a short linger) and stops."""
+        """Sends queued messages (bounded by a short linger) and stops."""
         ...

@@ -1,4 +1,4 @@
-"""What the contract of the runtime runs over: systems of one process that reach each other by one kind of wire."""
+"""Clusters for the contract of the runtime: systems of one process that reach each other by one kind of wire."""
 
 import asyncio
 import functools
@@ -66,7 +66,7 @@ class Cluster:
                 wire.close()
 
     def nowhere(self) -> str:
-        """An address at which nobody listens."""
+        """An address without a listener."""
         return {
             "ipc": "ipc:///tmp/flexmarl-nobody.sock",
             "tcp+curve": "tcp://127.0.0.1:1",
@@ -110,7 +110,7 @@ def over_every_transport(case: Callable[[Any, Cluster], Awaitable[None]]) -> Cal
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Waits until ``condition()`` holds: for what has no event to wait for."""
+    """Waits until ``condition()`` holds: for conditions without an event."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)

@@ -171,7 +171,7 @@ class Subject(Actor):
 
     @endpoint
     async def add(self, key: int) -> int:
-        """How often it ran for ``key``: repeated where it is called so."""
+        """The number of its runs for ``key``."""
         self.added[key] = self.added.get(key, 0) + 1
         return self.added[key]
 

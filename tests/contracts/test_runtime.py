@@ -1,4 +1,4 @@
-"""The runtime's contract: what holds between two systems whatever wire connects them."""
+"""The runtime's contract: promises between two systems, over every wire."""
 
 import asyncio
 from contextlib import aclosing
@@ -36,7 +36,7 @@ async def two(cluster: Cluster, settings: Settings = QUICK) -> tuple[ActorSystem
 
 
 def session_of(system: ActorSystem) -> SessionStatistics:
-    """Of the one peer that ``system`` has asked."""
+    """Statistics of the only peer that ``system`` has called."""
     asked = [peer.session for peer in system.statistics().peers if peer.session.requests]
     assert len(asked) <= 1
     return asked[0] if asked else SessionStatistics()
@@ -74,8 +74,8 @@ class TestCalls:
             await subject.ask("nothing")
         with pytest.raises(RemoteProtocolError, match="is a stream: iterate over it"):
             await subject.ask("count", 3)
-        with pytest.raises(ActorDead, match="actor nobody died: serving has no actor of that name"):
-            await asking.ref("nobody", subject.address, Subject).api.move(Point(1))
+        with pytest.raises(ActorDead, match="actor missing died: serving has no actor of that name"):
+            await asking.ref("missing", subject.address, Subject).api.move(Point(1))
         with pytest.raises(LocalProtocolError, match="can't be sent"):
             await subject.ask("hear", object())
         assert await subject.api.move(Point(1)) == Point(2)
@@ -88,7 +88,7 @@ class TestCalls:
             await subject.tell("hear", number)
         await subject.api.move(Point(1))
         assert actor.heard == list(range(500))
-        await subject.tell("fail", "nobody is told")
+        await subject.tell("fail", "the caller does not notice")
         await subject.tell("nothing")
         await asking.ref("nobody", subject.address).tell("hear", 1)
         await until(lambda: session_of(asking).in_flight == 0)
@@ -528,9 +528,9 @@ RUBBISH = {
     "a call without its fields": (HEADER, packed(Kind.CALL, 1)),
     "no envelope": (HEADER, codec.Encoder().pack({"a": 1})),
     "a list cut short": (HEADER, b"\xdd\xff\xff\xff\xff"),
-    "a timeout that is none": (HEADER, packed(Kind.CALL, 1, "subject", "hear", float("nan"), [1], {}, 1)),
-    "ids that are none": (HEADER, packed(Kind.PONG, 1, [[1]])),
-    "ranges that are none": (HEADER, packed(Kind.DONE, 0, ["x"])),
+    "an invalid timeout": (HEADER, packed(Kind.CALL, 1, "subject", "hear", float("nan"), [1], {}, 1)),
+    "invalid ids": (HEADER, packed(Kind.PONG, 1, [[1]])),
+    "invalid ranges": (HEADER, packed(Kind.DONE, 0, ["x"])),
 }
 
 

@@ -98,7 +98,7 @@ class Fuzzed:
         ]
 
     def feed(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames = ()) -> None:
-        """As the wire hands a message over, from both: whoever came in, and whoever was asked."""
+        """Passes a message on as the wire does, from the stranger and from the peer that was called."""
         self.network.received(self.incoming, header, body, buffers)
         self.network.received(self.asked.link, header, body, buffers)
 
@@ -120,7 +120,7 @@ def valid_envelopes() -> list[list[Any]]:
         [Kind.IDEMPOTENT_CALL, 3, "target", "once", 1.0, [], {"value": 4}, 1, 2, 0],
         [Kind.TELL, 4, "target", "echo", 1.0, [], {}, 1],
         [Kind.STREAM, 5, "target", "count", 1.0, [5], {}, 1, 2],
-        [Kind.CALL, 6, "nobody", "echo", 1.0, [], {}, 1],
+        [Kind.CALL, 6, "missing", "echo", 1.0, [], {}, 1],
         [Kind.REPLY, 1, {"a": [1, 2.5, None, b"raw"]}],
         [Kind.ERROR, 2, "ValueError", "words", "traceback", "", {}],
         [Kind.ERROR, 1, "Refused", "words", "traceback", "Refused", {"number": 3, "words": ["a"]}],

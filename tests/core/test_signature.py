@@ -278,7 +278,7 @@ def test_models_and_buffers_are_arguments_too() -> None:
     assert arguments["model"] == Model(name="abc") and bytes(arguments["content"].view) == b"raw"
     with pytest.raises(RemoteProtocolError, match="model.name: .*at most 3"):
         signature.arguments([{"name": "abcd"}, b""], {}, None)
-    with pytest.raises(RemoteProtocolError, match="content: .*bytes are wanted"):
+    with pytest.raises(RemoteProtocolError, match="content: .*not bytes"):
         signature.arguments([{"name": "a"}, "text"], {}, None)
 
 

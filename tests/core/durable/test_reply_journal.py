@@ -69,7 +69,7 @@ class Model:
 
 
 def read_naively(content: bytes) -> Model:
-    """What the whole records of ``content`` say, by the format's description."""
+    """The state that the whole records of ``content`` describe, read by the documented format."""
     model = Model()
     rest = content[len(HEAD) :]
     while len(rest) >= 12:
@@ -116,7 +116,7 @@ class Use(RuleBasedStateMachine):
         assert self.journal.put(key, reply) == self.in_memory.put(key, reply) == new
         self.model.put(key, reply)
         self.ever.setdefault(key, set()).add(reply)
-        # What has left is in the file, whatever happens to the process now.
+        # A reply that has left is in the file, even if the process is killed now.
         if key in self.model.replies:
             assert read_naively(self.path.read_bytes()).replies[key] == self.model.replies[key]
 
@@ -178,7 +178,7 @@ class Use(RuleBasedStateMachine):
             expected.agrees_with(spoiled)
             for key, reply in expected.replies.items():
                 assert reply in self.ever[key]
-            # It goes on from there.
+            # It can be used further.
             spoiled.put(("new", 1, 0), b"new")
         with ReplyJournal.open(path) as again:
             expected.put(("new", 1, 0), b"new")
@@ -484,7 +484,7 @@ def test_half_a_record_does_not_spoil_the_next(tmp_path: Path) -> None:
     with ReplyJournal.open(path) as journal:
         with room_for(path.stat().st_size + 40):
             journal.put(("a", 1, 2), bytes(100))
-        (tmp_path / "journal.new").mkdir()  # so that it can't be written anew
+        (tmp_path / "journal.new").mkdir()  # so that no replacement can be written
         with capture_logs() as logs:
             for seq in range(3, 10):
                 journal.put(("a", 1, seq), b"fits")

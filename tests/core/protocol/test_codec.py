@@ -245,7 +245,7 @@ def test_a_body_of_empty_lists_takes_bounded_memory() -> None:
 
 
 def _peak_bytes(body: bytes) -> int:
-    """What refusing ``body`` takes."""
+    """The cost of refusing ``body`` takes."""
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError):

@@ -81,7 +81,7 @@ class Window(RuleBasedStateMachine):
         )
         assert 0 <= self.credit.requests <= MAX_REQUESTS
         assert list(self.credit.waiting) == self.queue
-        assert self.held or self.granted or not self.queue, "waits for credit that nobody holds"
+        assert self.held or self.granted or not self.queue, "waits for credit that no request holds"
 
 
 TestWindow = Window.TestCase

@@ -1,4 +1,4 @@
-"""Whatever arrives, the runtime goes on: its peer gets an error, the others notice nothing, memory stays bounded."""
+"""The runtime survives all input: the sender gets an error, the others notice nothing, memory stays bounded."""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""ReplyCache in memory: how much is kept and what goes first. What they remember is tested with the journal's model."""
+"""The reply cache in memory: its bounds, and the order of eviction. The journal's model tests its content."""
 
 import time
 

@@ -72,7 +72,7 @@ Envelope = tuple[Any, ...]
 
 
 class Node:
-    """One side: a session, and what ``Peer`` does around it. What it serves is answered when the test says so."""
+    """One side: a session, with the work of ``Peer`` around it. The test decides when it answers a request."""
 
     def __init__(self, name: str, epoch: int, world: "World") -> None:
         self.name = name
@@ -324,7 +324,7 @@ class World:
         self.now = until
 
     def settle(self) -> None:
-        """Everything works from now on: whatever is open must end."""
+        """Everything works from now on: all open requests must end."""
         self.mend()
         for _ in range(40):
             self.exchange()
@@ -413,7 +413,7 @@ class Conversation(RuleBasedStateMachine):
                 mine = [request for request in opened if request.actor == actor]
                 assert credit.requests == len(mine) <= SMALL.window_requests
                 assert credit.size_bytes == sum(request.size_bytes for request in mine)
-                assert not credit.waiting or mine, "waits for credit that nobody holds"
+                assert not credit.waiting or mine, "waits for credit that no request holds"
             if opened:
                 assert session.wake_at() is not None, "a request that nothing watches"
             if session.state is not LinkState.UP and opened:
@@ -634,7 +634,7 @@ def test_after_idling_a_silent_peer_is_found_out_within_the_missed_heartbeats() 
     session.advance(1.0)
     session.requests.finish(answered.id)
     session.advance(2.0)
-    assert session.wake_at() is None, "nothing depends on the peer, so nobody pings it"
+    assert session.wake_at() is None, "nothing depends on the peer, so it is not pinged"
     request = ask(session, CALL, now=100.0)
     assert not session.advance(101.0).dead and not session.advance(102.0).dead
     assert session.advance(103.0).dead == [request]

@@ -224,7 +224,7 @@ async def test_a_silent_crash_is_found_out_by_heartbeats(world: World) -> None:
     with pytest.raises(ActorDead, match="silent for"):
         await ref.within(1e6).hang()
     assert now_s() <= 30.0
-    call = asyncio.ensure_future(ref.within(1e6).hang())  # waits for whoever comes in its place
+    call = asyncio.ensure_future(ref.within(1e6).hang())  # waits for its successor
     await world.start("b")
     assert await ref.api.all_heard() == [] and not call.done()
     call.cancel()

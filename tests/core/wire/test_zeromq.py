@@ -1,4 +1,4 @@
-"""ZeroMQ under actor systems: who gets in over TCP, what is said of addresses where nobody is, what moves uncopied."""
+"""ZeroMQ under actor systems: admission over TCP, addresses without a listener, buffers that are not copied."""
 
 import asyncio
 import stat
