@@ -67,7 +67,7 @@ RULES = (
     ),
     Rule(
         "what the roles share knows no role",
-        where=r"actors/\w+\.py",
+        where=r"actors/(messages/)?\w+\.py",
         banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
     ),
     Rule(

@@ -1,0 +1,49 @@
+"""Every message that the roles exchange, and the endpoints that they may call on one another.
+
+Roles never import each other: they share data, and it is here, by subject. A ``...Api`` class lists a role's endpoints
+with their signatures; the actor runtime validates arguments and results against them.
+"""
+
+from .experience import (
+    MOST_VERSION_CHANGES,
+    LeasedBatch,
+    Sample,
+    Selection,
+    StoreApi,
+    StoreStatistics,
+    TableStatistics,
+)
+from .generating import GenerateRequest, Generation, InstanceApi, VersionRange
+from .model_config import ModelConfig
+from .rollouts import Evaluation, GroupClosed, Grouping, Query, RolloutApi, TrajectoryFailure
+from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult
+from .training import MicroBatchTrained, PolicyStepped, Published, TrainerApi
+
+__all__ = [
+    "MOST_VERSION_CHANGES",
+    "WORK_TIMEOUT_S",
+    "ConsoleApi",
+    "Evaluation",
+    "GenerateRequest",
+    "Generation",
+    "GroupClosed",
+    "Grouping",
+    "InstanceApi",
+    "LeasedBatch",
+    "MicroBatchTrained",
+    "ModelConfig",
+    "OrchestratorApi",
+    "PolicyStepped",
+    "Published",
+    "Query",
+    "RolloutApi",
+    "RunResult",
+    "Sample",
+    "Selection",
+    "StoreApi",
+    "StoreStatistics",
+    "TableStatistics",
+    "TrainerApi",
+    "TrajectoryFailure",
+    "VersionRange",
+]

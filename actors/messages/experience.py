@@ -1,0 +1,144 @@
+"""Samples, and the messages of the experience store."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+from ...core.actor import endpoint
+from ...transport.segments import ByteRef, SegmentGrant
+from ..errors import StoreError
+from ..names import PolicyName
+
+MOST_VERSION_CHANGES: Final = 16
+"""Of a turn: it sees at most as many as its policy may be ahead of it when it is trained. So many fit the store's short
+strings, with token numbers of 7 digits and versions of 6."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn with its reward: a row of its agent's table.
+
+    ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also where
+    a query comes again. ``group_rewards`` are those that ``reward`` is compared with, itself included: the agent's over
+    the surviving trajectories of the group, or over its turns, as its `Grouping` says. They are known when the group
+    closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
+    data. ``columns``: what the workflow wrote into those that the config declares (``declared_columns.py``), as plain
+    numbers, strings and arrays.
+
+    ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
+    the other: the number of a token and the newer version that generated it and those behind it; empty where one
+    version generated all. ``temperature``: of the distribution that the tokens were drawn from.
+    """
+
+    sample_id: str
+    agent: str
+    step: int
+    policy_version: int
+    group: str
+    reward: float
+    group_rewards: tuple[float, ...]
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    query_position: int = 0
+    columns: dict[str, Any] = field(default_factory=dict)
+    version_changes: tuple[int, ...] = ()
+    temperature: float = 1.0
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The version that generated each of ``tokens``."""
+        starts = (0, *self.version_changes[::2], len(self.tokens))
+        versions = (self.policy_version, *self.version_changes[1::2])
+        return tuple(
+            v for v, (start, end) in zip(versions, pairwise(starts), strict=True) for _ in range(start, end)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """Rows by status; ``consumed`` counts rows that an optimizer step used and that are gone."""
+
+    ready: int
+    leased: int
+    consumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedBatch:
+    """Rows of one policy under a fence, by column, in the order of the policy's queue. The rows may be of several
+    agents' tables: ``columns["agent"]`` names each row's, and a column that its table lacks is None for it. Columns of
+    token lists and arrays are references (``column_refs.py``)."""
+
+    fence: int
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """``memory_bytes`` and ``disk_bytes``: of segments; ``live_bytes``: what rows refer to."""
+
+    memory_bytes: int
+    disk_bytes: int
+    live_bytes: int
+    journal_bytes: int
+    compactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """``rows``: the first of ``total`` for which the expression is true, as plain data by column name."""
+
+    rows: list[dict[str, Any]]
+    total: int
+
+
+class StoreApi(Protocol):
+    """The experience store, as ``store_client.py`` calls it."""
+
+    @endpoint(idempotent=True, raises=[StoreError])
+    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+        """A segment for ``writer`` to fill; it writes no more to those that are ``finished``. Waits while there is no
+        room. Raises StoreError where there never will be."""
+
+    @endpoint(raises=[StoreError])
+    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
+        ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""
+
+    @endpoint(raises=[StoreError])
+    async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        """Further columns of rows that are there, by agent and column (``sample_id`` among them), all or none;
+        acknowledged once they are durable. For columns that the config says are ``written_by: external``; a row whose
+        required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
+        group is complete), is consumed or has the column already, an unknown column, a wrong type."""
+
+    @endpoint(raises=[StoreError])
+    async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
+        """The oldest ``count`` READY rows of the policy's agents, of that version, or under ``async`` of those that are
+        not too stale. Waits for rows that lack only what is ``written_by: external``, as long as the config says.
+        Refused if there are fewer."""
+
+    @endpoint(raises=[StoreError])
+    async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
+        """The rows leased under ``fences`` are consumed by the optimizer step to ``policy_version``, the policy's next;
+        returns how many they are. The same call again changes nothing. Refused if a lease has ended."""
+
+    @endpoint(raises=[StoreError])
+    def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
+        """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused where
+        one is into nothing. What is leased stays until it is committed."""
+
+    @endpoint(raises=[StoreError])
+    async def select(self, where: str, limit: int) -> Selection:
+        """Rows for which an SQL expression over their scalar columns is true."""
+
+    @endpoint(raises=[StoreError])
+    async def trajectory(self, name: str) -> Selection:
+        """The samples of a trajectory in the tables of all agents, turn by turn. ``name``: the trajectory's,
+        ``{step}:{query}_{trajectory}``, or the id of one of its samples."""
+
+    async def table_statistics(self) -> dict[str, TableStatistics]: ...
+
+    async def store_statistics(self) -> StoreStatistics: ...

@@ -1,0 +1,92 @@
+"""Messages between orchestrator and rollout: queries, groups, evaluations."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ..names import AgentName, PolicyName, Step, Version
+from .generating import VersionRange
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One task instance: its id (no two of one step are equal), its text, and whatever else the workflow needs
+    (plain data)."""
+
+    id: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+Grouping = Literal["trajectory", "agent_turns", "turn"]
+"""Whose rewards an agent's are compared with in a group: one per trajectory, one per turn of the agent, or one per
+trajectory that reached the same turn of the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFailure:
+    """A trajectory that was dropped. ``trajectory`` is ``{step}:{query}_{trajectory}``."""
+
+    trajectory: str
+    error: str
+    remote_traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClosed:
+    """The group of one query is settled, and the samples of its trajectories that count are in the store.
+
+    ``rewards`` (less the overlong punishment) and ``generated_tokens`` cover all trajectories that count, also those
+    whose samples were left out.
+    """
+
+    step: Step
+    query: str
+    samples: dict[AgentName, int]
+    """Rows that were put into the store, by agent; all agents are in it."""
+    generated_tokens: int
+    waited_s: float
+    """Seconds from the step's start until the group's first turn went to an instance."""
+    rewards: dict[AgentName, list[float]]
+    failures: list[TrajectoryFailure]
+    dropped: str = ""
+    """The reason if the group has no samples at all, or empty."""
+    zero_advantage: list[AgentName] = field(default_factory=list)
+    """Agents whose samples were left out, because all their rewards are equal."""
+    replaced: int = 0
+    """Stragglers that were replaced."""
+    oversampled: int = 0
+    """Trajectories that still ran when the group was settled."""
+    resumed_turns: int = 0
+    """Turns in the store that new weights interrupted and later versions ended."""
+    resumed_tokens: int = 0
+    """Tokens of them that earlier versions had generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Means over the evaluation queries that succeeded: the workflow's own metrics and ``reward/<agent>``."""
+
+    queries: int
+    metrics: dict[str, float]
+    failures: list[TrajectoryFailure]
+
+
+class RolloutApi(Protocol):
+    async def weights_applied(self, policy: PolicyName, version: Version) -> None:
+        """All instances of ``policy`` have applied ``version``: turns that wait for it may begin."""
+
+    async def start_step(
+        self,
+        step: Step,
+        queries: list[tuple[int, Query]],
+        trajectories: int,
+        versions: dict[PolicyName, VersionRange],
+    ) -> None:
+        """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
+
+        ``queries``: each with its position in the training data. ``versions``: may generate the turns, by policy; the
+        newest of them that all instances serve does. May be called again for the same step.
+        """
+
+    async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
+        """Runs each query once with greedy decoding, outside the store."""

@@ -1,0 +1,46 @@
+"""Messages that start and stop a run, and those that show it."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ..run_events import RunEvent
+from ..step_metrics import StepMetrics
+from .rollouts import GroupClosed
+
+WORK_TIMEOUT_S: Final = 24 * 3600.0
+"""Deadline of long operations, queueing included: catches one that hangs, never one that is slow."""
+
+
+class OrchestratorApi(Protocol):
+    async def start(self) -> None:
+        """Begins the run; the console gets its progress and its end."""
+
+    async def stop(self) -> None:
+        """Ends the run after the steps under way, with a checkpoint."""
+
+    async def group_closed(self, group: GroupClosed) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """``stopped``: by request, before the last step. ``evaluations``: step -> metrics."""
+
+    last_step: int
+    stopped: bool
+    evaluations: dict[int, dict[str, float]]
+    checkpoint: str
+
+
+class ConsoleApi(Protocol):
+    """Shows the run to the person who started it, and logs it."""
+
+    async def step(self, metrics: StepMetrics) -> None:
+        """A step is complete, its evaluation included."""
+
+    async def phase(self, text: str, done: int | None, total: int | None) -> None:
+        """The run's present work, and how much of it is done."""
+
+    async def event(self, event: RunEvent) -> None: ...
+
+    async def ended(self, result: RunResult) -> None:
+        """The last message of a run that did not fail."""

@@ -1,0 +1,73 @@
+"""Messages between orchestrator and trainer; the weights that the trainer publishes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...transport.handle import StateHandle
+from ..names import PolicyName, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A policy's weights, ready for its instances to fetch."""
+
+    policy: PolicyName
+    version: Version
+    handle: StateHandle
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchTrained:
+    """``busy_s``: seconds of forward and backward. ``nonzero_advantage``: samples whose advantage is not zero.
+    ``versions``: how many of the samples each policy version had generated."""
+
+    samples: int
+    tokens: int
+    versions: dict[int, int]
+    nonzero_advantage: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStepped:
+    """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
+
+    ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
+    about 1e-6 where they agree. ``busy_s``: computing the step and the weights to publish. ``value_loss`` and
+    ``explained_variance``: of the policy's critic (`critic.explained_variance`), if it has one.
+    """
+
+    published: Published
+    samples: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    lr: float
+    clip_fraction: float
+    ratio_deviation: float
+    busy_s: float
+    publish_s: float
+    value_loss: float | None = None
+    explained_variance: float | None = None
+
+
+class TrainerApi(Protocol):
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        """Trains the supervised batches ``first_batch ... first_batch + count - 1`` of the recipe, with examples of
+        all the policy's agents; returns the last loss."""
+
+    async def publish(self, policy: PolicyName) -> Published:
+        """Makes the current weights available to the instances.
+
+        Ends supervised training, so that ``train`` may follow: reinforcement learning starts with fresh optimizer
+        moments, and so would a ``sft`` after this.
+        """
+
+    async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
+        """Leases ``count`` rows of the policy's agents and accumulates their gradient."""
+
+    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
+        """Steps the policy, commits the rows that were used, publishes the new weights."""
+
+    async def save(self, policy: PolicyName, folder: str) -> None:
+        """Writes the policy's Hugging Face checkpoint and training state into ``folder``."""

@@ -1,0 +1,77 @@
+"""The actors of a run: every class takes the setup that it gets, and has the endpoints that the others call."""
+
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+import msgpack
+import pytest
+
+from flexmarl.actors.messages import InstanceApi, OrchestratorApi, RolloutApi, StoreApi, TrainerApi
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
+from flexmarl.actors.rollout.rollout_setup import RolloutSetup
+from flexmarl.core.protocol import codec
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.signature import signature_of
+from flexmarl.core.supervision.worker_init import import_class
+from flexmarl.launch.actor_specs import ActorSpec, References, actor_specs
+from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.run_directory import RunDirectory
+
+from .conftest import TINY
+
+APIS = {"store": StoreApi, "trainer": TrainerApi, "rollout": RolloutApi, "orchestrator": OrchestratorApi}
+SHARED = (
+    "agents={solver: {policy: shared}, checker: {policy: shared}}",
+    "agent_defaults.model=null",
+    "policies={shared: {instances: 2, model: {tokenizer: tokenizer, config: {model_type: simulated}}}}",
+)
+
+
+def ref(name: str) -> ActorRef[Any]:
+    return ActorRef(name, f"ipc:///run/{name}.sock")
+
+
+def specs(tmp_path: Path, *overrides: str) -> dict[str, ActorSpec]:
+    config = resolve(str(TINY), list(overrides))
+    instances = {
+        policy: [ref(f"{policy}-{n}") for n in range(settings.instances)]
+        for policy, settings in config.policies.items()
+    }
+    references = References(
+        ref("store"), ref("trainer"), ref("rollout"), ref("orchestrator"), ref("console"), instances
+    )
+    state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
+    resume = (tmp_path / "checkpoints" / "step_000004", state)
+    return actor_specs(config, RunDirectory(tmp_path), tmp_path / "runtime", references, resume)
+
+
+@pytest.mark.parametrize("overrides", [(), SHARED], ids=["own policies", "one simulated policy"])
+def test_every_class_takes_its_setup_after_a_message_and_has_its_api(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    found = specs(tmp_path, *overrides)
+    assert APIS.keys() < found.keys() and len(found) == 6
+    for name, spec in found.items():
+        actor_class = import_class(spec.actor_class)
+        assert APIS.get(name, InstanceApi) in actor_class.__mro__
+        assert get_type_hints(actor_class.__init__)["setup"] is type(spec.setup)
+        constructor = signature_of(cast(Any, actor_class), "__init__")
+        assert constructor is not None
+        sent = msgpack.unpackb(codec.Encoder().pack({"setup": spec.setup}), strict_map_key=False)
+        assert constructor.arguments([], sent, None) == {"setup": spec.setup}
+
+
+def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -> None:
+    found = specs(tmp_path, *SHARED, "agents.checker.sampling.temperature=0.5")
+    shared, both = PolicyName("shared"), (AgentName("solver"), AgentName("checker"))
+    rollout, orchestrator = found["rollout"].setup, found["orchestrator"].setup
+    assert isinstance(rollout, RolloutSetup) and isinstance(orchestrator, OrchestratorSetup)
+    assert {agent: settings.policy for agent, settings in rollout.agents.items()} == dict.fromkeys(
+        both, shared
+    )
+    assert [rollout.agents[agent].sampling.temperature for agent in both] == [1.0, 0.5]
+    assert [instance.name for instance in rollout.policies[shared].instances] == ["shared-0", "shared-1"]
+    assert orchestrator.plan.policies == (shared,) and orchestrator.policies[shared].agents == both
+    assert orchestrator.resume_from is not None and orchestrator.resume_from.versions == {shared: 3}
