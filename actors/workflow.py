@@ -1,4 +1,4 @@
-"""The user's side: what a workflow sees, and how a recipe's code is found.
+"""The user's side: the interface of a workflow, and the loading of a recipe's code.
 
 A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py`` defines
 
@@ -31,10 +31,10 @@ __all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewa
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What ``agent`` generated, as text and as the very tokens. ``prompt_tokens`` is all that came before.
+    """One generation by ``agent``, as text and as its exact tokens. ``prompt_tokens``: all tokens before them.
 
-    ``sample_id`` names its row in the store, for who writes columns from outside. ``writer`` takes what ``write`` is
-    given; a test that makes a turn by hand may give a dictionary's ``update``.
+    ``sample_id`` names its row in the store, for external writers of columns. ``writer`` takes the arguments of
+    ``write``; a test that makes a turn by hand may pass a dictionary's ``update``.
     """
 
     agent: str
@@ -48,8 +48,8 @@ class Turn:
         """Fills columns of the turn's sample that the config declares (``agents.<agent>.columns``), each once, before
         the workflow returns: ``turn.write(difficulty=0.3, plan=[1, 2])``. All of them or none.
 
-        Raises RecipeError, which ends the run, where a column is not declared, is not the workflow's to write, or the
-        workflow has returned; InvalidColumn, which fails the trajectory, for a value of a wrong type and a second one.
+        Raises RecipeError, which ends the run, if a column is not declared or has an external writer, or the workflow
+        has returned; InvalidColumn, which fails the trajectory, for a value of a wrong type and for a second value.
         """
         if self.writer is None:
             raise RecipeError(
@@ -75,7 +75,7 @@ Agents = Mapping[str, Agent]
 
 
 class Rewards:
-    """What a trajectory earned: one reward per agent, and metrics of the recipe's own choosing.
+    """The result of a trajectory: one reward per agent, and metrics of the recipe's own choice.
 
     ``Rewards(solver=1.0, verifier=0.5, metrics={"accuracy": 1.0})``
     """
@@ -85,7 +85,7 @@ class Rewards:
         self.metrics = dict(metrics or {})
 
     def checked(self) -> "Rewards":
-        """The same as plain floats. Raises InvalidReward naming the value that is not a finite number."""
+        """The same as plain floats. Raises InvalidReward for a value that is not a finite number."""
         metrics = {name: _finite(f"metric {name!r}", value) for name, value in self.metrics.items()}
         by_agent = {name: _finite(f"reward of {name!r}", value) for name, value in self.by_agent.items()}
         return Rewards(metrics=metrics, **by_agent)
@@ -101,7 +101,7 @@ Workflow = Callable[[Query, Agents], Awaitable[Rewards]]
 
 
 class RecipeConfig(Config):
-    """Where a recipe's code lies, and the ``data`` section that its functions are called with."""
+    """The folder of a recipe's code, and the ``data`` section that its functions get."""
 
     folder: str
     data: dict[str, Any]
@@ -112,7 +112,7 @@ class Recipe:
     """A recipe's functions, loaded from its folder and bound to its data."""
 
     def __init__(self, config: RecipeConfig) -> None:
-        """Runs the recipe's ``workflow.py``. Raises RecipeError where it is missing or lacks a function."""
+        """Runs the recipe's ``workflow.py``. Raises RecipeError if it is missing or lacks a function."""
         self._config = config
         self._folder = Path(config.folder).resolve()
         self._file = self._folder / "workflow.py"
@@ -140,7 +140,7 @@ class Recipe:
             return list(self._function("sft")(agent, batch, size, self._config.seed, **self._config.data))
 
     def frames(self, error: BaseException) -> str:
-        """The error and where it was raised, from the first frame in the recipe's own folder on, if there is one."""
+        """The error with its frames, from the first one in the recipe's own folder on, if there is one."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self._folder)]
         shown = frames[own[0] :] if own else frames
@@ -164,14 +164,14 @@ class Recipe:
 
     @contextmanager
     def _users_code(self, what: str) -> Iterator[None]:
-        """What the recipe's own functions raise becomes a RecipeError that shows where."""
+        """Turns errors of the recipe's own functions into RecipeErrors that show their frames."""
         try:
             yield
         except RecipeError:
             raise
         except Exception as error:  # any error is the recipe's: none of its functions may fail
-            told = f"{type(error).__name__}: {error}"
-            raise RecipeError(f"{self._file}: {what} failed: {told}\n{self.frames(error)}") from error
+            text = f"{type(error).__name__}: {error}"
+            raise RecipeError(f"{self._file}: {what} failed: {text}\n{self.frames(error)}") from error
 
     def _function(self, name: str) -> Callable[..., Any]:
         function = getattr(self._module, name, None)

@@ -11,23 +11,23 @@ from ..errors import StoreError
 from ..names import PolicyName
 
 MOST_VERSION_CHANGES: Final = 16
-"""Of a turn: it sees at most as many as its policy may be ahead of it when it is trained. So many fit the store's short
-strings, with token numbers of 7 digits and versions of 6."""
+"""The most version changes within a turn: as many as its policy may be ahead of it when it is trained. They fit the
+store's short strings, with token numbers of 7 digits and versions of 6."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One turn with its reward: a row of its agent's table.
 
-    ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also where
+    ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also if
     a query comes again. ``group_rewards`` are those that ``reward`` is compared with, itself included: the agent's over
-    the surviving trajectories of the group, or over its turns, as its `Grouping` says. They are known when the group
+    the surviving trajectories of the group, or over its turns, by its ``Grouping``. They are known when the group
     closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
-    data. ``columns``: what the workflow wrote into those that the config declares (``declared_columns.py``), as plain
+    data. ``columns``: the values that the workflow wrote into declared columns (``declared_columns.py``), as plain
     numbers, strings and arrays.
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
-    the other: the number of a token and the newer version that generated it and those behind it; empty where one
+    the other: the number of a token and the newer version that generated it and those behind it; empty if one
     version generated all. ``temperature``: of the distribution that the tokens were drawn from.
     """
 
@@ -99,8 +99,8 @@ class StoreApi(Protocol):
 
     @endpoint(idempotent=True, raises=[StoreError])
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
-        """A segment for ``writer`` to fill; it writes no more to those that are ``finished``. Waits while there is no
-        room. Raises StoreError where there never will be."""
+        """A segment for ``writer`` to fill, which writes no more to those that are ``finished``. Waits while there is no
+        room. Raises StoreError if there never will be."""
 
     @endpoint(raises=[StoreError])
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
@@ -127,8 +127,8 @@ class StoreApi(Protocol):
 
     @endpoint(raises=[StoreError])
     def fetch(self, refs: list[ByteRef]) -> AsyncIterator[bytes]:
-        """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused where
-        one is into nothing. What is leased stays until it is committed."""
+        """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused if one
+        points to no bytes. Leased bytes stay until their lease is committed."""
 
     @endpoint(raises=[StoreError])
     async def select(self, where: str, limit: int) -> Selection:

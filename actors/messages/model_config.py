@@ -8,7 +8,7 @@ from ..config_base import Config
 
 
 class ModelConfig(Config):
-    """Where a policy's weights and architecture come from; exactly one of ``path`` and ``config``.
+    """The source of a policy's weights and architecture: exactly one of ``path`` and ``config``.
 
     ``path``: a Hugging Face hub name or a local folder. ``config``: keyword arguments of
     ``AutoConfig.for_model`` (``model_type`` among them); the model is made from it with random weights.

@@ -9,8 +9,7 @@ from .generating import VersionRange
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One task instance: its id (no two of one step are equal), its text, and whatever else the workflow needs
-    (plain data)."""
+    """One task instance: its id (unique within a step), its text, and further plain data for the workflow."""
 
     id: str
     text: str
@@ -18,8 +17,8 @@ class Query:
 
 
 Grouping = Literal["trajectory", "agent_turns", "turn"]
-"""Whose rewards an agent's are compared with in a group: one per trajectory, one per turn of the agent, or one per
-trajectory that reached the same turn of the agent."""
+"""The rewards that an agent's reward is compared with in a group: one per trajectory, one per turn of the agent, or one
+per trajectory that reached the same turn of the agent."""
 
 
 @dataclass(frozen=True, slots=True)

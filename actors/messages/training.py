@@ -19,7 +19,7 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class MicroBatchTrained:
     """``busy_s``: seconds of forward and backward. ``nonzero_advantage``: samples whose advantage is not zero.
-    ``versions``: how many of the samples each policy version had generated."""
+    ``versions``: number of samples by the policy version that generated them."""
 
     samples: int
     tokens: int
@@ -33,8 +33,8 @@ class PolicyStepped:
     """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
 
     ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
-    about 1e-6 where they agree. ``busy_s``: computing the step and the weights to publish. ``value_loss`` and
-    ``explained_variance``: of the policy's critic (`critic.explained_variance`), if it has one.
+    about 1e-6 if they agree. ``busy_s``: seconds for the step and the weights to publish. ``value_loss`` and
+    ``explained_variance``: of the policy's critic (``critic.explained_variance``), if it has one.
     """
 
     published: Published

@@ -87,7 +87,7 @@ def load(folder: Path) -> RunState:
         if path.stat().st_size != size_bytes:
             raise CheckpointIncomplete(path, f"has {path.stat().st_size} bytes, {size_bytes} were written")
         if _digest(path) != digest:
-            raise CheckpointIncomplete(path, "is damaged (its digest differs from what was written)")
+            raise CheckpointIncomplete(path, "is damaged (its digest differs from the manifest's)")
     try:
         return TypeAdapter(RunState).validate_python(read_json(folder / "run.json"))
     except ValidationError as error:

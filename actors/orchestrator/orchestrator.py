@@ -12,7 +12,7 @@
     StepComplete           console.step                            -
     Finish                 console.ended                           -
 
-What runs side by side, what it waits for, and what unblocks it:
+The concurrent parts, and the event that unblocks each:
 
     run              waits for ``_finished``: set by Finish, or by too many failed trajectories
     a step's groups  run in the rollout actor; their turns wait there for the version of their policy, which
@@ -337,7 +337,7 @@ class Orchestrator(Actor, OrchestratorApi):
         return self._plan.queries * self._setup.trajectories_per_query
 
     def _is_evaluation_due(self, step: Step) -> bool:
-        """Whether the run begins with an evaluation: an earlier one may have been stopped before it."""
+        """True if the run begins with an evaluation: an earlier run may have been stopped before it."""
         every = self._plan.evaluate_every
         return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
 

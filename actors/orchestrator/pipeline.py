@@ -186,7 +186,7 @@ class Pipeline:
         return decisions
 
     def _takes_all(self, step: Step) -> bool:
-        """Whether the step's batches have no fixed size: after it no row may be left over."""
+        """True if the step's batches have no fixed size: after it no row may be left over."""
         return self._is_saved(step)
 
     def _enter(self, step: Step, policy: PolicyName) -> list[Decision]:

@@ -31,7 +31,7 @@ class InstancePool:
         return self._version
 
     def has_applied(self, version: Version) -> bool:
-        """Whether all instances have applied ``version`` or a later one."""
+        """True if all instances have applied ``version`` or a later one."""
         return version <= self._version
 
     async def wait_applied(self, version: Version) -> None:

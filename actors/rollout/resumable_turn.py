@@ -24,7 +24,7 @@ class ResumableTurn:
         self.prompt_tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
         self.policy_version = request.versions.oldest
-        """Of the first token."""
+        """The version of the first token."""
         self.version_changes: tuple[int, ...] = ()
         """In the form of ``Sample.version_changes``."""
         self._newest = request.versions.oldest

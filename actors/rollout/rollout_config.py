@@ -11,15 +11,15 @@ OnTimeout = Literal["drop", "replace"]
 
 
 class SamplingConfig(Config):
-    """How an agent's training samples are drawn; evaluations decode greedily.
+    """The sampling of an agent's training turns; evaluations decode greedily.
 
-    ``turn_timeout_s`` and ``on_timeout``: of this agent's turns, by default what ``rollout`` says. The workflow gets a
-    CallTimeout; where it does not catch that, the trajectory has overrun.
+    ``turn_timeout_s`` and ``on_timeout``: for this agent's turns, by default those of ``rollout``. The workflow gets a
+    CallTimeout; if it does not catch that, the trajectory has passed its deadline.
 
-    ``overlong_buffer``: so many tokens before ``max_new_tokens`` a turn's length begins to cost reward, up to 1 at
-    ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
-    trajectory is lowered by what its longest turn costs before groups are compared, and is reported so; evaluations
-    are not.
+    ``overlong_buffer``: the last so many tokens before ``max_new_tokens``, in which a turn's length costs reward, up to
+    1 at ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
+    trajectory is lowered by the cost of its longest turn before groups are compared, and is reported so; evaluations
+    report the plain reward.
     """
 
     temperature: Positive = 1.0
@@ -39,24 +39,24 @@ class SamplingConfig(Config):
 
 
 class RolloutConfig(Config):
-    """How workflows run.
+    """The running of workflows: failures, stragglers, over-provisioning, dynamic sampling.
 
-    A trajectory that raises is dropped and counted; ``max_failed_share`` of the trajectories of one
-    step is how many may fail before the run ends with the first traceback. A trajectory or a single turn
-    that takes longer than its timeout counts as failed.
+    A trajectory that raises is dropped and counted. If more than ``max_failed_share`` of the trajectories of a step
+    fail, the run ends with the first traceback. A trajectory or a single turn that takes longer than its timeout counts
+    as failed.
 
-    Stragglers: a trajectory that overran (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled. ``on_timeout``
-    ``drop`` continues with its siblings; ``replace`` starts a new one in its place, at most ``max_replacements`` in a
-    group. A group of which fewer than ``min_trajectories`` survive is dropped.
+    Stragglers: a trajectory that passed a deadline (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled.
+    ``on_timeout`` ``drop`` continues with its siblings; ``replace`` starts a new one in its place, at most
+    ``max_replacements`` in a group. A group with fewer than ``min_trajectories`` survivors is dropped.
 
     Over-provisioning: ``extra_trajectories`` more than ``training.trajectories_per_query`` are started for a query, and
     its group closes with the first to succeed. ``oversampled``: the others are stopped (``abort``), or run to their
     end, unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to
-    end are the shorter ones: that biases what is learned.
+    end are the shorter ones: that biases learning.
 
-    ``drop_zero_advantage``: an agent's samples of a query on which all its rewards are equal are left out, and the
-    whole group is dropped where no agent's are left (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). It is for
-    algorithms that compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
+    ``drop_zero_advantage``: if all rewards of an agent in a group are equal, its samples are left out; if no sample is
+    left, the whole group is dropped (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). For algorithms that
+    compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
     ``replacement_queries``: a dropped group is replaced by a further query, at most so many in a step.
     """
 
@@ -84,6 +84,6 @@ class RolloutConfig(Config):
         if self.drop_zero_advantage and not self.replacement_queries:
             raise ValueError(
                 "drop_zero_advantage needs replacement_queries, the most further queries of a step (a few times "
-                "training.queries_per_step): a step whose groups are all without signal would train nothing"
+                "training.queries_per_step): a step whose groups all have zero advantage would train nothing"
             )
         return self

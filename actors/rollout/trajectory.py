@@ -148,7 +148,7 @@ class Trajectory:
         self._overran.append((agent, error))
 
     def agent_that_overran(self, error: BaseException) -> AgentName | None:
-        """The agent of the turn whose deadline ended the workflow with ``error``; None if that was no deadline."""
+        """The agent of the turn whose deadline ended the workflow with ``error``; None if the error is another one."""
         inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
         return next((agent for agent, raised in self._overran if raised in inner), None)
 

@@ -1,4 +1,4 @@
-"""Two agents on one policy: its gradient is that of one batch with the samples of both, whatever their order and split.
+"""Two agents on one policy: its gradient is that of one batch with the samples of both, in any order and split.
 
 The real pipeline, store tables and policy, joined by a loop that picks the order of events. The agents are called at
 uneven rates and sample at different temperatures.

@@ -1,4 +1,4 @@
-"""What the launcher watches while its actors start and run."""
+"""The launcher's watch over its actors while they start and run."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ from flexmarl.launch.console.run_console import RunConsole
 
 
 class House:
-    """A supervisor, a console and a clock: ``rounds`` says for each round how long it takes and who answers."""
+    """A supervisor, a console and a clock: ``rounds`` gives the seconds of each round and the actors that answer."""
 
     def __init__(self, actors: list[str], rounds: Callable[[int], tuple[float, set[str]]]) -> None:
         self.now_s = 0.0

@@ -231,30 +231,42 @@ class TestARunInPieces:
         assert not busy
 
 
-def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(launcher: Launcher) -> None:
-    """Several queries a step, whose groups end in whatever order the processes find, and two engines per agent."""
+ONE_POLICY = (
+    "policies={shared: {}}", "data.shape=uneven",
+    "agents={solver: {policy: shared}, checker: {policy: shared, sampling: {temperature: 0.7}}}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("agents", "policies", "measured_names"), [((), ("solver", "checker"), 6), (ONE_POLICY, ("shared",), 4)]
+)
+def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
+    launcher: Launcher, agents: tuple[str, ...], policies: tuple[str, ...], measured_names: int
+) -> None:
+    """Several queries a step, whose groups end in any order; two engines per policy, used by one or two agents."""
     settings = (
         "deterministic=true", "training.queries_per_step=6", "training.micro_batch=5", "training.steps=4",
-        "agent_defaults.instances=2", "checkpoint.every=2",
+        "agent_defaults.instances=2", "checkpoint.every=2", *agents,
     )  # fmt: skip
-    whole = launcher.train("unbroken", *settings)
+    run = "-".join(policies)
+    whole = launcher.train(f"unbroken-{run}", *settings)
     assert whole.wait() == 0, whole.text
     assert "deterministic: engines generate one turn at a time" in whole.text
-    broken = launcher.train("broken", *settings)
+    broken = launcher.train(f"broken-{run}", *settings)
     wait_until((broken.directory / "checkpoints" / "step_000002").exists, "the checkpoint of step 2")
     broken.signal(signal.SIGKILL)
     broken.wait()
-    resumed = launcher.resume("broken")
+    resumed = launcher.resume(f"broken-{run}")
     assert resumed.wait() == 0, resumed.text
 
     def measured(run: Launched) -> list[tuple[float, ...]]:
         names = [name for name in run.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
-        assert len(names) >= 6
+        assert len(names) >= measured_names
         return [tuple(line[name] for name in names) for line in run.metrics]
 
     assert measured(resumed) == measured(whole)
-    for agent in ("solver", "checker"):
-        file = Path("checkpoints") / "step_000004" / agent / "model.safetensors"
+    for policy in policies:
+        file = Path("checkpoints") / "step_000004" / policy / "model.safetensors"
         assert (resumed.directory / file).read_bytes() == (whole.directory / file).read_bytes()
 
 

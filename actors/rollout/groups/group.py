@@ -7,8 +7,8 @@
 Rules:
 - A group closes once, with exactly ``wanted`` trajectories as soon as so many have succeeded. The rest are its
   oversampled: they are aborted, or run to their end without being used. As a group of their own, the slowest would be
-  compared with the slowest alone; and their samples belong to a step whose batch may be trained by then. What APRIL
-  (arXiv 2509.18521) carries to the next step are whole groups.
+  compared with the slowest alone; and their samples belong to a step whose batch may be trained by then. APRIL
+  (arXiv 2509.18521) carries whole groups to the next step.
 - A trajectory that fails leaves its place to those still running. One that overran a deadline may be replaced by a new
   one, at most ``max_replacements`` times in a group.
 - With fewer than ``wanted`` left, the group closes with the survivors when the last has ended. It is dropped as soon
@@ -119,7 +119,7 @@ class Group:
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches its agent anything: with equal rewards every advantage within it is 0.
+    """True if a group teaches its agent something: with equal rewards every advantage within it is 0.
 
     Dynamic sampling keeps only groups that do (DAPO, arXiv 2503.14476, section 3.2, equation 11).
     """

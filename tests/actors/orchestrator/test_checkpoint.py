@@ -12,7 +12,7 @@ from flexmarl.actors.orchestrator.checkpoint import RunState
 
 
 def gathered(root: Path, step: int) -> RunState:
-    """What two agents' saves leave for ``commit``."""
+    """The files that two policies' saves leave for ``commit``."""
     for agent in ("sorter", "checker"):
         folder = checkpoint.partial_folder(root, Step(step)) / agent
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a checkpoint and the lines of the metrics may rely on: the order of decisions across steps."""
+"""The order of decisions across steps, on which checkpoints and the lines of the metrics rely."""
 
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.decisions import (

@@ -1,4 +1,4 @@
-"""Queries: each once, in order, whatever is replaced. Groups: in the order they close, or in that of their queries."""
+"""Queries: each once, in order, also with replacements. Groups: in the order they close, or in that of their queries."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def test_refills_move_the_next_step_on() -> None:
     assert order.position_after(S(1)) == 14
     assert [*order.begin(S(2), 3)] == [14, 15, 16]
     order.more(2)
-    assert order.position_after(S(1)) == 14, "what the next step draws is no matter of this one"
+    assert order.position_after(S(1)) == 14, "draws of the next step do not count for this one"
     assert order.position_after(S(2)) == 19
 
 

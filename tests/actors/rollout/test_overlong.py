@@ -1,4 +1,4 @@
-"""What length costs, against the formula of the paper."""
+"""The cost of length, against the formula of the paper."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -110,7 +110,7 @@ class House:
         await self.system.add(self.rollout, "rollout")
 
     async def interrupt(self, version: int) -> None:
-        """All instances apply it; the rollout actor is not told yet."""
+        """All instances apply it; the rollout actor does not know yet."""
         handle = await self.transport.set("solver", {"state": torch.tensor([version, 0])}, version=version)
         published = Published(SOLVER, Version(version), handle)
         await asyncio.gather(*(instance.api.apply_weights(published) for instance in self.instances))
@@ -181,7 +181,7 @@ def test_every_token_is_recorded_with_the_version_that_generated_it(gaps: list[i
     updates, group, samples = updated_after(gaps, instances)
     assert group.samples == {"solver": TRAJECTORIES} and not group.failures
     for sample in samples:
-        # What a version generates comes in whole seconds after its update: a token that is interrupted begins anew.
+        # Tokens of a version come in whole seconds after its update: an interrupted token begins again.
         wanted: list[int] = []
         for version, (start, end) in enumerate(pairwise([0.0, *updates, math.inf])):
             wanted += [version] * int(min(end - start, len(sample.tokens) - len(wanted)))

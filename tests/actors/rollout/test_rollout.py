@@ -1,4 +1,4 @@
-"""The rollout actor with a real store, and instances that answer what the test tells them to."""
+"""The rollout actor with a real store, and instances whose answers the test chooses."""
 
 import asyncio
 from collections import Counter
@@ -107,7 +107,7 @@ class House:
         self.places = places
         self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
         self.policies = {"solver": "solver", "judge": "judge"}
-        """Of each agent."""
+        """The policy of each agent."""
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.grouping: dict[str, Grouping] = {}
         self.instances = {

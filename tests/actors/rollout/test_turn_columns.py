@@ -1,4 +1,4 @@
-"""What a workflow writes into the columns of its turns: kept with the samples, or refused at once."""
+"""Columns that a workflow writes for its turns: kept with the samples, or refused at once."""
 
 import asyncio
 import sys

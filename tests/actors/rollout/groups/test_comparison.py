@@ -1,4 +1,4 @@
-"""Whose rewards are compared, in a group of uneven trajectories."""
+"""The rewards that are compared, in a group of uneven trajectories."""
 
 import random
 
@@ -38,7 +38,7 @@ def rewards(samples: list[Sample]) -> dict[tuple[str, str], list[float]]:
 def test_turns_are_compared_with_the_same_turn_of_the_same_agent() -> None:
     assert rewards(grouped(TURNS, {SOLVER: "turn", CHECKER: "turn"})) == {
         ("1:q_0_0_0", "solver"): [1.0, 2.0, 3.0],
-        ("1:q_0_2_0", "solver"): [1.0],  # nobody else came so far
+        ("1:q_0_2_0", "solver"): [1.0],  # no other trajectory came so far
         ("1:q_0_0_1", "solver"): [1.0, 2.0, 3.0],
         ("1:q_0_1_2", "solver"): [1.0, 2.0, 3.0],  # its first turn, although the trajectory's second
         ("1:q_0_1_0", "checker"): [0.1, 0.2, 0.3],

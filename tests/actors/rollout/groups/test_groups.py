@@ -1,4 +1,4 @@
-"""Which trajectories become a group: stragglers, more started than wanted, groups without signal, turns that new
+"""The trajectories that become a group: stragglers, more started than wanted, zero-advantage groups, turns that new
 weights interrupt. The rollout actor with a real store."""
 
 import asyncio
@@ -22,7 +22,7 @@ QUERY = Query("q", "2+2")
 
 
 class Hanging(FakeInstance):
-    """Answers the turns that ``hangs`` picks only when let go; ``cancelled``: those that nobody waits for any more."""
+    """Answers the turns that ``hangs`` picks only when let go; ``cancelled``: those whose callers have given up."""
 
     def __init__(self, hangs: Callable[[GenerateRequest], bool]) -> None:
         super().__init__(lambda request: (65,) * (1 + request.seed % 2))
@@ -201,7 +201,7 @@ async def test_samples_that_teach_their_agent_nothing_are_left_out(house: House)
     group = await group_of(house, rollout, 3)
     assert group.samples == {"solver": 3, "judge": 0}
     assert group.zero_advantage == ["judge"] and not group.dropped
-    assert group.rewards[JUDGE] == [0.25] * 3, "they count in what is reported"
+    assert group.rewards[JUDGE] == [0.25] * 3, "they count in the report"
 
 
 async def test_a_group_that_teaches_nobody_anything_is_dropped(house: House) -> None:
@@ -284,7 +284,7 @@ async def test_turns_go_on_with_new_weights(house: House) -> None:
     await serve(rollout, "solver", 4)
     await start_step(rollout, 5, [QUERY], 2, {"solver": 3, "judge": 0}, allow_newer=True)
     await until(lambda: instance.refused == [4])
-    assert len(instance.asked) == 1, "what goes on waits for weights that all instances have"
+    assert len(instance.asked) == 1, "a resumed turn waits for weights that all instances have"
     await serve(rollout, "solver", 5)
     group = await house.closed()
     assert group.samples[SOLVER] == 4 and not group.failures
