@@ -1,4 +1,4 @@
-"""The actor that takes arrays in ``flexmarl bench calls``."""
+"""The receiver of arrays in ``flexmarl bench calls``."""
 
 from ...core.actor import Actor, endpoint
 from ...transport.message_arrays import Array
@@ -7,5 +7,5 @@ from ...transport.message_arrays import Array
 class Sink(Actor):
     @endpoint
     async def take(self, array: Array) -> int:
-        """Its last byte, which says which array it is."""
+        """Returns the array's last byte, which identifies it."""
         return int(array[-1])

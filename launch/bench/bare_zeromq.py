@@ -1,18 +1,18 @@
-"""The bare ZeroMQ patterns that ``flexmarl bench calls`` measures beside ours: what the socket itself allows.
+"""Bare ZeroMQ patterns, measured beside our calls by ``flexmarl bench calls``: the limits of the sockets.
 
-Two processes: this one and ``bare_zeromq_peer.py``, one peer per pattern, all idle but the one being measured. Messages
-are MessagePack arrays with the content of one of our calls (id, actor, endpoint, deadline, arguments), so of about its
-size; packed and unpacked on both sides, checked by nobody.
+Two processes: this one and ``bare_zeromq_peer.py``, one peer per pattern; only the measured one is busy. Messages are
+MessagePack arrays with the content of one of our calls (id, actor, endpoint, deadline, arguments), and so of about the
+same size; packed and unpacked on both sides, without validation.
 
-``latency``   REQ/REP, blocking sockets, no event loop: the shortest way there and back that ZeroMQ has.
+``latency``   REQ/REP, blocking sockets, no event loop: the shortest round trip of ZeroMQ.
 ``calls``     DEALER/ROUTER on the sockets' file descriptors under uvloop on both sides: a reply finds its future by
               call id, the descriptor is drained until EAGAIN, sends are direct and do not block. One ZeroMQ message
               per call; calls are not joined.
-``array``     REQ/REP, blocking: ``send(array, copy=False)``; the peer copies what arrives into a buffer that it
+``array``     REQ/REP, blocking: ``send(array, copy=False)``; the peer copies the message into a buffer that it
               prepared (faulted in) before, and acknowledges.
 
-Over TCP all three are encrypted with CURVE, with keys made for this measurement. The peer knows no list of allowed
-clients (no ZAP): that would cost the handshake, not the calls.
+Over TCP all three are encrypted with CURVE, with keys made for this measurement. The peer has no list of allowed
+clients (no ZAP): that would slow the handshake, not the calls.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _PATIENCE_S = 30.0
 
 
 class Bare:
-    """``patterns`` of them, over ipc or over TCP with CURVE, ready to be measured."""
+    """The given ``patterns`` over ipc, or over TCP with CURVE, ready to be measured."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Bare:
             call_id += 1
             socket.send(pack_call(call_id, argument))
             if msgpack.unpackb(socket.recv()) != [call_id, argument]:
-                raise BenchmarkFailed("the bare REP socket sent something else back")
+                raise BenchmarkFailed("the bare REP socket sent a different reply")
 
         return await _in_thread(lambda: one_after_another_blocking(call, seconds))
 
@@ -150,7 +150,7 @@ class _CallsById:
         self._loop = asyncio.get_running_loop()
         self._replies: dict[int, asyncio.Future[object]] = {}
         self._last_id = 0
-        self._look_again_scheduled = False
+        self._drain_again_scheduled = False
         self._descriptor = socket.FD
         self._loop.add_reader(self._descriptor, self._drain)
 
@@ -159,13 +159,13 @@ class _CallsById:
         reply = self._replies[call_id] = self._loop.create_future()
         self._socket.send(pack_call(call_id, None), zmq.NOBLOCK)
         # The descriptor is edge-triggered: sending may have taken its edge (zmq_getsockopt(3), ZMQ_FD).
-        if not self._look_again_scheduled:
-            self._look_again_scheduled = True
-            self._loop.call_soon(self._look_again)
+        if not self._drain_again_scheduled:
+            self._drain_again_scheduled = True
+            self._loop.call_soon(self._drain_again)
         return await reply
 
-    def _look_again(self) -> None:
-        self._look_again_scheduled = False
+    def _drain_again(self) -> None:
+        self._drain_again_scheduled = False
         self._drain()
 
     def _drain(self) -> None:
@@ -184,7 +184,7 @@ class _CallsById:
 
 
 class _Peer:
-    """One process of ``bare_zeromq_peer.py``. It ends when its standard input does, so never outlives this one."""
+    """One process of ``bare_zeromq_peer.py``. It ends with its standard input, so it never outlives this process."""
 
     def __init__(self, init: Mapping[str, object], environment: dict[str, str]) -> None:
         self._init = init
@@ -192,7 +192,7 @@ class _Peer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> str:
-        """The address it is bound to. Raises BenchmarkFailed where it does not start."""
+        """Returns the address that the peer is bound to. Raises BenchmarkFailed if it does not start."""
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "flexmarl.launch.bench.bare_zeromq_peer",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -205,7 +205,9 @@ class _Peer:
         except TimeoutError:
             line = b""
         if not line:
-            raise BenchmarkFailed(f"the bare {self._init['pattern']} peer did not start; see its words above")
+            raise BenchmarkFailed(
+                f"the bare {self._init['pattern']} peer did not start; see its output above"
+            )
         return line.decode().strip()
 
     async def close(self) -> None:
@@ -215,7 +217,7 @@ class _Peer:
 
 
 async def _in_thread(work: Callable[[], Result]) -> Result:
-    """As asyncio.to_thread, but a cancellation waits for ``work`` to end: it uses sockets that are closed next."""
+    """Like asyncio.to_thread, but a cancellation waits for ``work`` to end: its sockets are closed next."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

@@ -55,7 +55,7 @@ def _take_arrays(socket: "zmq.Socket[bytes]", buffer: bytearray) -> NoReturn:
         frame = socket.recv(copy=False)
         arrived = len(frame)
         view[:arrived] = frame.buffer
-        del frame  # its memory is not needed any more when the next one arrives
+        del frame  # frees its memory before the next one arrives
         socket.send(view[arrived - 1 : arrived])
 
 
@@ -73,7 +73,7 @@ class _Router:
     def _drain(self) -> None:
         receive, send = self._socket.recv_multipart, self._socket.send_multipart
         try:
-            # Until EAGAIN, which also says that no edge of the descriptor was taken unseen.
+            # Until EAGAIN: then no edge of the descriptor was missed.
             while True:
                 identity, message = receive(zmq.NOBLOCK)
                 send((identity, _reply_to(message)), zmq.NOBLOCK)
@@ -82,7 +82,7 @@ class _Router:
 
 
 def _end_with_parent() -> NoReturn:
-    """Runs in a thread of its own: the sockets above block."""
+    """Ends the process with its parent. Runs in a thread of its own, because the sockets block."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The actors that ``flexmarl bench calls`` measures. No numpy here: an idle actor's memory is measured too."""
+"""The actors that ``flexmarl bench calls`` measures. They import no numpy, because their memory is measured too."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from .measure import calls_in_flight
 
 
 class Echo(Actor):
-    """Does nothing, so that what a call costs is the call itself."""
+    """Does nothing, so that only the call itself takes time."""
 
     def __init__(self) -> None:
         self._heard = 0
@@ -27,12 +27,12 @@ class Echo(Actor):
 
     @endpoint
     async def heard(self) -> int:
-        """How many times ``hear`` has run."""
+        """The number of calls of ``hear``."""
         return self._heard
 
     @endpoint
     async def wait(self) -> None:
-        """Until the process ends."""
+        """Never returns."""
         await asyncio.Event().wait()
 
     @endpoint
@@ -41,10 +41,10 @@ class Echo(Actor):
 
 
 class Caller(Actor):
-    """One of several that call the same actor at once."""
+    """One of several callers of the same actor."""
 
     @endpoint
     async def run(self, target: ActorRef[Echo], seconds: float, in_flight: int) -> int:
-        """How many calls of ``target`` ended; ``in_flight`` of them are under way for ``seconds``."""
+        """Calls ``target`` for ``seconds``, ``in_flight`` calls at a time; returns the number of completed calls."""
         count, _ = await calls_in_flight(lambda: target.api.empty(), seconds, in_flight)
         return count

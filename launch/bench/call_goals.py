@@ -1,4 +1,4 @@
-"""What the figures of ``flexmarl bench`` should be."""
+"""Goals of the figures of ``flexmarl bench``."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure, and its bound. Where ``bare`` is the key of another figure, the bound is a multiple of that one, which
-    people call ``bare_words``."""
+    """A figure and its bound. If ``bare`` is given, it is the key of another figure, shown as ``bare_words``, and the
+    bound is a multiple of that figure."""
 
     key: str
     words: str
@@ -24,7 +24,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ratio``: measured / bare, where there is a bare figure."""
+    """``ratio``: measured / bare; None without a bare figure."""
 
     key: str
     words: str
@@ -42,7 +42,7 @@ _LOAD = (
     Goal("array_gb_s", "array, GB/s", 0.9, at_most=False, bare="bare_array_gb_s"),
     Goal("spawn_first_reply_s", "spawn to first reply, s", 0.8, at_most=True),
     Goal("idle_rss_mib", "idle process, MiB", 60, at_most=True),
-    # The kernel counts CPU time in ticks of 10 ms: one tick in two seconds is as near to nothing as can be told.
+    # The kernel counts CPU time in ticks of 10 ms: the least that can be measured is one tick in two seconds.
     Goal("idle_cpu_percent", "idle process, % CPU", 0.5, at_most=True),
     Goal("kill_to_dead_ms", "kill -9 to ActorDead, ms", 50, at_most=True),
 )
@@ -57,7 +57,7 @@ def _latency(p50_bound: float) -> tuple[Goal, ...]:
     )
 
 
-# Encryption is worth half a call more; how many of them fit into a second is promised for ipc only.
+# Encryption may add half a call's time; calls per second have a goal over ipc only.
 _CALLS_OVER_IPC = Goal("calls_per_s", "calls/s, many in flight", 100_000, at_most=False)
 
 GOALS: dict[str, tuple[Goal, ...]] = {
@@ -74,7 +74,7 @@ PIPELINE = (
 
 
 def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
-    """Every goal of ``transport`` held against ``figures``."""
+    """Compares ``figures`` with every goal of ``transport``."""
     return judge_all(GOALS[transport], figures)
 
 

@@ -1,14 +1,14 @@
-"""``flexmarl bench calls``: flexmarl's calls beside the bare ZeroMQ patterns, in the same rounds.
+"""Measures flexmarl's calls beside the bare ZeroMQ patterns, in the same rounds: ``flexmarl bench calls``.
 
-Ours and the bare pattern take turns within every round, so that what else the machine does hits both. A figure is the
-median of the rounds. Per transport, in parts, so that no process is there that a part does not need:
+Ours and the bare pattern take turns within every round, so that other load on the machine affects both. A figure is the
+median of the rounds. Each transport is measured in parts, so that only the processes of a part are running:
 
     calls     measuring process, one actor process, bare peers     latency, calls in flight, one-way messages
     arrays    measuring process, one actor process, a bare peer    256 MiB in one message
     fan-in    measuring process, one actor process, 8 callers      all call the one
-    start     measuring process, one actor process                 spawned anew for each round; memory and CPU at rest
+    start     measuring process, one actor process                 spawned again for each round; memory and CPU at rest
 
-The keys, under ``ipc`` and ``tcp_curve``; what is bare uses the same transport (``bare_zeromq.py`` says what exactly):
+The keys, under ``ipc`` and ``tcp_curve``; the bare patterns (``bare_zeromq.py``) use the same transport:
 
     call_p50_us, call_p99_us            an empty call and its reply, one after the other, microseconds
     bare_p50_us, bare_p99_us            the same by REQ/REP
@@ -24,16 +24,14 @@ The keys, under ``ipc`` and ``tcp_curve``; what is bare uses the same transport 
     idle_rss_mib, idle_cpu_percent      that process at rest; percent of one core
     kill_to_dead_ms                     from its kill -9 until 100 calls to it have raised ActorDead, milliseconds
     rounds                              every round's figures, by key
-    goals                               what each figure should be, and whether it is
+    goals                               the goal of each figure, and if it is met
 
-Beside them: ``others`` (None for a library that is not installed, ``others_install`` says how), ``machine``,
-``versions``, ``settings``. ``machine.busy_percent``: of all cores, by other programs, before the first round. On a
-machine with little to spare the latencies mean nothing: two processes that are left one core between them call each
-other three times as fast as two that wake each other's core from idle, until the core is taken away for milliseconds.
+Also: ``others`` (None for a library that is not installed; ``others_install`` is the command that installs it),
+``machine``, ``versions``, ``settings``. On a busy machine the latencies mean nothing: two processes that share one core
+call each other three times as fast as two that wake each other's core from idle, until the core is taken away for
+milliseconds.
 """
 
-import asyncio
-import importlib.metadata
 import statistics
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
@@ -42,21 +40,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import psutil
-import zmq
 
 from ...core.ref import ActorRef
 from .. import env
-from . import flexmarl_calls, other_frameworks
+from . import flexmarl_calls, machine, other_frameworks
 from .array_actor import Sink
 from .bare_zeromq import Bare
 from .bench_actors import Caller, Echo
 from .call_goals import judge
-from .measure import in_turns, medians, percentile
+from .measure import Report, in_turns, medians, percentile, rounded
 
 Transport = Literal["ipc", "tcp_curve"]
 Figures = dict[str, float]
-Tell = Callable[[str], None]
 
 TRANSPORTS: tuple[Transport, ...] = ("ipc", "tcp_curve")
 OTHERS = ("ray", "xoscar")
@@ -65,14 +60,13 @@ _BOTH = ("ours", "bare")
 _LATENCY_SLICES = 4
 _RATE_SLICES = 2
 _ARRAYS_PER_ROUND = 3
-_BUSY_WINDOW_S = 0.5
-# 16 entries of 64 bytes as MessagePack, but for a few.
+# 16 entries, each of about 64 bytes as MessagePack.
 _DICT = {f"key-{number:02}": "x" * 56 for number in range(16)}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: how long each kind of call is made in each round; an idle process is watched four times as long."""
+    """``seconds``: duration of each kind of call in each round; an idle process is watched four times as long."""
 
     transports: tuple[Transport, ...] = TRANSPORTS
     rounds: int = 5
@@ -84,56 +78,43 @@ class Options:
 
 
 def parts(options: Options) -> int:
-    """How many times ``measure`` tells what it does."""
+    """The number of calls of ``report`` that ``measure`` makes."""
     return 1 + len(options.transports) * 4 * options.rounds + (len(OTHERS) if options.others else 0)
 
 
-async def measure(options: Options, tell: Tell) -> dict[str, Any]:
-    """The object that ``--json`` prints; ``tell`` hears what is measured next.
+async def measure(options: Options, report: Report) -> dict[str, Any]:
+    """The object that ``--json`` prints; ``report`` is called with the name of each part before it is measured.
 
-    Raises BenchmarkFailed where a message was lost or a process did not start, and what a failed call raises.
+    Raises BenchmarkFailed if a message is lost or a process does not start, and the error of a failed call.
     """
     environment = env.actor_environment()
-    tell("how busy the machine is with other things")
-    machine = {**env.describe_machine(), "busy_percent": await busy_percent()}
+    report("how busy the machine is with other things")
+    described = await machine.describe()
     result: dict[str, Any] = {}
     for transport in options.transports:
-        result[transport] = await _measure_transport(transport, options, environment, tell)
+        result[transport] = await _measure_transport(transport, options, environment, report)
     result["others"] = {}
     for library in OTHERS if options.others else ():
-        tell(library)
+        report(library)
         result["others"][library] = await other_frameworks.measure(
             library, options.seconds, options.in_flight, environment
         )
     result["others_install"] = other_frameworks.INSTALL
-    result["machine"] = machine
-    result["versions"] = versions()
+    result["machine"] = described
+    result["versions"] = machine.versions()
     result["settings"] = asdict(options)
     return result
 
 
-async def busy_percent() -> float:
-    """Of all cores, before anything is measured."""
-    psutil.cpu_percent()
-    await asyncio.sleep(_BUSY_WINDOW_S)
-    return psutil.cpu_percent()
-
-
-def versions() -> dict[str, str]:
-    packages = ("flexmarl", "pyzmq", "msgpack", "uvloop", "numpy", "pydantic")
-    found = {package: importlib.metadata.version(package) for package in packages}
-    return {**found, "libzmq": zmq.zmq_version()}
-
-
 async def _measure_transport(
-    transport: Transport, options: Options, environment: Mapping[str, str], tell: Tell
+    transport: Transport, options: Options, environment: Mapping[str, str], report: Report
 ) -> dict[str, Any]:
     curve = transport == "tcp_curve"
     rounds: list[Figures] = [{} for _ in range(options.rounds)]
 
     async def in_rounds(part: str, figures_of: Callable[[], Awaitable[Figures]]) -> None:
         for number, figures in enumerate(rounds, 1):
-            tell(f"{transport}: {part}, round {number} of {options.rounds}")
+            report(f"{transport}: {part}, round {number} of {options.rounds}")
             figures |= await figures_of()
 
     with tempfile.TemporaryDirectory(prefix="flexmarl-") as directory:  # 0700
@@ -169,7 +150,7 @@ async def _calls(
                 "oneway_per_s": await flexmarl_calls.one_way_per_s(echo, seconds),
             }
 
-        await one_round(options.seconds / 5)  # warm: connections, caches, memory
+        await one_round(options.seconds / 5)  # warm-up: connections, caches, memory
         await in_rounds("calls", one_round)
 
 
@@ -178,11 +159,11 @@ async def _latencies(
 ) -> Figures:
     microseconds: dict[str, list[float]] = {"ours": [], "bare": []}
     slice_s = seconds / _LATENCY_SLICES
-    for who in in_turns(_BOTH, _LATENCY_SLICES):
-        if who == "ours":
-            microseconds[who] += await flexmarl_calls.latency(echo, argument, slice_s)
+    for contender in in_turns(_BOTH, _LATENCY_SLICES):
+        if contender == "ours":
+            microseconds[contender] += await flexmarl_calls.latency(echo, argument, slice_s)
         else:
-            microseconds[who] += await bare.latency(argument, slice_s)
+            microseconds[contender] += await bare.latency(argument, slice_s)
     own = prefix or "call_"
     return {
         f"{own}p50_us": percentile(microseconds["ours"], 0.5),
@@ -195,11 +176,11 @@ async def _latencies(
 async def _rates(echo: ActorRef[Echo], bare: Bare, seconds: float, in_flight: int) -> Figures:
     per_s: dict[str, list[float]] = {"ours": [], "bare": []}
     slice_s = seconds / _RATE_SLICES
-    for who in in_turns(_BOTH, _RATE_SLICES):
-        if who == "ours":
-            per_s[who].append(await flexmarl_calls.calls_per_s(echo, slice_s, in_flight))
+    for contender in in_turns(_BOTH, _RATE_SLICES):
+        if contender == "ours":
+            per_s[contender].append(await flexmarl_calls.calls_per_s(echo, slice_s, in_flight))
         else:
-            per_s[who].append(await bare.calls_per_s(slice_s, in_flight))
+            per_s[contender].append(await bare.calls_per_s(slice_s, in_flight))
     return {
         "calls_per_s": statistics.mean(per_s["ours"]),
         "bare_calls_per_s": statistics.mean(per_s["bare"]),
@@ -218,18 +199,18 @@ async def _arrays(
         async def one_round() -> Figures:
             nonlocal stamp
             gb_s: dict[str, list[float]] = {"ours": [], "bare": []}
-            for who in in_turns(_BOTH, _ARRAYS_PER_ROUND):
+            for contender in in_turns(_BOTH, _ARRAYS_PER_ROUND):
                 stamp = (stamp + 1) % 256
-                if who == "ours":
-                    gb_s[who].append(await flexmarl_calls.array_gb_s(sink, array, stamp))
+                if contender == "ours":
+                    gb_s[contender].append(await flexmarl_calls.array_gb_s(sink, array, stamp))
                 else:
-                    gb_s[who].append(await bare.array_gb_s(array, stamp))
+                    gb_s[contender].append(await bare.array_gb_s(array, stamp))
             return {
                 "array_gb_s": statistics.median(gb_s["ours"]),
                 "bare_array_gb_s": statistics.median(gb_s["bare"]),
             }
 
-        await one_round()  # warm: its pages are there from here on
+        await one_round()  # warm-up: faults in the pages
         await in_rounds("arrays", one_round)
 
 
@@ -250,8 +231,3 @@ async def _fan_in(curve: bool, options: Options, in_rounds: InRounds) -> None:
 
         await one_round(options.seconds / 5)
         await in_rounds("fan-in", one_round)
-
-
-def rounded(value: float) -> float:
-    """Four significant digits say more than a benchmark knows."""
-    return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)

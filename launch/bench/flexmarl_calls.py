@@ -1,4 +1,4 @@
-"""What ``flexmarl bench calls`` measures of flexmarl, through the interface that everybody uses."""
+"""Measures flexmarl for ``flexmarl bench calls``, through its public interface."""
 
 import asyncio
 import time
@@ -16,13 +16,13 @@ from .array_actor import Sink
 from .bench_actors import Caller, Echo
 from .measure import MAXIMUM_STALL_S, calls_in_flight, one_after_another
 
-# Between two looks at the clock: a look costs a tenth of a message.
+# Messages between two readings of the clock: a reading takes a tenth of a message's time.
 _ONE_WAY_BURST = 64
 _HANGING = 100
 
 
 def new_system(*, curve: bool) -> ActorSystem:
-    """A system whose processes talk over TCP with CURVE, or else over ipc."""
+    """A system whose processes are connected by TCP with CURVE, or else by ipc."""
     return ActorSystem("bench", tcp=Tcp() if curve else None)
 
 
@@ -39,9 +39,9 @@ async def calls_per_s(echo: ActorRef[Echo], seconds: float, in_flight: int) -> f
 
 
 async def one_way_per_s(echo: ActorRef[Echo], seconds: float) -> float:
-    """One-way messages per second, from the first one's sending to the answer that says how many have arrived.
+    """One-way messages per second, from the first send to the reply with the number of arrived messages.
 
-    Raises BenchmarkFailed where one was lost."""
+    Raises BenchmarkFailed if a message was lost."""
     before = await echo.api.heard()
     sent = 0
     start = time.perf_counter()
@@ -59,7 +59,7 @@ async def one_way_per_s(echo: ActorRef[Echo], seconds: float) -> float:
 async def fan_in_calls_per_s(
     callers: list[ActorRef[Caller]], echo: ActorRef[Echo], seconds: float, in_flight: int
 ) -> float:
-    """Calls per second that one actor answers to all ``callers`` together; each has ``in_flight`` under way."""
+    """Calls per second of one actor by all ``callers`` together, each with ``in_flight`` concurrent calls."""
     timeout_s = seconds + 2 * MAXIMUM_STALL_S
     start = time.perf_counter()
     counts = await asyncio.gather(
@@ -69,7 +69,7 @@ async def fan_in_calls_per_s(
 
 
 async def array_gb_s(sink: ActorRef[Sink], array: np.ndarray[Any, np.dtype[np.uint8]], stamp: int) -> float:
-    """10^9 bytes per second of one call with ``array``, from its beginning to its answer. See ``Bare.array_gb_s``."""
+    """10^9 bytes per second of one call with ``array``, from the request to the reply. See ``Bare.array_gb_s``."""
     array[-1] = stamp
     start = time.perf_counter()
     arrived = await sink.within(MAXIMUM_STALL_S).take(array)
@@ -80,9 +80,10 @@ async def array_gb_s(sink: ActorRef[Sink], array: np.ndarray[Any, np.dtype[np.ui
 
 
 async def start_and_rest(*, curve: bool, rest_s: float) -> dict[str, float]:
-    """Seconds from asking for an actor in a new process to its first reply; then, while nobody calls it for
-    ``rest_s``, its resident memory and the percentage of one core that it uses; then, from ``kill -9``, the
-    milliseconds until the last of ``_HANGING`` calls to it has failed.
+    """Measures an actor's process: start, rest and death.
+
+    Seconds from ``spawn`` to the first reply; resident memory and percentage of one core during ``rest_s`` without
+    calls; milliseconds from ``kill -9`` until the last of ``_HANGING`` pending calls has failed.
     """
     async with new_system(curve=curve) as system:
         start = time.perf_counter()
@@ -96,16 +97,16 @@ async def start_and_rest(*, curve: bool, rest_s: float) -> dict[str, float]:
         used_s = after.user + after.system - before.user - before.system
         rss_mib = process.memory_info().rss / 2**20
         hanging = [asyncio.ensure_future(echo.within(MAXIMUM_STALL_S).wait()) for _ in range(_HANGING)]
-        await echo.api.empty()  # they are there: it was sent after them
+        await echo.api.empty()  # sent after them: when it returns, they have arrived
         start = time.perf_counter()
         process.kill()
         errors = await asyncio.gather(*hanging, return_exceptions=True)
         killed_s = time.perf_counter() - start
         if not all(isinstance(error, ActorDead) and error.actor == echo.name for error in errors):
-            raise BenchmarkFailed(f"calls to a killed actor ended otherwise than by its death: {errors[0]!r}")
+            raise BenchmarkFailed(f"calls to a killed actor did not raise ActorDead: {errors[0]!r}")
         return {
             "spawn_first_reply_s": first_reply_s,
             "idle_rss_mib": rss_mib,
-            "idle_cpu_percent": round(100 * used_s / rest_s, 3),  # of ticks, subtracted as floats
+            "idle_cpu_percent": round(100 * used_s / rest_s, 3),  # rounds off the error of subtracting floats
             "kill_to_dead_ms": 1e3 * killed_s,
         }

@@ -1,4 +1,7 @@
-"""The clock of every contender, so that all are measured by the same loops, and the statistics of what it gave."""
+"""The timed loops that all contenders share, and the statistics of their results.
+
+It is imported in measured processes, whose memory is measured too: no large imports.
+"""
 
 import asyncio
 import math
@@ -10,6 +13,8 @@ from typing import TypeVar
 from ..errors import BenchmarkFailed
 
 Call = Callable[[], Awaitable[object]]
+Report = Callable[[str], None]
+"""Called with the name of the part that is measured next."""
 Contender = TypeVar("Contender")
 
 MAXIMUM_STALL_S = 60.0
@@ -20,8 +25,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
 
 
+def rounded(value: float) -> float:
+    """``value`` with four significant digits: more would be noise."""
+    return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)
+
+
 def medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each figure, the median of the rounds."""
+    """The median of each figure over the rounds."""
     return {key: statistics.median(figures[key] for figures in rounds) for key in rounds[0]}
 
 
@@ -40,7 +50,7 @@ async def one_after_another(call: Call, seconds: float) -> list[float]:
 
 
 def one_after_another_blocking(call: Callable[[], object], seconds: float) -> list[float]:
-    """As ``one_after_another``, of a function that blocks."""
+    """Like ``one_after_another``, for a blocking function."""
     durations: list[float] = []
     clock = time.perf_counter
     now = clock()
@@ -54,29 +64,29 @@ def one_after_another_blocking(call: Callable[[], object], seconds: float) -> li
 
 
 async def calls_in_flight(call: Call, seconds: float, in_flight: int) -> tuple[int, float]:
-    """How many calls ended and the seconds they took, ``in_flight`` of them under way at any moment.
+    """The number of calls that ended and the seconds they took, with ``in_flight`` concurrent calls.
 
-    Each of ``in_flight`` tasks awaits one call after the other: no task is made in the timed part. After
-    ``seconds`` no new call begins; those under way are waited for, and count with their time. Raises what a call
-    raised, and BenchmarkFailed where the last of them take longer than MAXIMUM_STALL_S.
+    Each of ``in_flight`` tasks awaits one call after the other, so no task is made in the timed part. After
+    ``seconds`` no new call begins; pending calls are awaited, and count with their time. Raises the error of a failed
+    call, and BenchmarkFailed if the last calls take longer than MAXIMUM_STALL_S.
     """
     begin = asyncio.Event()
-    going_on = True
+    running = True
     ended = 0
 
     async def worker() -> None:
         nonlocal ended
         await begin.wait()
-        while going_on:
+        while running:
             await call()
             ended += 1
 
     def stop() -> None:
-        nonlocal going_on
-        going_on = False
+        nonlocal running
+        running = False
 
     workers = [asyncio.create_task(worker()) for _ in range(in_flight)]
-    await asyncio.sleep(0)  # all of them wait for the start
+    await asyncio.sleep(0)  # every task waits for the start
     start = time.perf_counter()
     begin.set()
     timer = asyncio.get_running_loop().call_later(seconds, stop)
@@ -100,6 +110,6 @@ async def calls_in_flight(call: Call, seconds: float, in_flight: int) -> tuple[i
 
 
 def in_turns(contenders: Sequence[Contender], slices: int) -> Iterable[Contender]:
-    """Who is measured next: each ``slices`` times, and each as often first as second, so that noise hits all alike."""
+    """The order of measurement: each contender ``slices`` times, first as often as second, so that noise hits all."""
     for number in range(slices):
         yield from contenders if number % 2 == 0 else reversed(contenders)

@@ -1,8 +1,8 @@
-"""Other actor libraries in the same loops, each in a process of its own:
+"""Measures other actor libraries by the same loops, each in a process of its own:
 ``python -m flexmarl.launch.bench.other_frameworks``.
 
-They bring threads, daemons and words on standard output of their own: none of that shall reach the measurement of
-flexmarl or the JSON it prints. Here standard output carries the result, one JSON object, and nothing else.
+They have threads, daemons and output of their own, which must not reach the measurement of flexmarl or its JSON. The
+standard output of this process is the result, one JSON object, and nothing else.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ Spawned = tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]
 async def measure(
     library: str, seconds: float, in_flight: int, environment: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """The figures of ``library``; None where it is not installed, ``{"error": ...}`` where it does not work here."""
+    """The figures of ``library``; None if it is not installed, ``{"error": ...}`` if it does not work here."""
     if importlib.util.find_spec(library) is None:
         return None
-    # Files, not pipes: what a library leaves running would hold a pipe open.
+    # Files, not pipes: a daemon that a library leaves running would hold a pipe open.
     with (
         tempfile.TemporaryDirectory(prefix="flexmarl-") as directory,
         (Path(directory) / "out").open("w+b") as output,
@@ -66,7 +66,7 @@ async def measure(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends it and all that it started: politely first, for a library may have daemons to stop."""
+    """Ends the process and its descendants: by SIGTERM first, because a library may have daemons to stop."""
     if process.returncode is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -91,7 +91,7 @@ def _last_line(stream: BinaryIO) -> str:
 
 
 async def _ray(directory: str) -> Spawned:
-    """An async actor with all calls side by side; as its documentation has it for asyncio callers."""
+    """An async actor with concurrent calls, as in Ray's documentation for asyncio callers."""
     import ray
 
     ray.init(
@@ -159,7 +159,7 @@ async def _measure_here(library: str, seconds: float, in_flight: int, directory:
 def main() -> None:
     library, seconds, in_flight, directory = sys.argv[1:]
     result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the library prints
+    os.dup2(2, 1)  # the output of the library
     figures = uvloop.run(_measure_here(library, float(seconds), int(in_flight), directory))
     json.dump(figures, result)
     result.close()

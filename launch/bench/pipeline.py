@@ -1,20 +1,20 @@
-"""``flexmarl bench pipeline``: what a training step costs with a barrier (``sync``) and without one (``strict``).
+"""Measures a training step with a barrier (``sync``) and without one (``strict``): ``flexmarl bench pipeline``.
 
 Runs of ``flexmarl train`` on ``pipeline_recipe``, every actor in a process of its own, over ipc. Engines and trainer
-are simulated: they sleep instead of computing, so what is measured is the order in which things happen and what it
-costs to arrange it. Both modes draw the same answers of the same lengths. The keys:
+are simulated: they sleep instead of computing, so that only the schedule and its overhead are measured. Both modes draw
+the same answers of the same lengths. The keys:
 
     sync_s, strict_s          seconds per step; the median of the rounds, each the mean over its steps but the first
-    lower_bound_s             what no step with a global barrier can be faster than, the mean over the same steps
+    lower_bound_s             lower bound of a step with a global barrier, the mean over the same steps
     orchestrator_core_share   CPU seconds (user and system, by psutil) of the orchestrator's process per 1,000 turns,
                               from a run of its own, scaled in time so that about 1,000 turns end per second
     load                      that run: turns_per_s, and core_share of every process in the same unit
     rounds                    every round's figures, by key
-    goals                     what each figure should be, and whether it is
+    goals                     the goal of each figure, and if it is met
 
-Beside them: ``machine``, ``versions``, ``settings``. ``barrier_bound_s`` says what a step's bound is. It is computed
-from rollouts of the same draws in virtual time, where nothing but the engines takes any. A run in ``strict`` may beat
-it: its barrier is per policy, and turns of the next step begin while other policies still train.
+Also: ``machine``, ``versions``, ``settings``. The bound (``barrier_bound_s``) is computed from rollouts of the same
+draws in virtual time, in which only the engines take time. A run in ``strict`` may be faster: its barrier is per
+policy, and turns of the next step begin while other policies still train.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ from ..console.progress import Progress
 from ..errors import BenchmarkFailed, Interrupted
 from ..run_config import RunConfig
 from ..run_directory import RunDirectory
+from . import machine
 from .call_goals import PIPELINE, judge_all
-from .calls import Tell, busy_percent, rounded, versions
-from .measure import in_turns
+from .measure import Report, in_turns, rounded
 
 RECIPE = Path(__file__).parent / "pipeline_recipe"
 MODES: tuple[Mode, ...] = ("sync", "strict")
@@ -80,35 +80,35 @@ class Options:
         return self.steps - 1
 
     def config(self, mode: Mode) -> RunConfig:
-        """Raises ConfigError for overrides that are none."""
+        """Raises ConfigError for invalid overrides."""
         own = (f"seed={self.seed}", f"training.steps={self.steps}", f"mode={mode}")
         return resolve(str(RECIPE), [*self.overrides, *own])
 
 
 def parts(options: Options) -> int:
-    """How many times ``measure`` tells what it does."""
+    """The number of calls of ``report`` that ``measure`` makes."""
     return 3 + len(MODES) * options.rounds
 
 
-def measure(options: Options, tell: Tell) -> dict[str, Any]:
-    """The object that ``--json`` prints; ``tell`` hears what is measured next.
+def measure(options: Options, report: Report) -> dict[str, Any]:
+    """The object that ``--json`` prints; ``report`` is called with the name of each part before it is measured.
 
-    Raises BenchmarkFailed where a trajectory failed, KeyboardInterrupt where ctrl-C stopped it, and what a run raises.
+    Raises BenchmarkFailed if a trajectory failed, KeyboardInterrupt after ctrl-C, and the errors of a run.
     """
-    tell("how busy the machine is with other things")
-    machine = {**env.describe_machine(), "busy_percent": asyncio.run(busy_percent())}
-    tell("the lower bound, in virtual time")
+    report("how busy the machine is with other things")
+    described = asyncio.run(machine.describe())
+    report("the lower bound, in virtual time")
     bounds = lower_bounds_s(options.config("sync"))
     rounds: dict[str, list[float]] = {f"{mode}_s": [] for mode in MODES}
     numbers = dict.fromkeys(MODES, 0)
     for mode in in_turns(MODES, options.rounds):
         numbers[mode] += 1
-        tell(f"{mode}, round {numbers[mode]} of {options.rounds}")
+        report(f"{mode}, round {numbers[mode]} of {options.rounds}")
         run = _timed_run(options.config(mode))
         rounds[f"{mode}_s"].append(run.step_s)
     figures = {key: median(values) for key, values in rounds.items()}
     figures["lower_bound_s"] = fmean(bounds[1:])  # of the steps that are measured
-    tell("the orchestrator under load")
+    report("the orchestrator under load")
     turns_per_s = run.turns / options.counted_steps / figures["strict_s"]
     load = _timed_run(scaled(options.config("strict"), turns_per_s / _LOAD_TURNS_PER_S))
     figures["orchestrator_core_share"] = load.core_shares["orchestrator"]
@@ -120,8 +120,8 @@ def measure(options: Options, tell: Tell) -> dict[str, Any]:
         },
         "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
         "goals": [asdict(verdict) for verdict in judge_all(PIPELINE, figures)],
-        "machine": machine,
-        "versions": versions(),
+        "machine": described,
+        "versions": machine.versions(),
         "settings": asdict(options),
     }
 
@@ -143,12 +143,12 @@ def barrier_bound_s(
     trainers: Mapping[str, SimulatedTrainerConfig],
     install_s: float,
 ) -> float:
-    """Seconds that a step takes at least where no turn of the next begins before all policies have stepped.
+    """The least seconds of a step if no turn of the next step begins before all policies have stepped.
 
     The larger of two, for one trainer that computes one micro-batch at a time:
 
     - the last group's closing + the shortest of the agents' last micro-batches + an optimizer step + a weight install;
-    - the moment at which some agent's first micro-batch is there + all micro-batches + all optimizer steps.
+    - the time of the first complete micro-batch of any agent + all micro-batches + all optimizer steps.
 
     ``trainers`` is by agent; ``groups`` in the order in which they closed.
     """
@@ -170,7 +170,7 @@ def barrier_bound_s(
 
 
 def lower_bounds_s(config: RunConfig) -> list[float]:
-    """``barrier_bound_s`` of every step. Not to be called while a loop runs in this thread."""
+    """``barrier_bound_s`` of every step. It starts a loop, so no loop may run in this thread."""
     trainers = {str(name): policy.simulated_trainer for name, policy in config.policies.items()}
     install_s = min(policy.simulated_engine.install_s for policy in config.policies.values())
     with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
@@ -180,7 +180,7 @@ def lower_bounds_s(config: RunConfig) -> list[float]:
 
 
 class _Recorder(Actor):
-    """Stands for store and orchestrator: what closes, and when."""
+    """Stands in for the store and the orchestrator; records each closed group with its time."""
 
     def __init__(self, directory: Path) -> None:
         self._places = segment_directories(directory, directory / "store")
@@ -209,7 +209,7 @@ class _Recorder(Actor):
 
 
 async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[ClosedGroup]]:
-    """Every step's groups as they close where only the engines take time."""
+    """Every step's groups in the order of closing, if only the engines take time."""
     network = MemoryNetwork(keep_log=False)
     recorder = _Recorder(directory)
     async with (
@@ -271,7 +271,7 @@ class _Moment:
 
 @dataclass(slots=True)
 class _Run:
-    """What was seen of one run, from the end of its first step to that of its last."""
+    """Measurements of one run, from the end of its first step to the end of its last."""
 
     moments: list[_Moment] = field(default_factory=list)
 
@@ -300,7 +300,7 @@ class _Run:
 
 
 class _Watch(Progress):
-    """Shows nothing and takes notes at the end of each step."""
+    """Shows nothing; takes measurements at the end of each step."""
 
     def __init__(self, config: RunConfig) -> None:
         console = Console(file=io.StringIO())
@@ -332,7 +332,7 @@ def _actor_of(process: psutil.Process) -> str:
 
 
 def _timed_run(config: RunConfig) -> _Run:
-    """One run from start to end. Raises KeyboardInterrupt where a signal stopped it, once nothing is left of it."""
+    """One run from start to end. Raises KeyboardInterrupt after a signal, when all its processes have ended."""
     watch = _Watch(config)
     with tempfile.TemporaryDirectory(prefix="flexmarl-") as folder, _interrupts():
         directory = RunDirectory.create(Path(folder) / "run", to_yaml(config))

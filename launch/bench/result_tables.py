@@ -1,4 +1,4 @@
-"""What a person sees of a benchmark: on standard error what is measured now, on standard output the tables."""
+"""Shows a benchmark: its progress on standard error, its tables on standard output."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,43 +11,43 @@ from rich.text import Text
 
 from ..formatting import compact
 
-# More than this by others, and the figures say more about them.
+# Above this load by other programs the figures are not reliable.
 _BUSY_PERCENT = 10
 _TITLES = {"ipc": "ipc", "tcp_curve": "TCP with CURVE"}
 
 
 @contextmanager
 def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """Called with what is measured next: a bar on a terminal, lines elsewhere."""
+    """Shows progress by a bar on a terminal, else by lines. Yields a function to be called before each part."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
     text = TextColumn("{task.description}", markup=False)
-    # No refresh thread: it would run while calls are measured. The bar is drawn between two parts.
+    # No refresh thread: it would disturb the measurement. The bar is drawn between two parts.
     with Progress(text, *columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task("starting", total=total)
         begun = 0
 
-        def tell(description: str) -> None:
+        def report(description: str) -> None:
             nonlocal begun
             bar.update(task, description=description, completed=begun)
             bar.refresh()
             begun += 1
 
-        yield tell
+        yield report
 
 
-def tables(console: Console, result: Mapping[str, Any]) -> None:
+def calls_tables(console: Console, result: Mapping[str, Any]) -> None:
     for transport, title in _TITLES.items():
         if transport in result:
             console.print(_goals_table(title, result[transport]["goals"]))
     if result["others"]:
         console.print(_others_table(result))
-    _say_if_busy(console, result)
+    _warn_if_busy(console, result)
 
 
-def _say_if_busy(console: Console, result: Mapping[str, Any]) -> None:
+def _warn_if_busy(console: Console, result: Mapping[str, Any]) -> None:
     if (busy := result["machine"]["busy_percent"]) > _BUSY_PERCENT:
         console.print(
             Text(f"The machine was {busy:.0f} % busy with other things: measure again.", style="yellow")
@@ -60,11 +60,11 @@ def pipeline_tables(console: Console, result: Mapping[str, Any]) -> None:
     turns_per_s = compact(result["load"]["turns_per_s"])
     words = ", ".join(f"{name} {share:.2f}" for name, share in shares)
     console.print(Text(f"cores at 1,000 turns/s (measured at {turns_per_s}): {words}"))
-    _say_if_busy(console, result)
+    _warn_if_busy(console, result)
 
 
-def goals_tables(console: Console, title: str, result: Mapping[str, Any]) -> None:
-    console.print(_goals_table(title, result["goals"]))
+def store_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table("experience store", result["goals"]))
 
 
 def _goals_table(title: str, goals: list[dict[str, Any]], beside: str = "bare") -> Table:
@@ -107,4 +107,4 @@ def _others_table(result: Mapping[str, Any]) -> Group:
             table.add_row(f"{library} {figures['version']}", *map(compact, shown), first_reply)
     if missing:
         notes.append(f"not installed: {', '.join(missing)} ({result['others_install']})")
-    return Group(table, *map(Text, notes))  # as Text: what is in brackets is no markup
+    return Group(table, *map(Text, notes))  # as Text: brackets are not markup

@@ -14,11 +14,9 @@ _AGENTS_NAMED = 8
 _AgentColumn = tuple[str, str, Callable[[AgentMetrics], float | None]]
 _PolicyColumn = tuple[str, str, Callable[[PolicyMetrics], float | None]]
 
-# Heading, format, value; a column without any value is left out. Figures of an agent:
-_OF_AGENT: tuple[_AgentColumn, ...] = (
-    ("zero advantage", ".2g", lambda agent: agent.zero_advantage_groups or None),
-)
-# Figures of a policy:
+# Heading, format, value. Figures of an agent; a column of zeros is left out:
+_OF_AGENT: tuple[_AgentColumn, ...] = (("zero advantage", ".2g", lambda agent: agent.zero_advantage_groups),)
+# Figures of a policy; a column without any value is left out:
 _OF_POLICY: tuple[_PolicyColumn, ...] = (
     ("nonzero advantage", ".0%", lambda policy: policy.nonzero_advantage_share),
     ("loss", ".3g", lambda policy: policy.loss),
@@ -71,7 +69,9 @@ def _agents(history: History) -> str:
     if not history.agents:
         return ""
     shown = [
-        column for column in _OF_AGENT if any(history.of_agent(agent, column[2]) for agent in history.agents)
+        column
+        for column in _OF_AGENT
+        if any(value for agent in history.agents for _, value in history.of_agent(agent, column[2]))
     ]
     shared = any(history.policy_of.get(agent, agent) != agent for agent in history.agents)
     rows = []

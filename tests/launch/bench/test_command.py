@@ -1,4 +1,4 @@
-"""``flexmarl bench calls`` as people start it, with counts so small that its figures say nothing."""
+"""``flexmarl bench calls`` as a command, with small counts: its figures mean nothing."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def _start(*words: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[tuple[dict[str, Any], str]]:
-    """The JSON object, and what was said on standard error."""
+    """The JSON object, and the text on standard error."""
     process = _start("--json", *_TINY)
     try:
         out, err = process.communicate(timeout=120)
@@ -91,7 +91,7 @@ def test_tables(run: tuple[dict[str, Any], str]) -> None:
     }  # fmt: skip
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     with console.file:
-        result_tables.tables(console, result)
+        result_tables.calls_tables(console, result)
     text = console.export_text()
     for words in (
         "TCP with CURVE",
