@@ -40,7 +40,7 @@ class StoreFull(StoreError):
     rows were consumed, or when the disk has room again."""
 
     ERRNOS: ClassVar = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-    """Of the OSErrors that mean it."""
+    """Error numbers of an OSError with this meaning."""
 
     def __init__(
         self, where: Path, needed_bytes: int, problem: str, *, by_its_own_limits: bool = False
@@ -73,7 +73,7 @@ class NonFiniteGradient(FlexmarlError):
     def __init__(self, policy: str, policy_version: int, grad_norm: float) -> None:
         super().__init__(
             f"policy {policy}, step from version {policy_version}: the gradient norm is {grad_norm}; "
-            "the weights are unchanged, go on from the last checkpoint"
+            "the weights are unchanged; resume from the last checkpoint"
         )
         self.policy = policy
         self.policy_version = policy_version

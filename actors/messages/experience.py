@@ -99,8 +99,8 @@ class StoreApi(Protocol):
 
     @endpoint(idempotent=True, raises=[StoreError])
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
-        """A segment for ``writer`` to fill, which writes no more to those that are ``finished``. Waits while there is no
-        room. Raises StoreError if there never will be."""
+        """A segment for ``writer`` to fill, which writes no more to those that are ``finished``. Waits while there is
+        no room. Raises StoreError if there never will be."""
 
     @endpoint(raises=[StoreError])
     async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:

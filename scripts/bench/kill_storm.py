@@ -1,13 +1,13 @@
-"""Kills actors of real runs at random, goes on with each from its last checkpoint, and counts what was trained.
+"""Kills actors of real runs at random, resumes each run from its last checkpoint, and counts the trained samples.
 
     .venv/bin/python scripts/bench/kill_storm.py --kills 200 --seed 1
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
 processes are the real ones. A run is started; at a moment drawn from the seed one of its actors, drawn too, gets
-kill -9; the run ends with an error that names it, and `flexmarl train --resume` goes on. After the last kill the run is
-left to end. What the trainer's checkpoint says it has trained is held against what the workflow must have made: every
-sample once, none besides. Prints one JSON object; exits with 1 where a run hung, ended for another reason, or a sample
-was trained twice or never.
+kill -9; the run ends with an error that names it, and `flexmarl train --resume` continues it. After the last kill the
+run may end by itself. The samples in the trainer's checkpoint are compared with those that the workflow must have made:
+every sample once, no others. Prints one JSON object; exits with 1 if a run hung or ended for another reason, or if a
+sample was trained twice or never.
 """
 
 import argparse
@@ -36,7 +36,7 @@ KILL_WITHIN_S = 2.0
 
 
 class StormError(Exception):
-    """What should not happen, in words."""
+    """A run that did not behave as it must."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Life:
 
 
 def storm(folder: Path, kills: int, steps: int, seed: int) -> list[Life]:
-    """Raises StormError where a run hangs or ends for another reason than the kill."""
+    """Raises StormError if a run hangs or ends for another reason than the kill."""
     rng = random.Random(seed)
     lives: list[Life] = []
     run = folder / "run"
@@ -90,7 +90,7 @@ def _live(folder: Path, run: Path, victim: str | None, delay_s: float, steps: in
 
 
 def _kill(process: subprocess.Popen[bytes], run: Path, victim: str, delay_s: float) -> str | None:
-    """Whom it killed; None where the run had ended before."""
+    """The name of the killed actor; None if the run had ended before."""
     before = _progress(run)
     deadline = time.monotonic() + PATIENCE_S
     while _progress(run) == before:  # until the first step of this life
@@ -124,7 +124,7 @@ def _ended(process: subprocess.Popen[bytes], run: Path) -> int:
 
 
 def _progress(run: Path) -> int:
-    """Bytes of metrics: it grows with every step, and shrinks when a run goes on from an earlier one."""
+    """Bytes of metrics: it grows with every step, and shrinks when a run resumes from an earlier one."""
     try:
         return (run / "metrics.jsonl").stat().st_size
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _progress(run: Path) -> int:
 
 
 def check(run: Path, steps: int) -> int:
-    """How many samples were trained. Raises StormError unless each was, once."""
+    """Counts the trained samples. Raises StormError unless each was, once."""
     newest = sorted((run / "checkpoints").iterdir())[-1]
     total = 0
     for agent, turns in TURNS.items():

@@ -8,7 +8,7 @@ Both sides train the same model from the same random weights (two layers, hidden
 float32) on the same prompts with the same reward function: GRPO without KL, temperature 1, groups of 8, a batch
 of 16 completions x 64 new tokens, token-mean loss, one AdamW step per batch. scripts/bench/race/config.yaml says
 it once for both. The end-of-sequence token lies outside the model's vocabulary, so no completion can end early;
-the token count of every step is checked. Prompts all have 8 tokens, so nobody pads. Each side has one torch
+the token count of every step is checked. Prompts all have 8 tokens, so there is no padding. Each side has one torch
 thread per process, in fresh processes every round, and its first steps of every round are not counted.
 A step's seconds run from the end of one step to the end of the next, on both sides.
 
@@ -152,7 +152,7 @@ def _run(side: str, command: Sequence[str]) -> None:
 
 
 def weight_change(before: Path, after: Path) -> float:
-    """``|after - before| / |before|`` over all tensors of two safetensors files. Raises RaceError where they
+    """``|after - before| / |before|`` over all tensors of two safetensors files. Raises RaceError if they
     hold different tensors."""
     import numpy as np
     from safetensors.numpy import load_file
@@ -207,7 +207,7 @@ def tokens_per_step(config: RunConfig) -> int:
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """What the race found: medians over the measured steps of all rounds, and the rounds one by one."""
+    """Results of the race: medians over the measured steps of all rounds, and the rounds one by one."""
     trl = [seconds for item in rounds for seconds in item.trl.measured]
     flexmarl = [seconds for item in rounds for seconds in item.flexmarl.measured]
     return {
@@ -233,7 +233,7 @@ def _times(trl: float, flexmarl: float) -> dict[str, float]:
 
 
 def _tenth(seconds: Sequence[float]) -> float:
-    """What a tenth of the steps stayed below."""
+    """The 10th percentile of the steps."""
     return sorted(seconds)[len(seconds) // 10]
 
 

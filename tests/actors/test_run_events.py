@@ -1,4 +1,4 @@
-"""Events and metrics on the wire: a union of classes, told apart by their names."""
+"""Events and metrics on the wire: a union of classes, distinguished by their names."""
 
 import re
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""A recipe's code: found, loaded, and told about where it fails."""
+"""A recipe's code: found, loaded, and reported with the line at which it fails."""
 
 from pathlib import Path
 from typing import Any

@@ -2,7 +2,7 @@
 
 Trains the model in the folder ``MODEL`` for ``STEPS`` steps as ``config.yaml`` says, then writes to the folder
 ``OUT`` the trained model and ``result.json``: per step the seconds, the completion tokens and the mean reward,
-and the gradient norm of the first step. What is set for speed, and why, is in ``race_trl.py``'s docstring.
+and the gradient norm of the first step. The settings for speed and their reasons are in ``race_trl.py``'s docstring.
 """
 
 import argparse

@@ -27,5 +27,5 @@ def train_query(position: int, seed: int) -> Query:
 
 
 def eval_queries(seed: int) -> Sequence[Query]:
-    """As few as there may be: an evaluation is no part of the race."""
+    """One query, the least that is allowed: evaluations do not belong to the race."""
     return [train_query(999_999, seed)]

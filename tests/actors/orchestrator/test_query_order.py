@@ -1,4 +1,4 @@
-"""Queries: each once, in order, also with replacements. Groups: in the order they close, or in that of their queries."""
+"""Queries: each once, in order, also with replacements. Groups: in the order they close, or of their queries."""
 
 import pytest
 from hypothesis import given
