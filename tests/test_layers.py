@@ -35,7 +35,8 @@ SHARED_BY_ROLES = (
 class Rule:
     """Files under ``where`` (but not under ``except_in``) use no name that is, or is inside, one of ``banned``.
 
-    Names are dotted and absolute, also if a file imports them under another name: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
+    Names are dotted and absolute, also if a file imports them under another name: ``flexmarl.core.errors``,
+    ``os.environ``, ``torch``.
     ``.name`` is an attribute of anything, ``name=`` an argument of any call that is not literally None or False.
     """
 
