@@ -1,4 +1,4 @@
-"""The rules about who may use what, read from the source without importing it.
+"""The rules about imports and names that a file may use, read from its source without importing it.
 
 The rules are data, at the top; ``check`` holds a file against them. The last tests hold small bad files against the
 checker itself.
@@ -35,7 +35,7 @@ SHARED_BY_ROLES = (
 class Rule:
     """Files under ``where`` (but not under ``except_in``) use no name that is, or is inside, one of ``banned``.
 
-    Names are dotted and absolute, whatever a file calls them: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
+    Names are dotted and absolute, also if a file uses an alias: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
     ``.name`` is an attribute of anything, ``name=`` an argument of any call that is not literally None or False.
     """
 
@@ -215,7 +215,7 @@ class Use:
 
 
 def check(path: str, source: str) -> list[str]:
-    """What is wrong with a file, as ``path:line: uses NAME (RULE)``. ``path`` is relative to the checkout."""
+    """The violations in a file, as ``path:line: uses NAME (RULE)``. ``path`` is relative to the checkout."""
     rules = [rule for rule in RULES if _applies(rule, path)]
     return [
         f"{path}:{use.line}: uses {use.name} ({rule.name})"
@@ -335,7 +335,7 @@ def _place_in_core(path: str) -> int:
 
 
 def named_like_a_library(path: str, source: str) -> bool:
-    """Whether the file imports a library of its own name, so that the two look alike in an import or a traceback."""
+    """True if the file imports a library of its own name, so that the two look alike in an import or a traceback."""
     libraries = {name.partition(".")[0] for _, _, name in _imports(path, ast.parse(source))}
     return PurePath(path).stem in libraries - {PACKAGE}
 
