@@ -1,4 +1,4 @@
-"""What an actor is: a class whose ``@endpoint`` methods other actors may call."""
+"""Actors: classes with ``@endpoint`` methods that other actors may call."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,12 @@ def endpoint(
 def endpoint(
     method: Method | None = None, *, idempotent: bool = False, raises: Sequence[type[Exception]] = ()
 ) -> Any:
-    """Makes an async method callable by message. Its annotations are what messages are checked against.
+    """Makes an async method callable by message. Messages are checked against its annotations.
 
-    An async generator is a stream: its caller iterates over it, and slows it when slower. ``idempotent``: a call may be
-    sent again after a loss or a restart of the actor; one that was answered before gets the same answer, the method
-    does not run again. Give the callers' ``Protocol`` the same mark: the caller decides whether it may repeat.
+    An async generator is a stream: its caller iterates over it, and a slow caller slows it down. ``idempotent``: a call
+    may be sent again after a lost message or a restart of the actor; a call that was answered before gets the same
+    answer, and the method does not run again. Give the callers' ``Protocol`` the same mark: the caller decides about
+    the repetition.
 
     ``raises``: error classes that callers get as such instead of RemoteError; an actor that derives from its callers'
     ``Protocol`` need not repeat them. Their constructors keep each parameter as an attribute of the same name (see
@@ -42,7 +43,7 @@ def endpoint(
 
 @dataclass(frozen=True, slots=True)
 class DeadActor:
-    """Arrives at whoever watches an actor: it ended, or nothing is heard of it any more. ``stopped``: in good order."""
+    """The exit of an actor, for its watchers: it has ended, or its process is silent. ``stopped``: in good order."""
 
     actor: str
     address: str
@@ -108,8 +109,8 @@ class Runtime(Protocol):
 
 
 class Actor:
-    """Base of all actors. Calls begin in the order in which they arrive and run side by side, as tasks of the system's
-    loop: state that an endpoint changes across an ``await`` needs a lock or a queue of its own."""
+    """Base class of all actors. Calls begin in the order of their arrival and run concurrently, as tasks of one loop:
+    state that an endpoint changes across an ``await`` needs a lock or a queue of its own."""
 
     system: System
     ref: ActorRef[Any]
@@ -135,22 +136,22 @@ class Actor:
         return {}
 
     async def on_dead(self, dead: DeadActor) -> None:
-        """An actor that this one watches has died, or was stopped. Where it is restarted it must be watched anew.
+        """Runs when an actor that this one watches has died or was stopped. If it is restarted, watch it again.
 
-        Runs as background work: if it raises, this actor has failed.
+        It runs as background work: if it raises, this actor has failed.
         """
 
     def watch(self, ref: ActorRef[Any]) -> None:
-        """Has ``on_dead`` called once, when the actor behind ``ref`` ends. At once where it has ended already."""
+        """Calls ``on_dead`` once, when the actor behind ``ref`` ends; at once if it has ended already."""
         self._runtime.watch(self, ref)
 
     def link(self, ref: ActorRef[Any]) -> None:
-        """Binds two fates: when either actor dies, the other fails with ActorDead. At once where ``ref`` is dead.
+        """Links two actors: when either one dies, the other fails with ActorDead; at once if ``ref`` is dead.
 
-        As in OTP an actor that is stopped in good order takes nobody with it. One whose process was killed does.
+        As in OTP an actor that is stopped in good order does not end its links' actors; one that was killed does.
         """
         self._runtime.link(self, ref)
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Runs ``work`` beside the calls until the actor stops. If it raises, the actor has failed."""
+        """Runs ``work`` concurrently with the calls until the actor stops. If it raises, the actor has failed."""
         self._runtime.run_background(self, work, name)

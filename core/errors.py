@@ -1,4 +1,4 @@
-"""Every error flexmarl raises on purpose, split by whose fault it is.
+"""The errors that the runtime raises on purpose.
 
 A message says what happened, where, and what to do next; the numbers in it are attributes too.
 """
@@ -13,15 +13,15 @@ class FlexmarlError(Exception):
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)``, also where the error is of a class whose ``__str__`` raises."""
+    """``str(error)``, also if ``__str__`` of its class raises."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001  # the class is a user's, and the first error matters more
-        return f"(its text can't be had: {type(broken).__name__})"
+        return f"(no text: its __str__ raised {type(broken).__name__})"
 
 
 def listing(lines: list[str], at_most: int = 20) -> str:
-    """``lines`` to end a message with, one under the other; those past ``at_most`` are only counted."""
+    """``lines`` for the end of a message, one under the other; after ``at_most`` lines the rest is counted."""
     more = [f"and {len(lines) - at_most} more"] if len(lines) > at_most else []
     return "".join(f"\n  {line}" for line in lines[:at_most] + more)
 
@@ -58,7 +58,7 @@ class ActorDead(FlexmarlError):
 
 
 class Unreachable(ActorDead):
-    """No connection to the actor's process came about: nobody listens there, or it does not let this side in."""
+    """There is no connection to the actor's process: no process listens there, or it refuses this one."""
 
     def __init__(self, actor: str, reason: str) -> None:
         super().__init__(actor, reason)
@@ -66,7 +66,7 @@ class Unreachable(ActorDead):
 
 
 class TooManyRestarts(ActorDead):
-    """An actor died once more after all the restarts that its supervisor allows; ``__cause__`` is its last death."""
+    """An actor failed after all the restarts that its supervisor allows; ``__cause__`` is its last failure."""
 
     def __init__(self, actor: str, restarts: int, period_s: float, cause: BaseException) -> None:
         super().__init__(
@@ -79,7 +79,7 @@ class TooManyRestarts(ActorDead):
 
 
 class ActorNotFound(FlexmarlError):
-    """No actor of that name is known."""
+    """There is no actor of that name."""
 
     def __init__(self, actor: str, system: str) -> None:
         super().__init__(
@@ -135,7 +135,7 @@ class LocalProtocolError(FlexmarlError):
 
 
 class NoCredit(FlexmarlError):
-    """A message could not be sent without waiting: its actor has a whole window of requests to work off first."""
+    """A message could not be sent without waiting: a whole window of requests to its actor is not answered yet."""
 
     def __init__(self, actor: str, endpoint: str, requests: int, size_bytes: int) -> None:
         super().__init__(f"{actor}.{endpoint}: {requests} requests of {size_bytes} bytes are under way to it")
@@ -154,7 +154,7 @@ class InvalidKeys(FlexmarlError):
 
 
 class UnsafeKeys(FlexmarlError):
-    """A file of keys can't be trusted: others may know or have written it, or it is no such file."""
+    """A file of keys can't be trusted: other users may have read or written it, or its content is invalid."""
 
     def __init__(self, path: Path, problem: str, remedy: str) -> None:
         super().__init__(f"the keys in {path} are refused: {problem}; {remedy}")
@@ -168,15 +168,15 @@ class PlainTcpRefused(FlexmarlError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"plain TCP is refused with host {host!r}, which is not loopback: whoever reaches it could command every "
-            "actor, and read every message; give the system keys (Keys.make()), use 127.0.0.1, or, on a network "
-            "closed to all others, say plain_beyond_loopback=True"
+            f"plain TCP is refused with host {host!r}, which is not loopback: anyone who reaches it could command "
+            "every actor, and read every message; give the system keys (Keys.make()), use 127.0.0.1, or, on a network "
+            "without other users, set plain_beyond_loopback=True"
         )
         self.host = host
 
 
 class Deadlock(FlexmarlError):
-    """In virtual time: nothing is ready and no timer is set, so the program can never go on.
+    """In virtual time: nothing is ready and no timer is set, so the program can never continue.
 
     ``waiting`` has one text per task: its name and where it waits.
     """
@@ -184,14 +184,14 @@ class Deadlock(FlexmarlError):
     def __init__(self, time_s: float, waiting: list[str]) -> None:
         super().__init__(
             f"deadlock at {time_s:g} s of virtual time: nothing is ready and no timer is set; "
-            f"tasks that wait: {len(waiting)}{listing(waiting)}"
+            f"waiting tasks: {len(waiting)}{listing(waiting)}"
         )
         self.time_s = time_s
         self.waiting = waiting
 
 
 class VirtualTimeExceeded(FlexmarlError):
-    """The next timer of a program in virtual time is due after its limit: a loop without an end, mostly.
+    """The next timer of a program in virtual time is due after its limit: in most cases an endless loop.
 
     ``waiting`` has one text per task: its name and where it waits.
     """
@@ -199,7 +199,7 @@ class VirtualTimeExceeded(FlexmarlError):
     def __init__(self, limit_s: float, next_s: float, waiting: list[str]) -> None:
         super().__init__(
             f"the next timer is due at {next_s:g} s of virtual time, after the limit of {limit_s:g} s; "
-            f"tasks that wait: {len(waiting)}{listing(waiting)}"
+            f"waiting tasks: {len(waiting)}{listing(waiting)}"
         )
         self.limit_s = limit_s
         self.next_s = next_s
@@ -207,7 +207,7 @@ class VirtualTimeExceeded(FlexmarlError):
 
 
 class NotInVirtualTime(FlexmarlError):
-    """An operation that waits for the real world was asked of a loop in virtual time."""
+    """An operation of a loop in virtual time would wait for the real world."""
 
     def __init__(self, operation: str) -> None:
         super().__init__(

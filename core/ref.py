@@ -87,7 +87,8 @@ class ActorRef(Generic[Api]):
         """The actor's endpoints, each call with a deadline of ``timeout_s`` seconds; for a stream, each of its items.
 
         A call raises CallTimeout, ActorDead, RemoteError (the endpoint raised), RemoteProtocolError
-        (arguments or result of the wrong type), LocalProtocolError or SystemClosed. ValueError: ``timeout_s`` is none.
+        (arguments or result of the wrong type), LocalProtocolError or SystemClosed; ValueError if ``timeout_s`` is
+        negative or NaN.
         """
         return cast(Api, _Proxy(self, _checked(timeout_s)))
 
@@ -102,15 +103,15 @@ class ActorRef(Generic[Api]):
     def tell(
         self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
     ) -> Awaitable[None]:
-        """Sends without waiting for an answer: delivered at most once, in order with this system's other requests.
+        """Sends without a reply: delivered at most once, in order with this system's other requests.
 
-        To be awaited; waits only where the actor is behind by a whole window of messages: CallTimeout if that lasts
-        ``timeout_s``.
+        To be awaited: it waits for credit if a whole window of messages to the actor is not processed yet, and raises
+        CallTimeout after ``timeout_s``.
         """
         return self._peer().tell(self.name, endpoint, args, kwargs, _checked(timeout_s))
 
     def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
-        """``tell`` for code that can't wait: raises NoCredit where the actor is behind by a whole window."""
+        """``tell`` for code that can't wait: raises NoCredit if a whole window of messages is not processed yet."""
         self._peer().tell_nowait(self.name, endpoint, args, kwargs)
 
     def stream(
@@ -118,8 +119,8 @@ class ActorRef(Generic[Api]):
     ) -> AsyncIterator[Any]:
         """The items of a streaming endpoint, each within ``timeout_s``; raises what ``within`` lists.
 
-        Leaving the iteration early ends the stream where ``contextlib.aclosing`` is around it; else the garbage
-        collector does.
+        To leave the iteration early, put ``contextlib.aclosing`` around it: otherwise the stream ends only when the
+        garbage collector finds it.
         """
         signature = self._signature(endpoint)
         return self._peer().stream(self.name, endpoint, args, kwargs, _checked(timeout_s), signature)
@@ -128,7 +129,7 @@ class ActorRef(Generic[Api]):
         return None if self._api is None else signature_of(self._api, endpoint)
 
     def _peer(self) -> Peer:
-        """For asking something of the actor. Raises LocalProtocolError, SystemClosed, or why its process is dead."""
+        """The connection for calls. Raises LocalProtocolError, SystemClosed, or the reason of its process's end."""
         peer = self._known_peer
         if peer is None or peer.dead is not None:  # by now another actor may have that address
             if self._peers is None:
@@ -169,13 +170,13 @@ class ActorRef(Generic[Api]):
 
 
 def _checked(timeout_s: float) -> float:
-    if not timeout_s >= 0.0:  # NaN neither: it would upset the order of all deadlines
+    if not timeout_s >= 0.0:  # also NaN, which has no place in the order of deadlines
         raise ValueError(f"timeout_s must not be negative, got {timeout_s!r}")
     return timeout_s
 
 
 class _Proxy:
-    """Turns ``proxy.endpoint(...)`` into a call; seen by type checkers as the actor's API itself."""
+    """Turns ``proxy.endpoint(...)`` into a call; to type checkers it is the actor's API."""
 
     def __init__(self, ref: ActorRef[Any], timeout_s: float) -> None:
         self._ref = ref
@@ -192,5 +193,5 @@ class _Proxy:
             return ref._peer().call(ref.name, endpoint, args, kwargs, timeout_s, signature)
 
         found = stream if signature is not None and signature.streams else call
-        setattr(self, endpoint, found)  # the next time it is there
+        setattr(self, endpoint, found)  # the next use finds it there
         return found

@@ -12,7 +12,7 @@ def first_error() -> Iterator[None]:
             async with asyncio.TaskGroup() as group:
                 ...
 
-    What the group's other tasks raised while they were being cancelled is a consequence, and is left out.
+    Errors that the other tasks raised while they were being cancelled are consequences, and are left out.
     """
     try:
         yield

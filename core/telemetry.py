@@ -120,7 +120,7 @@ class _Logger:
             return
         line = delivery_context(self, method, fields)
         text = " ".join([event, *(f"{name}={value!r}" for name, value in line.items())])
-        # The caller's frame is the second: that of ``partial`` is none of Python's.
+        # The caller's frame is the second: ``partial`` has no Python frame.
         self._standard.log(level, "%s", text, exc_info=exc_info, stacklevel=2, extra={"flexmarl": dict(line)})
 
 

@@ -1,6 +1,6 @@
 """The process of one spawned actor, started by ``child_process.py``:
-``python -m flexmarl.core.supervision.worker_main DIRECTORY NAME private|shared``.
-``private``: the directory is the run's own, and removed where the parent can't do it any more.
+``python -m flexmarl.core.worker_main DIRECTORY NAME private|shared``.
+``private``: the directory is the run's own, and is removed if the parent has died.
 
 Standard input carries one length-prefixed MessagePack map (``WorkerInit``) and then stays open for as long as
 the parent lives: its end means that the parent is gone, and the process ends with it.
@@ -31,13 +31,13 @@ from .wire.zeromq import ipc_address
 
 log = get_logger(__name__)
 
-# Python's own is (700, 10, 10). Messages leave no cycles behind: looking for them that often took a third of the time
-# of a store that keeps many rows.
+# Python's default is (700, 10, 10). Messages leave no reference cycles: the search for them took a third of the time of
+# a store with many rows.
 _GC_THRESHOLD = (20_000, 10, 10)
 
 
 def main() -> NoReturn:
-    # The terminal's ctrl-C is the launcher's to handle; it tells its actors to stop.
+    # The launcher handles the terminal's ctrl-C, and stops its actors.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     directory, name, private = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "private"
     try:
@@ -48,13 +48,13 @@ def main() -> NoReturn:
         target=_end_with_parent, args=[directory, name, private], name="parent watch", daemon=True
     ).start()
     configure_logging(name, sys.stderr)
-    status = uvloop.run(_host(name, init, directory))
-    # All that the process held is closed. Taking the interpreter apart, with torch in it, would last seconds.
+    status = uvloop.run(_serve(name, init, directory))
+    # Everything is closed. A regular exit of the interpreter, with torch in it, takes seconds.
     sys.stderr.flush()
     os._exit(status)
 
 
-async def _host(name: str, init: WorkerInit, directory: Path) -> int:
+async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
     async with ActorSystem(name, directory, tcp=init.tcp, keys=keys, settings=init.settings) as system:
@@ -64,11 +64,11 @@ async def _host(name: str, init: WorkerInit, directory: Path) -> int:
         try:
             await system.add(_build(init, system), name)
             gc.collect()
-            gc.freeze()  # modules and all: what is there now stays, and the collector need not look at it any more
+            gc.freeze()  # modules and all other objects so far stay: the collector skips them from now on
             gc.set_threshold(*_GC_THRESHOLD)
             await supervisor.ask("ready", name, os.getpid(), system.address)
-            error = await _until_stopped(system)
-        except Exception as raised:  # noqa: BLE001  # supervision: whatever it is, the parent is told and the process ends
+            error = await _wait_stopped(system)
+        except Exception as raised:  # noqa: BLE001  # supervision: any error is reported to the parent, and the process ends
             error = raised
         if error is None:
             return 0
@@ -85,8 +85,8 @@ def _build(init: WorkerInit, system: ActorSystem) -> Actor:
     return actor
 
 
-async def _until_stopped(system: ActorSystem) -> BaseException | None:
-    """None when the process was asked to stop; what a background task raised, where one did."""
+async def _wait_stopped(system: ActorSystem) -> BaseException | None:
+    """Waits for a request to stop, or for a failure: returns None, or its error."""
     stop = asyncio.ensure_future(system._system_actor.stop_requested.wait())
     ends: list[asyncio.Future[Any]] = [stop, system.failure]
     try:
@@ -97,9 +97,9 @@ async def _until_stopped(system: ActorSystem) -> BaseException | None:
 
 
 def _end_with_parent(directory: Path, name: str, private: bool) -> NoReturn:
-    """Runs in a thread of its own: a loop that is busy importing would notice seconds later."""
+    """Ends the process when the parent has died. Runs in a thread of its own: a busy loop would notice too late."""
     os.read(sys.stdin.fileno(), 1)  # nothing is written after the init: this returns when the pipe is closed
-    # The launcher can't clean up any more, so every orphan does; there is nobody left to reply to.
+    # The launcher can't clean up any more, so every orphan does.
     if private:
         shutil.rmtree(directory, ignore_errors=True)
     else:

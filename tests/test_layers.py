@@ -1,4 +1,4 @@
-"""Rules for imports and other uses of names, checked in the source without importing it.
+"""The rules about imports and names that a file may use, read from its source without importing it.
 
 The rules are data, at the top; ``check`` holds a file against them. The last tests hold small bad files against the
 checker itself.
@@ -35,8 +35,7 @@ SHARED_BY_ROLES = (
 class Rule:
     """Files under ``where`` (but not under ``except_in``) use no name that is, or is inside, one of ``banned``.
 
-    Names are dotted and absolute, also if a file imports them under another name: ``flexmarl.core.errors``,
-    ``os.environ``, ``torch``.
+    Names are dotted and absolute, also if a file uses an alias: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
     ``.name`` is an attribute of anything, ``name=`` an argument of any call that is not literally None or False.
     """
 

@@ -40,7 +40,7 @@ class ActorSupervisor(Protocol):
     """A supervisor, as its system sees it (``Supervisor``)."""
 
     def actor_failed(self, name: str, error: BaseException) -> bool:
-        """Whether it takes care of the local actor ``name``, which has failed."""
+        """Takes care of the local actor ``name``, which has failed; False if it is another supervisor's."""
         ...
 
     def crashed(self) -> None:
@@ -86,15 +86,15 @@ class LocalActors:
         return self.ref("system", address, SystemApi)
 
     def has_actor(self, name: str) -> bool:
-        """Whether ``name`` is in use: by an actor that runs, is being restarted, or has been reserved for."""
+        """True if ``name`` is in use: its actor runs or is being restarted, or the name is reserved."""
         return name in self._mailboxes
 
     def serves(self, name: str) -> bool:
-        """Whether an actor runs under ``name`` now."""
+        """True if an actor runs under ``name`` now."""
         return name in self._actors
 
     def runs_within(self, name: str) -> bool:
-        """Whether the running task is one of the actor's own."""
+        """True if the running task is one of the actor's own."""
         task = asyncio.current_task()
         mailbox = self._mailboxes.get(name)
         if mailbox is not None and mailbox.runs_in(task):

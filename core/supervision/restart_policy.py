@@ -1,8 +1,8 @@
-"""What a supervisor does when one of its children dies: decided here, carried out by ``supervisor.py``. Sans-I/O.
+"""Decides about restarts when a supervised actor fails; ``supervisor.py`` acts on it. Sans-I/O.
 
-The rules are those of OTP (https://www.erlang.org/doc/system/sup_princ.html): a child that dies is restarted, alone or
-with all its siblings. Restarts are counted for the supervisor as a whole: a death that would take it past its
-intensity is escalated, and from then on nothing is restarted any more.
+The rules are those of OTP (https://www.erlang.org/doc/system/sup_princ.html): a child that fails is restarted, alone or
+with all its siblings. Restarts are counted for the supervisor as a whole: a failure that would exceed its intensity is
+escalated, and after that nothing is restarted.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ from enum import StrEnum
 
 class Strategy(StrEnum):
     ONE_FOR_ONE = "one-for-one"
-    """Children know nothing of each other: the one that died is restarted."""
+    """Children are independent of each other: only the failed one is restarted."""
     ONE_FOR_ALL = "one-for-all"
-    """Children can't go on without each other: all others are stopped, and all are restarted."""
+    """Children depend on each other: the others are stopped, and all are restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Intensity:
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0 or not self.period_s > 0:
-            raise ValueError(f"no intensity: {self.max_restarts} restarts within {self.period_s} s")
+            raise ValueError(f"invalid intensity: {self.max_restarts} restarts within {self.period_s} s")
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """First stop these, then start those; both in this order."""
+    """Stop the children in ``stop``, then start those in ``start``; both in this order."""
 
     stop: tuple[str, ...]
     start: tuple[str, ...]
@@ -39,7 +39,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """``child`` died after ``restarts`` restarts within ``period_s`` seconds, which is all that is allowed."""
+    """``child`` failed after ``restarts`` restarts within ``period_s`` seconds, the most that are allowed."""
 
     child: str
     restarts: int
@@ -53,25 +53,25 @@ class Restarts:
         self.strategy = strategy
         self.intensity = intensity
         self.escalation: Escalate | None = None
-        """Why nothing is restarted any more."""
+        """The reason for which nothing is restarted any more."""
         self._children: dict[str, None] = {}
         self._restarted_at: deque[float] = deque()
 
     def add(self, child: str) -> None:
-        """``child`` has been started for the first time, after all others."""
+        """Adds a child that has been started for the first time, after all others."""
         self._children[child] = None
 
     def remove(self, child: str) -> None:
-        """``child`` was stopped in good order, and will not be started again."""
+        """Removes a child that was stopped in good order and is not started again."""
         self._children.pop(child, None)
 
     def __contains__(self, child: str) -> bool:
         return child in self._children
 
     def died(self, child: str, now: float) -> Restart | Escalate:
-        """``child``, which has been added, died at ``now`` (seconds of any clock that never goes back).
+        """Decides about ``child``, which failed at ``now`` (seconds of any monotonic clock).
 
-        A start that fails counts too. For one-for-all a decision replaces the one before, whatever is left of it.
+        A start that fails counts too. For one-for-all a decision replaces the one before, even an unfinished one.
         """
         if self.escalation is None:
             intensity = self.intensity

@@ -274,7 +274,7 @@ class Supervisor(Actor):
             child.failed(ActorFailed(name, error, remote_traceback))
 
     def actor_failed(self, name: str, error: BaseException) -> bool:
-        """Whether this supervisor takes care of the local actor ``name``, which has failed."""
+        """Takes care of the local actor ``name``, which has failed; False if it is not one of its children."""
         child = self._children.get(name)
         if not isinstance(child, LocalChild) or self.stopping:
             return False

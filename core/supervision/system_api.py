@@ -34,4 +34,4 @@ class SystemApi(Protocol):
 
     @endpoint
     async def link_to(self, name: str, to: ActorRef[Any]) -> None:
-        """When the actor behind ``to`` dies, ``name`` fails."""
+        """Lets ``name`` fail when the actor behind ``to`` dies."""

@@ -25,8 +25,8 @@ _LENGTH = struct.Struct("!I")
 class WorkerInit:
     """``actor_class``: ``module:Class``. ``args``, ``kwargs``: for its constructor, checked against its annotations.
 
-    ``tcp``: where to listen, None: on an ipc socket in the directory. It comes without keys: they are in ``keys_file``.
-    ``search_path``: where else to import from (``sys.path``).
+    ``tcp``: the address to listen on, without its keys, which are in ``keys_file``; None: an ipc socket.
+    ``search_path``: further entries for ``sys.path``.
     """
 
     actor_class: str
@@ -45,7 +45,7 @@ def write_init(init: WorkerInit) -> bytes:
 
 
 def read_init(stream: BinaryIO) -> WorkerInit:
-    """Raises EOFError where the parent was gone before it had written all of it."""
+    """Reads the parent's message. Raises EOFError if the parent ended before it had written all of it."""
     header = stream.read(_LENGTH.size)
     size_bytes = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else 0
     body = stream.read(size_bytes)
@@ -62,7 +62,7 @@ def constructor_arguments(setup: object) -> tuple[list[Any], dict[str, Any]]:
 
 
 def import_path(actor_class: type[Actor] | str) -> str:
-    """``module:Class``. Raises LocalProtocolError where another process could not import it."""
+    """``module:Class``. Raises LocalProtocolError if another process could not import it."""
     if isinstance(actor_class, str):
         return actor_class
     module, name = actor_class.__module__, actor_class.__qualname__
@@ -73,15 +73,15 @@ def import_path(actor_class: type[Actor] | str) -> str:
         elif (program := _main_file()) is not None:
             module = program.stem
     if module == "__main__" or "<locals>" in name:
-        where = "at a prompt" if module == "__main__" else "inside a function"
+        place = "at a prompt" if module == "__main__" else "inside a function"
         raise LocalProtocolError(
-            f"{name} is defined {where}, where no other process can import it: move it to a module"
+            f"{name} is defined {place}, and no other process can import it: move it to a module"
         )
     return f"{module}:{name}"
 
 
 def search_path() -> list[str]:
-    """Where another process finds what this one has imported, the main program included."""
+    """The directories from which another process can import this one's modules, the main program included."""
     paths = [path for path in sys.path if path]
     program = _main_file()
     if program is not None and str(program.parent) not in paths:
@@ -90,16 +90,16 @@ def search_path() -> list[str]:
 
 
 def _main_file() -> Path | None:
-    """None at a prompt, and where the program was imported as a module (``python -m``)."""
+    """The file of the main program; None at a prompt, and for a module (``python -m``)."""
     main = sys.modules["__main__"]
     file: str | None = getattr(main, "__file__", None)
     return None if file is None or main.__spec__ is not None else Path(file).resolve()
 
 
 def import_class(path: str) -> type[Actor]:
-    """What ``module:Class`` names. Raises ImportError, AttributeError, and TypeError where it is no actor's class."""
+    """The class ``module:Class``. Raises ImportError, AttributeError, and TypeError if it is not an Actor."""
     module, _, name = path.partition(":")
     found: Any = attrgetter(name)(importlib.import_module(module))
     if not (isinstance(found, type) and issubclass(found, Actor)):
-        raise TypeError(f"{path} is no Actor")
+        raise TypeError(f"{path} is not a subclass of Actor")
     return found

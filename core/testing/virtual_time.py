@@ -2,21 +2,21 @@
 
 ``run(main())`` is ``asyncio.run(main())`` in virtual time. While anything is ready to run the clock stands
 still; when nothing is, it jumps to the next timer. No real time passes or is read, so a program runs the
-same way each time, in any process, if it does not bring chance in by itself:
+same way each time, in any process, if it is deterministic itself:
 
 - Timers due at the same instant (equal floats) fire in the order in which they were set.
 - Tasks and futures hash by their number, not by their address: ``asyncio.wait``, a TaskGroup that cancels
   its tasks and the program's own sets go through them in an order that does not change between processes.
   Tasks are named by the same number, also when the process ran other loops before.
-- What would wait for the real world is refused: threads, processes, sockets, signals.
+- Waiting for the real world is refused: threads, processes, sockets, signals.
 
 Left to the program: the real clock (``time.monotonic()``; ask ``loop.time()``), unseeded random numbers, sets
 of other things (strings hash differently in each process), and the moment at which the garbage collector
-finalises what is in a reference cycle (close generators with ``contextlib.aclosing``). Of asyncio, whatever
-the loop: ``as_completed`` goes through coroutines by address (give it tasks), so does a set of futures that
+finalises objects in a reference cycle (close generators with ``contextlib.aclosing``). In asyncio itself, with
+any loop: ``as_completed`` orders coroutines by address (give it tasks), so does a set of futures that
 ``gather`` made, and the set that ``all_tasks`` returns depends on earlier loops (sort it by ``hash``).
 
-Since time stands still while anything is ready, a program that spins (``while loop.time() < t: await
+Because time stands still while anything is ready, a program that spins (``while loop.time() < t: await
 asyncio.sleep(0)``) never ends: it has to wait for something.
 """
 
@@ -37,8 +37,8 @@ from ..errors import Deadlock, NotInVirtualTime, VirtualTimeExceeded
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
-LIMIT_S = 365 * 86400.0  # of virtual time; one task that ticks each second is there in about two minutes
-ENDING_S = 3600.0  # of virtual time, for what is left when the main coroutine ends
+LIMIT_S = 365 * 86400.0  # of virtual time; a task that ticks each second takes about two minutes of real time
+ENDING_S = 3600.0  # of virtual time, for the tasks that are left when the main coroutine ends
 FEW_TIMERS = 128  # below this many, cancelled timers are not worth a search
 
 # Every method of a loop that waits for something outside the program.
@@ -57,14 +57,14 @@ REFUSED = (
 def run(main: Coroutine[Any, Any, T], *, start_s: float = 0.0, limit_s: float = LIMIT_S) -> T:
     """Runs ``main`` in virtual time and returns its result; like ``asyncio.run``, and changes nothing global.
 
-    ``start_s`` is what ``loop.time()`` says at first, in seconds; ``limit_s`` is how many seconds of virtual
-    time may pass. When ``main`` ends, or one of the errors below ends it, the tasks that are left are
-    cancelled, oldest first, and have one hour of virtual time to end; then async generators are closed.
-    A KeyboardInterrupt comes out as it is: no signal handler is set.
+    ``start_s``: the first value of ``loop.time()``, in seconds; ``limit_s``: the most seconds of virtual time that
+    may pass. When ``main`` ends, or one of the errors below ends it, the remaining tasks are cancelled, oldest
+    first, and have one hour of virtual time to end; then async generators are closed. A KeyboardInterrupt is
+    raised as it is: no signal handler is set.
 
-    Raises what ``main`` raises, Deadlock when every task waits and no timer is set, VirtualTimeExceeded when
-    the next timer is due after the limit, ValueError for times that are no numbers, and RuntimeError when a
-    loop already runs in this thread.
+    Raises the errors of ``main``, Deadlock if every task waits and no timer is set, VirtualTimeExceeded if the next
+    timer is due after the limit, ValueError for invalid times, and RuntimeError if a loop already runs in this
+    thread.
     """
     if asyncio._get_running_loop() is not None:
         raise RuntimeError(
@@ -98,12 +98,12 @@ def _cancel_what_is_left(loop: "VirtualTimeLoop") -> None:
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time. ``run`` makes one; or use ``asyncio.Runner(loop_factory=VirtualTimeLoop)``.
 
-    ``start_s`` is what ``time()`` says at first, in seconds; ``limit_s`` is how many seconds may pass.
+    ``start_s``: the first value of ``time()``, in seconds; ``limit_s``: the most seconds that may pass.
     ``run_forever`` and ``run_until_complete`` raise Deadlock and VirtualTimeExceeded; every method that would
     wait for the real world raises NotInVirtualTime.
     """
 
-    # These are the base class's, and what its run_forever() asks of a loop is _run_once(): so since Python 3.4.
+    # Attributes of the base class, whose run_forever() calls _run_once(): so since Python 3.4.
     _ready: deque[asyncio.Handle]
     _stopping: bool
     _thread_id: int | None  # None while the loop does not run
@@ -129,7 +129,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As in asyncio; ValueError if ``when`` is not a number, since no order could then be kept."""
+        """As in asyncio. Raises ValueError if ``when`` is NaN, which has no place in the order of timers."""
         self._check_closed()
         if math.isnan(when):
             raise ValueError("a timer can't be due at NaN")
@@ -142,7 +142,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
-        """``call_soon``; NotInVirtualTime from another thread, whose pace is the real world's."""
+        """``call_soon``. Raises NotInVirtualTime from another thread, which runs in real time."""
         if self._thread_id not in (None, threading.get_ident()):
             raise NotInVirtualTime("a call from another thread (call_soon_threadsafe)")
         return self.call_soon(callback, *args, context=context)
@@ -171,7 +171,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def _run_once(self) -> None:
-        """Runs what is ready, and only that; if nothing is, the clock jumps first."""
+        """Runs the ready callbacks, and no later ones; if there is none, the clock jumps first."""
         timers, ready = self._timers, self._ready
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -228,7 +228,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Future(asyncio.Future[Any]):
-    """A future that hashes by a number. It takes one when it is first asked, since most never are."""
+    """A future that hashes by a number, which it takes at the first use, because most are never hashed."""
 
     __slots__ = ("_number",)
 
@@ -256,7 +256,7 @@ _ASYNCIO = asyncio.__name__ + "."
 
 
 def _place(awaitable: object) -> str:
-    """Where a coroutine waits: its innermost frame outside asyncio, then, if it goes on, the innermost of all."""
+    """The place at which a coroutine waits: its innermost frame outside asyncio, then the innermost one of all."""
     frames = list(_frames(awaitable))
     if not frames:
         return "not started or in an awaitable without a frame"

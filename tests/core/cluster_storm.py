@@ -27,7 +27,7 @@ ROUGH = Faults(delay_s=(0.0, 0.2), drop=0.05, duplicate=0.1, reorder=0.1)
 
 @dataclass
 class Books:
-    """What all nodes have done. ``begun``: (sender, receiver) to the numbers in the order in which they began."""
+    """The calls of all nodes. ``begun``: (sender, receiver) to the numbers in the order in which they began."""
 
     executed: Counter[str] = field(default_factory=Counter)
     executed_once: Counter[tuple[str, str]] = field(default_factory=Counter)

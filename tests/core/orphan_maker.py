@@ -18,7 +18,9 @@ async def main(logs: Path) -> None:
             await supervisor.spawn("echo:Echo", "echo", {})
             pid = (await supervisor.process_statistics())["echo"].pid
             print(pid, private, file=sys.stderr, flush=True)  # noqa: T201
-            await asyncio.wait_for(supervisor.wait_failed(), 60)  # nobody killed us: don't stay for ever
+            await asyncio.wait_for(
+                supervisor.wait_failed(), 60
+            )  # if no test kills this process, it ends by itself
 
 
 asyncio.run(main(Path(sys.argv[1])))

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 class Relay(Actor):
     async def on_start(self) -> None:
-        log.info("started by nobody's request")
+        log.info("started without a request")
 
     @endpoint
     async def hand_on(self, others: "list[ActorRef[Relay]]") -> None:

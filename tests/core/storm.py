@@ -1,7 +1,7 @@
 """A program of many tasks that draws what it does from a seed and logs each step: ``python storm.py SEED``.
 
-Most delays are equal, so that the order of what happens at one instant matters; and whatever happens in
-another order draws other numbers, so that the logs of two runs part at once and for good.
+Most delays are equal, so that the order of events at one instant matters; events in another order draw other
+numbers, so that the logs of two runs differ from there on.
 """
 
 import asyncio

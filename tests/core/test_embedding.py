@@ -1,4 +1,4 @@
-"""A system in a process of somebody else's: it leaves nothing behind, and changes nothing of it."""
+"""A system in a process of a service: it leaves nothing behind, and changes nothing global."""
 
 import asyncio
 import gc
@@ -82,13 +82,13 @@ async def two_systems(tcp: bool) -> AsyncIterator[ActorSystem]:
 
 
 class Held:
-    """What the process holds: counted, as the kernel sees it."""
+    """The resources of the process, counted as the kernel sees them."""
 
     def __init__(self) -> None:
         gc.collect()
         process = psutil.Process()
         self.descriptors = _descriptors()
-        self.threads = process.num_threads()  # libzmq's are no Python threads
+        self.threads = process.num_threads()  # those of libzmq are unknown to Python
         self.python_threads = sorted(thread.name for thread in threading.enumerate())
         self.children = process.children()
 
@@ -102,7 +102,7 @@ def assert_all_given_back(before: Held) -> None:
 
 
 def _descriptors() -> list[str]:
-    """What each open descriptor leads to, by the descriptor's number."""
+    """The target of each open descriptor, by its number."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the one that this very list was read by
@@ -111,7 +111,7 @@ def _descriptors() -> list[str]:
 
 
 def process_wide() -> dict[str, Any]:
-    """What belongs to the whole process and therefore to the service."""
+    """The state of the whole process, which belongs to the service."""
     return {
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "wakeup fd": _wakeup_fd(),

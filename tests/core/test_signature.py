@@ -23,7 +23,7 @@ from flexmarl.core.wire_types import register_type, wire_type
 
 
 class Vector:
-    """No dataclass: known to nobody until it is registered."""
+    """A plain class, unknown to the codec until it is registered."""
 
     def __init__(self, *numbers: float) -> None:
         self.numbers = numbers

@@ -1,4 +1,4 @@
-"""A task group's failure, told as one error."""
+"""The failure of a task group, raised as one error."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a process says of itself: its event loop's lag, and log lines that name the request they belong to."""
+"""The lag of the event loop, and log lines that name the request they belong to."""
 
 import asyncio
 import errno
@@ -112,7 +112,7 @@ class TestTheRequestIsNamed:
         lines = {name: _json_lines(tmp_path / f"{name}.log") for name in names}
         for name, sender in zip(names, [system.name, *names], strict=False):
             unbound, *bound = lines[name]
-            assert unbound["event"] == "started by nobody's request" and unbound["node"] == name
+            assert unbound["event"] == "started without a request" and unbound["node"] == name
             assert not {"trace_id", "message_id", "actor"} & unbound.keys()
             assert [line["event"] for line in bound] == ["handing on", "in a task", "back"] * 2
             assert {(line["actor"], line["node"]) for line in bound} == {(name, name)}
@@ -167,7 +167,7 @@ log = get_logger("flexmarl.core.x")
 
 async def main():
     async with ActorSystem("service") as system:
-        await system.ref("nobody", system.address).tell("hear", 1)
+        await system.ref("missing", system.address).tell("hear", 1)
         await system.process_statistics()
         log.info("not this")
         log.error("one field", name="a", args=[1], message="%s")
@@ -196,7 +196,7 @@ class TestServicesThatEmbed:
         (name, level, text, _, fields), mine, failed = result["records"]
         assert (name, level) == ("flexmarl.core.delivery.requests", "WARNING")
         assert text.startswith("one-way message for an unknown actor ") and "endpoint='hear'" in text
-        assert fields["actor"] == "nobody"
+        assert fields["actor"] == "missing"
         fields = {"name": "a", "args": [1], "message": "%s"}
         words = "one field name='a' args=[1] message='%s'"
         assert mine == ["flexmarl.core.x", "ERROR", words, "main", fields]

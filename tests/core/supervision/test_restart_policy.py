@@ -1,4 +1,4 @@
-"""Which children a supervisor restarts, in which order, and when it gives up."""
+"""The choice of the children to restart, their order, and the moment of giving up."""
 
 import pytest
 from hypothesis import settings, strategies
@@ -47,7 +47,7 @@ def test_none_allowed_escalates_the_first_death() -> None:
 
 @pytest.mark.parametrize(("max_restarts", "period_s"), [(-1, 60), (3, 0), (3, -1), (3, float("nan"))])
 def test_an_intensity_makes_sense(max_restarts: int, period_s: float) -> None:
-    with pytest.raises(ValueError, match="no intensity"):
+    with pytest.raises(ValueError, match="invalid intensity"):
         Intensity(max_restarts, period_s)
 
 

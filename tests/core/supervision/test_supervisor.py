@@ -1,4 +1,4 @@
-"""Actors that die: who is told, what is restarted, what is left behind."""
+"""Actors that die: notices of deaths, restarts, files and processes that are left."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ PATIENCE_S = 15.0
 
 
 async def eventually(read: Any, accept: Any) -> Any:
-    """What ``read`` gives once ``accept`` likes it."""
+    """The first result of ``read`` that ``accept`` takes."""
     async with asyncio.timeout(PATIENCE_S):
         while not accept(value := await read()):
             await asyncio.sleep(0.01)
@@ -104,10 +104,10 @@ class TestDeath:
         ("actor_class", "kwargs", "message"),
         [
             ("echo:RefusesToStart", {}, "ValueError: nothing to serve"),
-            ("echo:RefusesWithoutWords", {}, "Wordless: .*its text can't be had"),
+            ("echo:RefusesWithoutWords", {}, "Wordless: .*no text"),
             (ECHO, {"greeting": ["no", "text"]}, "greeting: .*valid string"),
             (ECHO, {"volume": 3}, "volume: Extra inputs"),
-            ("echo:Point", {}, "no Actor"),
+            ("echo:Point", {}, "not a subclass of Actor"),
             ("nowhere:Echo", {}, "No module named 'nowhere'"),
         ],
     )
@@ -261,7 +261,7 @@ class TestRestart:
             pid = await worker.api.pid()
             in_flight = asyncio.ensure_future(worker.api.hang())
             await asyncio.sleep(0)
-            os.kill(pid, signal.SIGSTOP)  # so that the call below finds nobody, whatever the timing
+            os.kill(pid, signal.SIGSTOP)  # so that no process serves the call below, with any timing
             os.kill(pid, signal.SIGKILL)
             assert await fate(in_flight) == "ActorDead"
             await eventually(lambda: asyncio.sleep(0, made.supervisor.running), lambda names: not names)
@@ -474,7 +474,7 @@ class TestStart:
         )
         process.kill()
         with structlog.testing.capture_logs() as logs:
-            await process.wait_gone()  # nobody reports its end
+            await process.wait_gone()  # no watch reports its end
         assert [line["event"] for line in logs] == ["process does not end"]
         await process.wait_ended()
 
@@ -571,10 +571,10 @@ class TestWatch:
     async def test_who_links_to_the_dead_fails(self, private: Path, tmp_path: Path) -> None:
         async with ActorSystem("tests", private, settings=Settings(connect_timeout_s=0.05)) as system:
             worker = await system.add(Worker(str(tmp_path / "diary")), "worker")
-            await worker.api.link_it(system.ref("nobody", f"ipc://{private}/nobody.sock", Worker))
+            await worker.api.link_it(system.ref("missing", f"ipc://{private}/missing.sock", Worker))
             failure = await asyncio.wait_for(system.failure, PATIENCE_S)
         assert isinstance(failure, ActorDead) and not isinstance(failure, Unreachable)
-        assert "actor nobody died: no connection within 0.05 s" in str(failure)
+        assert "actor missing died: no connection within 0.05 s" in str(failure)
 
 
 async def watched(ref: ActorRef[Worker], count: int = 1) -> None:

@@ -487,7 +487,7 @@ def test_a_runner_takes_the_loop_and_keeps_its_clock() -> None:
         assert runner.run(main()) == 120.0
 
 
-# --------------------------------------------------------------------------- programs that can't go on
+# --------------------------------------------------------------------------- programs that can't continue
 
 
 def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
@@ -518,7 +518,7 @@ def test_a_deadlock_of_many_tasks_lists_the_first() -> None:
     async def main() -> None:
         await asyncio.gather(*(asyncio.Event().wait() for _ in range(1000)))
 
-    with pytest.raises(Deadlock, match="tasks that wait: 1001\n") as caught:
+    with pytest.raises(Deadlock, match="waiting tasks: 1001\n") as caught:
         run(main())
     assert len(caught.value.waiting) == 1001
     assert str(caught.value).endswith("\n  and 981 more")
