@@ -114,7 +114,7 @@ def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:
     recipes = [
         path.name for path in (ROOT / "launch" / "recipes").iterdir() if (path / "config.yaml").exists()
     ]
-    assert "sort_digits" in recipes
+    assert {"sort_digits", "shared_sort"} <= set(recipes)
     for recipe in recipes:
         folder = f"flexmarl/launch/recipes/{recipe}"
         assert {f"{folder}/config.yaml", f"{folder}/workflow.py"} <= set(wheel.names)

@@ -219,3 +219,14 @@ def test_token_logprobs_compute_in_float32_for_lower_precision() -> None:
     found = token_logprobs(logits, torch.tensor([500]))
     assert found.dtype == torch.float32
     assert torch.equal(found, token_logprobs(logits.float(), torch.tensor([500])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_token_may_have_a_temperature_of_its_own(dtype: torch.dtype) -> None:
+    logits = torch.randn((6, 5), dtype=dtype, generator=torch.Generator().manual_seed(0))
+    chosen, temperatures = torch.tensor([0, 1, 2, 3, 4, 0]), [1.0, 0.7, 0.7, 1.5, 1.0, 0.1]
+    found = token_logprobs(logits, chosen, torch.tensor(temperatures, dtype=torch.float64))
+    assert found.dtype == dtype
+    for n, temperature in enumerate(temperatures):
+        alone = token_logprobs(logits[n : n + 1], chosen[n : n + 1], temperature)
+        assert torch.equal(found[n : n + 1], alone), "the same bits as a batch of one temperature"
