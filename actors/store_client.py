@@ -21,7 +21,7 @@ from ..transport.segments import ByteRef, Content, SegmentDirectories, SegmentRe
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs
 from .declared_columns import MAX_STRING
 from .errors import StoreError
-from .messages import LeasedBatch, Sample, StoreApi
+from .messages import WORK_TIMEOUT_S, LeasedBatch, Sample, StoreApi
 from .sample_id import SampleId
 
 ARRAY_COLUMNS: Final = {
@@ -47,8 +47,6 @@ SCALAR_COLUMNS: Final = (
 """The columns of a sample that lie in its row, besides its agent."""
 
 _TRAINING: Final = frozenset({"agent", *SCALAR_COLUMNS, *ARRAY_COLUMNS})
-# A store that is full makes its writers wait until rows are consumed.
-_ROOM_TIMEOUT_S: Final = 24 * 3600.0
 _CHUNK_TIMEOUT_S: Final = 60.0
 _TRIES: Final = 4
 
@@ -93,7 +91,7 @@ class ExperienceWriter:
         The store recognises a repeated put by its bytes. If ``put`` were idempotent for the runtime, each answer would
         be journaled once more, which is a tenth of the store's time.
         """
-        store = self._store.within(_ROOM_TIMEOUT_S)
+        store = self._store.within(WORK_TIMEOUT_S)
         for _ in range(_TRIES - 1):
             with suppress(ActorDead):
                 return await store.put(self._name, parts)
@@ -108,7 +106,7 @@ class ExperienceWriter:
                 async with self._granting:
                     if self._grants == grants:  # else another put has got one meanwhile
                         finished = self._segments.take_finished()
-                        store = self._store.within(_ROOM_TIMEOUT_S)
+                        store = self._store.within(WORK_TIMEOUT_S)
                         self._segments.use(await store.grant(self._name, full.needed_bytes, finished))
                         self._grants += 1
 

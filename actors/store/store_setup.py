@@ -6,7 +6,7 @@ from typing import Final
 
 from ...core.ref import ActorRef
 from ..declared_columns import Column
-from ..messages import ConsoleApi
+from ..messages import WORK_TIMEOUT_S, ConsoleApi
 from ..names import AgentName, PolicyName
 from .policy_queue import LeaseOrder
 from .segment_arena import ArenaLimits
@@ -35,6 +35,6 @@ class StoreSetup:
     order: LeaseOrder = "arrival"
     columns: dict[AgentName, dict[str, Column]] = field(default_factory=dict)
     limits: ArenaLimits = _LIMITS
-    lease_s: float = 24 * 3600.0
+    lease_s: float = WORK_TIMEOUT_S
     patience_s: float = 1800.0
     console: ActorRef[ConsoleApi] | None = None

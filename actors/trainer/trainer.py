@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
-from ..messages import MicroBatchTrained, PolicyStepped, Published, TrainerApi
+from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import AgentName, PolicyName, Version
 from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_directories
@@ -32,10 +32,6 @@ T = TypeVar("T")
 
 # Catches a hang, not slowness: a large model takes long.
 _TRANSFER_TIMEOUT_S = 3600.0
-# The store waits for a full disk to be cleared.
-_COMMIT_TIMEOUT_S = 24 * 3600.0
-# The store ends the wait for external columns, after the columns' own ``timeout_s``.
-_LEASE_TIMEOUT_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
-        leased = await self._store.within(_LEASE_TIMEOUT_S).lease(policy, policy_version, count)
+        leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
         self._leases[policy].append(leased.fence)
         samples = await self._experience.samples(leased)
         stats = await self._compute(lambda: self._policies[policy].accumulate(samples))
@@ -171,7 +167,7 @@ class Trainer(Actor, TrainerApi):
     # ------------------------------------------------------------------ small things
 
     async def _committed(self, policy: PolicyName, fences: list[int], version: int) -> None:
-        await self._store.within(_COMMIT_TIMEOUT_S).commit(policy, fences, version)
+        await self._store.within(WORK_TIMEOUT_S).commit(policy, fences, version)
 
     async def _publish(self, policy: PolicyName, weights: _Weights) -> Published:
         handle = await self._transport.set(

@@ -33,7 +33,15 @@ from rich.console import Console
 
 from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.simulated_instance import SimulatedInstance
-from ...actors.messages import GroupClosed, InstanceApi, LeasedBatch, Published, Sample, VersionRange
+from ...actors.messages import (
+    WORK_TIMEOUT_S,
+    GroupClosed,
+    InstanceApi,
+    LeasedBatch,
+    Published,
+    Sample,
+    VersionRange,
+)
 from ...actors.names import PolicyName, Step, Version
 from ...actors.orchestrator.plan import Mode
 from ...actors.rollout.rollout import Rollout
@@ -63,7 +71,6 @@ RECIPE = Path(__file__).parent / "pipeline_recipe"
 MODES: tuple[Mode, ...] = ("sync", "strict")
 
 _LOAD_TURNS_PER_S = 1000.0
-_IDEAL_TIMEOUT_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +237,7 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
             simulated = SimulatedPolicy(policy, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
             handle = await transport.set(policy, simulated.weights(), version=0)
             for ref in refs:
-                await ref.within(_IDEAL_TIMEOUT_S).apply_weights(Published(policy, Version(0), handle))
+                await ref.within(WORK_TIMEOUT_S).apply_weights(Published(policy, Version(0), handle))
             await rollout.api.weights_applied(policy, Version(0))
         return [
             await _ideal_step(config, step, rollout, recorder) for step in range(1, config.training.steps + 1)
