@@ -66,6 +66,8 @@ class TestAWholeRun:
             }
             assert agents | {"overlap_s", "tokens_per_s", "versions"} <= line.keys()
             assert {f"loop_lag_ms/{name}" for name in processes} <= line.keys()
+            figures = {"rows_ready/store", "engine_steps/solver-0", "transport_running/trainer"}
+            assert {f"actor.{figure}" for figure in figures} <= line.keys()
             assert line["versions"] == {"solver": line["step"], "checker": line["step"]}
             assert line["stale_samples"] == 0 and line["failed_trajectories"] == 0
         assert ["eval/accuracy" in line for line in whole.metrics] == [False] * 5 + [True]
