@@ -187,7 +187,7 @@ def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def _object(line: str | bytes) -> dict[str, Any] | None:
-    """The object that a line holds; None if there is none, as after a crash in the middle of a write."""
+    """The object that a line holds; None for any other line, as after a crash in the middle of a write."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -27,5 +27,5 @@ def train_query(position: int, seed: int) -> Query:
 
 
 def eval_queries(seed: int) -> Sequence[Query]:
-    """As few as there may be: an evaluation is no part of the race."""
+    """The least possible number: an evaluation is not part of the race."""
     return [train_query(999_999, seed)]
