@@ -70,11 +70,33 @@ class ProcessMetrics:
     """Resident memory, MiB."""
     cpu_s: float | None = None
     """CPU seconds since the process began."""
+    mailbox_waiting: int = 0
+    """Requests that have not begun, over all actors of the process."""
+    mailbox_running: int = 0
+    """Requests that are being served now."""
+    mailbox_served: int = 0
+    """Since the start, as the counts below."""
+    mailbox_failed: int = 0
+    mailbox_cancelled: int = 0
+    open_calls: int = 0
+    """Calls to other processes without a reply yet."""
+    credit_waits: int = 0
+    """Calls that wait for credit now."""
+    sent_requests: int = 0
+    """Since the start, as the counts below."""
+    expired_calls: int = 0
+    """Calls whose deadline passed."""
+    lost_requests: int = 0
+    """Requests whose message or reply was lost."""
+    repeated_calls: int = 0
+    """Calls that were sent again."""
+    refused_messages: int = 0
+    """Received messages that could not be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One step of the run; times are seconds. ``by_process`` is filled in by the console."""
+    """One step of the run; times are seconds. ``by_process`` and ``by_actor`` are filled in by the console."""
 
     step: Step
     time_s: float
@@ -112,3 +134,5 @@ class StepMetrics:
     by_agent: dict[AgentName, AgentMetrics] = field(default_factory=dict)
     by_policy: dict[PolicyName, PolicyMetrics] = field(default_factory=dict)
     by_process: dict[str, ProcessMetrics] = field(default_factory=dict)
+    by_actor: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Figures of the actors' own ``statistics()``, by actor and name: engine, transport, store."""

@@ -17,7 +17,7 @@ from rich.console import Console as Terminal
 
 from ..actors.errors import CheckpointIncomplete, ConfigError
 from ..actors.messages import RunResult
-from ..actors.names import AgentName, PolicyName, Step
+from ..actors.names import Step
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.run_events import RunEnded, RunResumed, RunStarted
@@ -53,18 +53,25 @@ cli.add_command(bench)
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
 @click.option("--name", help="The run's name. Default: recipe and time.")
 @click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go."
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="The folder of all runs.",
 )
 @click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on with a run, as configured."
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Continue a run with its configuration.",
 )
 @click.option(
     "--restarts",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Where an actor is lost (killed, out of memory), go on by itself from the newest checkpoint, up to N "
-    "times with no newer one between. Default: 0.",
+    help="If an actor is lost (killed, out of memory), continue from the newest checkpoint by itself, at most N "
+    "times without a newer checkpoint in between. Default: 0.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop."
@@ -72,7 +79,7 @@ cli.add_command(bench)
 def train(
     words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, restarts: int, dry_run: bool
 ) -> int:
-    """Train the agents of a recipe together; everything about the run goes to runs/NAME/.
+    """Train the agents of a recipe together; all files of the run are in runs/NAME/.
 
     RECIPE is a built-in recipe (default: sort-digits) or a folder with workflow.py and config.yaml.
 
@@ -85,7 +92,7 @@ def train(
       flexmarl train --resume runs/first-try
       flexmarl train path/to/recipe checkpoint.every=20 --restarts 3
 
-    Ctrl-C stops after the steps under way and saves a checkpoint; a second one stops at once.
+    Ctrl-C stops after the running steps and saves a checkpoint; a second ctrl-C stops at once.
     """
     if resume is not None:
         if words or name or dry_run:
@@ -114,7 +121,7 @@ def train(
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def report(run_dir: Path) -> int:
-    """Write a run's report.html again, also while it runs."""
+    """Write report.html of a run again. The run may be running."""
     click.echo(write_report(RunDirectory.existing(run_dir).path))
     return 0
 
@@ -130,11 +137,11 @@ def report(run_dir: Path) -> int:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json: bool) -> int:
-    """Look into the experience store of a run that goes on: its samples, by an SQL expression over their columns.
+    """Show samples in the experience store of a running run, by an SQL expression over their columns.
 
     Columns: agent, sample_id, step, group, query, turn, trajectory, query_position, policy_version, version_changes,
-    status, optimizer_step, reward, and the float, int, bool and str columns that the config declares. Samples that
-    were trained stay for 16 steps; the oldest are shown first.
+    status, optimizer_step, reward, and the float, int, bool and str columns that the config declares. Trained
+    samples are kept for 16 steps; the oldest are shown first.
 
     \b
     Examples:
@@ -145,7 +152,7 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
     """
     if trajectory is not None and where:
         raise click.UsageError("--trajectory takes no expression: it shows all turns of one trajectory")
-    from . import store_view  # rich's tables are for those who look
+    from . import store_view  # imported here: only this command needs rich's tables
 
     directory = RunDirectory.existing(run_dir)
     if trajectory is None:
@@ -179,19 +186,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_name(name: str | None, config: RunConfig) -> str:
-    """Raises ConfigError where ``name`` is not the name of one folder."""
+    """The name of the run's folder. Raises ConfigError if ``name`` can't be one."""
     if name is None:
         return f"{Path(config.recipe).name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if name in ("", ".", "..") or "/" in name or not name.isprintable():
         raise ConfigError(
-            f"--name {name!r}: a run's name is the name of one folder; --runs says where it goes"
+            f"--name {name!r}: a run's name is the name of one folder; --runs is the folder of all runs"
         )
     return name
 
 
 def _train(config: RunConfig, directory: RunDirectory, restarts: int, *, resume: bool) -> int:
-    """``resume``: from the newest checkpoint, or from the beginning where there is none. Where an
-    actor is lost it does so by itself, up to ``restarts`` times with no newer checkpoint between."""
+    """Runs until the end, and again after the loss of an actor. Returns the exit status.
+
+    ``resume``: from the newest checkpoint, or from the beginning if there is none; so does every restart. ``restarts``:
+    at most this many without a newer checkpoint in between.
+    """
     left = restarts
     while True:
         newest = _newest(directory) if resume else None
@@ -201,11 +211,11 @@ def _train(config: RunConfig, directory: RunDirectory, restarts: int, *, resume:
         if resume:
             directory.forget_after(newest[1].step if newest else 0)
             click.echo(
-                f"going on after step {newest[1].step}" if newest else "no checkpoint yet: beginning again"
+                f"continuing after step {newest[1].step}" if newest else "no checkpoint yet: starting again"
             )
         try:
             return _run(config, directory, newest)
-        except ActorDead:  # which it has told
+        except ActorDead:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
             if folders and (newest is None or folders[-1] != newest[0]):
                 left = restarts
@@ -215,8 +225,7 @@ def _train(config: RunConfig, directory: RunDirectory, restarts: int, *, resume:
 
 
 def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
-    """The checkpoint to go on from. Raises CheckpointIncomplete naming the file that is damaged: which older state will
-    do is for a person to say."""
+    """The newest checkpoint. Raises CheckpointIncomplete with the damaged file; the user decides about an older one."""
     checkpoint.remove_partial(directory.checkpoints)
     folders = checkpoint.complete(directory.checkpoints)
     if not folders:
@@ -226,13 +235,13 @@ def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
     except CheckpointIncomplete as error:
         if len(folders) > 1:
             raise CheckpointIncomplete(
-                error.path, f"{error.problem}; remove {folders[-1]} to go on from {folders[-2].name}"
+                error.path, f"{error.problem}; remove {folders[-1]} to continue from {folders[-2].name}"
             ) from None
         raise
 
 
 def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:
-    """Until the run has ended, well or badly, which it tells. Raises ActorDead, told too: the run may go on."""
+    """Runs until the end or a failure, and reports it. Raises ActorDead, reported too: a restart may follow."""
     output = cast(TextIO, LossyOutput(sys.stdout)) if sys.stdout else None  # None: `flexmarl train >&-`
     terminal = Terminal(file=output, soft_wrap=True)
     events = JsonLines(directory.events)
@@ -244,7 +253,7 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
         run_name=directory.path.name,
         mode=config.mode,
         total_steps=config.training.steps,
-        agents={AgentName(agent): PolicyName(agent) for agent in config.agents},
+        agents={name: agent.policy for name, agent in config.agents.items()},
         first_step=first,
     )
     started = time.monotonic()
@@ -257,23 +266,23 @@ def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunStat
             result = uvloop.run(local_launcher.run(config, directory, progress, resume))
         events.write(event_to_json(RunEnded(result.stopped, Step(result.last_step))))
         events.close()
-    except KeyboardInterrupt:  # while no signal handler of the run's own is set
-        return _ended_badly(Interrupted("stopped by SIGINT"), directory, events, terminal)
+    except KeyboardInterrupt:  # before the run's own signal handlers are set
+        return _failed(Interrupted("stopped by SIGINT"), directory, events, terminal)
     except ActorDead as error:
-        _ended_badly(error, directory, events, terminal)
+        _failed(error, directory, events, terminal)
         raise
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
-        return _ended_badly(error, directory, events, terminal)
+        return _failed(error, directory, events, terminal)
     report = write_report(directory.path)
     words = _closing_words(result, first, directory, report, time.monotonic() - started)
     terminal.print(words, markup=False, highlight=False)
     return EXIT_STOPPED if result.stopped else 0
 
 
-def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
+def _failed(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
     stopped = isinstance(error, Interrupted)
     traceback = error.remote_traceback if isinstance(error, ActorFailed) else None
-    # Where the disk is full, say, the words below are all there is.
+    # If the disk is full, the output below is the only report.
     with contextlib.suppress(OSError), contextlib.closing(events):
         events.write(event_to_json(RunEnded(stopped, error=str(error), traceback=traceback)))
     with contextlib.suppress(OSError):
@@ -285,7 +294,7 @@ def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLine
     terminal.print(
         f"{details}The run {'was' if stopped else 'failed:'} {head}\n"
         f"  events and logs  {directory.path}\n"
-        f"  go on with       flexmarl train --resume {directory.path}",
+        f"  continue with    flexmarl train --resume {directory.path}",
         markup=False,
         highlight=False,
     )
@@ -295,9 +304,11 @@ def _ended_badly(error: BaseException, directory: RunDirectory, events: JsonLine
 def _closing_words(
     result: RunResult, first: int, directory: RunDirectory, report: Path, seconds: float
 ) -> str:
-    """What was learned, in plain words, and where everything is. ``first``: steps that were finished before."""
+    """A summary of the result, and the paths of its files. ``first``: steps finished before a resume."""
     if result.stopped:
-        head = f"Stopped after step {result.last_step}. Go on with: flexmarl train --resume {directory.path}"
+        head = (
+            f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {directory.path}"
+        )
     else:
         steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
         head = f"Trained {steps} in {duration(seconds)}. {_learned(result)}"
@@ -310,7 +321,7 @@ def _closing_words(
 
 
 def _learned(result: RunResult) -> str:
-    """The evaluations before and after training, as a sentence; rewards only where there is nothing else."""
+    """The evaluations before and after training, as a sentence; rewards only if there is no other metric."""
     before, after = result.evaluations.get(0, {}), result.evaluations.get(result.last_step, {})
     names = [name for name in after if not name.startswith("reward/")] or list(after)
     changes = []

@@ -6,19 +6,22 @@ Keys of ``metrics.jsonl`` are the fields of ``StepMetrics``, and for its parts `
     reward/<agent> ...                         an agent (``AgentMetrics``)
     loss/<policy>, grad_norm/<policy> ...      a policy (``PolicyMetrics``)
     versions, generated_by                     {policy: version} after the step, and of its turns
-    rss_mib/<process> ...                      an actor process (``ProcessMetrics``)
+    rss_mib/<process> ...                      an actor process (``ProcessMetrics``); counts of 0 are left out
+    actor.<figure>/<actor>                     an actor's own ``statistics()``, such as ``actor.rows_ready/store``
+                                               and ``actor.engine_waiting/<instance>``
     eval/<metric>                              the evaluation after the step
 
-A field that is None is left out; a number that is not finite is null. Keys of ``events.jsonl`` are ``time`` (Unix
-seconds), ``event`` (its name) and the fields of the event (``run_events.py``); the metrics of an evaluation stand
-beside its fields.
+Figures of processes and actors are at most about a second old. A field that is None is left out; a number that is not
+finite is null.
+
+Keys of ``events.jsonl`` are ``time`` (Unix seconds), ``event`` (its name) and the fields of the event
+(``run_events.py``); the metrics of an evaluation are on the same level as its fields.
 """
 
 import json
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -31,12 +34,20 @@ from ..actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, S
 from .formatting import number
 
 _EVALUATION: Final = "eval"
+_OF_ACTOR: Final = "actor."
 _VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
 _PARTS: Final = {"by_agent": AgentMetrics, "by_policy": PolicyMetrics, "by_process": ProcessMetrics}
 _OF_STEP: Final = tuple(
-    field.name for field in fields(StepMetrics) if field.name not in (*_PARTS, "evaluation")
+    field.name for field in fields(StepMetrics) if field.name not in (*_PARTS, "evaluation", "by_actor")
 )
 _PART_OF: Final = {field.name: part for part, cls in _PARTS.items() for field in fields(cls)}
+_COUNTS_OF_PROCESS: Final = tuple(field.name for field in fields(ProcessMetrics) if field.default == 0)
+_WRITTEN: Final = {
+    part: [
+        field.name for field in fields(cls) if field.name not in (*_VERSIONS.values(), *_COUNTS_OF_PROCESS)
+    ]
+    for part, cls in _PARTS.items()
+}
 _STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 
@@ -73,11 +84,15 @@ def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
         line[key] = {policy: getattr(measured, field) for policy, measured in metrics.by_policy.items()}
     for part in _PARTS:
         for name, measured in getattr(metrics, part).items():
+            values = asdict(measured)
             line |= {
-                f"{field}/{name}": value
-                for field, value in asdict(measured).items()
-                if field not in _VERSIONS.values()
+                f"{field}/{name}": values[field] for field in _WRITTEN[part] if values[field] is not None
             }
+    for name, process in metrics.by_process.items():
+        counts = {field: getattr(process, field) for field in _COUNTS_OF_PROCESS}
+        line |= {f"{field}/{name}": count for field, count in counts.items() if count}
+    for actor, figures in metrics.by_actor.items():
+        line |= {f"{_OF_ACTOR}{figure}/{actor}": value for figure, value in figures.items()}
     line |= {f"{_EVALUATION}/{name}": value for name, value in metrics.evaluation.items()}
     return {key: value for key, value in line.items() if value is not None}
 
@@ -90,13 +105,13 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
     step = line.get("step")
     if type(step) is not int or not 0 <= step < _STEP_LIMIT:
         return None
-    of_step: dict[str, Any] = {"evaluation": {}}
-    parts: dict[str, defaultdict[str, dict[str, Any]]] = {part: defaultdict(dict) for part in _PARTS}
+    of_step: dict[str, Any] = {"evaluation": {}, "by_actor": {}}
+    parts: dict[str, dict[str, dict[str, Any]]] = {part: {} for part in _PARTS}
     for key, field in _VERSIONS.items():
         versions = line.get(key)
         for policy, version in versions.items() if isinstance(versions, dict) else ():
             if type(version) is int:
-                parts["by_policy"][policy][field] = version
+                parts["by_policy"].setdefault(policy, {})[field] = version
     for key, value in line.items():
         if number(value) is None:
             continue
@@ -105,8 +120,10 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
             of_step[field] = value
         elif slash and field == _EVALUATION:
             of_step["evaluation"][name] = value
+        elif slash and field.startswith(_OF_ACTOR):
+            of_step["by_actor"].setdefault(name, {})[field.removeprefix(_OF_ACTOR)] = value
         elif slash and field in _PART_OF:
-            parts[_PART_OF[field]][name][field] = value
+            parts[_PART_OF[field]].setdefault(name, {})[field] = value
     try:
         for part, cls in _PARTS.items():
             of_step[part] = {name: cls(**values) for name, values in parts[part].items()}
@@ -170,7 +187,7 @@ def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def _object(line: str | bytes) -> dict[str, Any] | None:
-    """The object that a line holds; None if there is none, as after a crash in the middle of a write."""
+    """The object that a line holds; None for any other line, as after a crash in the middle of a write."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -68,6 +68,10 @@ class Trainer(Actor, TrainerApi):
         self._experience.close()
         await self._transport.__aexit__(None, None, None)
 
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``."""
+        return self._transport.statistics().numbers()
+
     # ------------------------------------------------------------------ endpoints
 
     @endpoint

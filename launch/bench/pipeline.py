@@ -300,7 +300,7 @@ class _Run:
 
     @property
     def core_shares(self) -> dict[str, float]:
-        """Of one core, by process, at 1,000 turns per second."""
+        """Share of one core by process, at 1,000 turns per second."""
         first, last = self.moments[0].cpu_s, self.moments[-1].cpu_s
         per_turn = {name: (last[name] - first[name]) / self.turns for name in last}
         return {name: share * _LOAD_TURNS_PER_S for name, share in per_turn.items()}

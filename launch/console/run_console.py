@@ -53,8 +53,15 @@ class RunConsole(Actor):
 
     @endpoint
     async def step(self, metrics: StepMetrics) -> None:
-        by_process = {name: _process_metrics(figures) for name, figures in self.processes.items()}
-        metrics = replace(metrics, by_process=by_process)
+        metrics = replace(
+            metrics,
+            by_process={name: _process_metrics(process) for name, process in self.processes.items()},
+            by_actor={
+                actor: {figure: _rounded(value) for figure, value in figures.items()}
+                for process in self.processes.values()
+                for actor, figures in process.actors.items()
+            },
+        )
         self._metrics.write(metrics_to_json(metrics))
         self._progress.step(metrics)
         if metrics.tokens == 0 and not self._warned_of_silence:
@@ -105,9 +112,27 @@ class RunConsole(Actor):
                 )
 
 
-def _process_metrics(figures: ProcessStatistics) -> ProcessMetrics:
+def _process_metrics(process: ProcessStatistics) -> ProcessMetrics:
+    mailboxes, peers = process.mailboxes, process.peers
     return ProcessMetrics(
-        loop_lag_ms=round(figures.loop_lag_ms, 3),
-        rss_mib=round(figures.rss_mib, 1),
-        cpu_s=round(figures.cpu_s, 2),
+        loop_lag_ms=round(process.loop_lag_ms, 3),
+        rss_mib=round(process.rss_mib, 1),
+        cpu_s=round(process.cpu_s, 2),
+        mailbox_waiting=mailboxes.waiting,
+        mailbox_running=mailboxes.running,
+        mailbox_served=mailboxes.served,
+        mailbox_failed=mailboxes.failed,
+        mailbox_cancelled=mailboxes.cancelled,
+        open_calls=peers.open_calls,
+        credit_waits=peers.credit_waits,
+        sent_requests=peers.sent_requests,
+        expired_calls=peers.expired_calls,
+        lost_requests=peers.lost_requests,
+        repeated_calls=peers.repeated_calls,
+        refused_messages=peers.refused_messages,
     )
+
+
+def _rounded(value: float) -> float:
+    """Whole numbers as they are, others with six significant digits."""
+    return int(value) if value.is_integer() else float(f"{value:.6g}")

@@ -88,9 +88,26 @@ def processes(history: History) -> str:
         lags = (sum(lag) / len(lag), lag[int(0.99 * (len(lag) - 1))], lag[-1]) if lag else ()
         sizes = (rss[0], rss[-1], max(rss)) if rss else ()
         row = [process, *(f"{value:.2f}" for value in lags)] + ["–"] * (3 - len(lags))
-        rows.append(row + [f"{value:.0f}" for value in sizes] + ["–"] * (3 - len(sizes)))
+        row += [f"{value:.0f}" for value in sizes] + ["–"] * (3 - len(sizes))
+        waiting = history.of_process(process, lambda measured: measured.mailbox_waiting)
+        rows.append([*row, f"{max((y for _, y in waiting), default=0.0):g}"])
     if not rows:
         return ""
     heads = ["process", "loop lag, mean ms", "p99 ms", "max ms", "memory, first MiB", "last MiB", "max MiB"]
+    heads += ["waiting requests, max"]
     words = "Loop lag: delay of the process's event loop. Memory: resident set size."
-    return f"<h2>Processes</h2>{table(heads, rows)}{note(words)}"
+    return f"<h2>Processes</h2>{table(heads, rows)}{note(words)}{_actors(history)}"
+
+
+def _actors(history: History) -> str:
+    """The figures of all actors after the last step."""
+    by_actor = history.steps[-1].by_actor
+    if not by_actor:
+        return ""
+    rows = [
+        [actor, figure, compact(value)]
+        for actor, figures in by_actor.items()
+        for figure, value in figures.items()
+    ]
+    words = f"Statistics of the actors after step {history.steps[-1].step}"
+    return f"<details><summary>{words}</summary>{table(['actor', 'figure', 'value'], rows)}</details>"

@@ -3,10 +3,10 @@
     .venv/bin/python scripts/bench/kill_storm.py --kills 200 --seed 1
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
-processes are the real ones. A run is started; at a moment drawn from the seed one of its actors, drawn too, gets
-kill -9; the run ends with an error that names it, and `flexmarl train --resume` continues it. After the last kill the
-run may end by itself. The samples in the trainer's checkpoint are compared with those that the workflow must have made:
-every sample once, no others. Prints one JSON object; exits with 1 if a run hung or ended for another reason, or if a
+processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9;
+the run ends with an error that names it, and ``flexmarl train --resume`` continues it. After the last kill the run
+continues to its end. The samples in the trainer's checkpoint are compared with those that the workflow must have made:
+every sample once, and no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a
 sample was trained twice or never.
 """
 
@@ -29,19 +29,19 @@ RECIPE = ROOT / "launch" / "bench" / "pipeline_recipe"
 ACTORS = ("store", "trainer", "rollout", "orchestrator", "planner-0", "solver-0", "checker-0")
 TURNS = {"planner": 1, "solver": 2, "checker": 6}
 QUERIES, TRAJECTORIES = 4, 2
-# A run that makes no progress for so long hangs: a step takes a fraction of a second, starting some seconds.
+# A run without progress for this time hangs: a step takes a fraction of a second, the start some seconds.
 PATIENCE_S = 120.0
-# From when the actors are ready; most steps fall into it.
+# After the first step of a life; long enough for many steps.
 KILL_WITHIN_S = 2.0
 
 
 class StormError(Exception):
-    """A run that did not behave as it must."""
+    """The run or its samples are not as they should be."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """One process of the run: whom the storm killed in it (None: it came to its end), and its exit status."""
+    """One process of the run: the actor killed in it (None if the run came to its end), and its exit status."""
 
     killed: str | None
     status: int
@@ -90,7 +90,7 @@ def _live(folder: Path, run: Path, victim: str | None, delay_s: float, steps: in
 
 
 def _kill(process: subprocess.Popen[bytes], run: Path, victim: str, delay_s: float) -> str | None:
-    """The name of the killed actor; None if the run had ended before."""
+    """Kills ``victim`` and returns its name; None if the run had ended before."""
     before = _progress(run)
     deadline = time.monotonic() + PATIENCE_S
     while _progress(run) == before:  # until the first step of this life
@@ -99,7 +99,7 @@ def _kill(process: subprocess.Popen[bytes], run: Path, victim: str, delay_s: flo
         if time.monotonic() > deadline:
             raise StormError(f"no step within {PATIENCE_S:g} s of the start")
         time.sleep(0.005)
-    time.sleep(delay_s)  # the moment that was drawn
+    time.sleep(delay_s)  # the random time of the kill
     try:
         for child in psutil.Process(process.pid).children():
             if victim in child.cmdline():
@@ -124,7 +124,7 @@ def _ended(process: subprocess.Popen[bytes], run: Path) -> int:
 
 
 def _progress(run: Path) -> int:
-    """Bytes of metrics: it grows with every step, and shrinks when a run resumes from an earlier one."""
+    """Bytes of metrics: the number grows with every step, and shrinks when a run is resumed."""
     try:
         return (run / "metrics.jsonl").stat().st_size
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _progress(run: Path) -> int:
 
 
 def check(run: Path, steps: int) -> int:
-    """Counts the trained samples. Raises StormError unless each was, once."""
+    """The number of trained samples. Raises StormError unless each was trained once."""
     newest = sorted((run / "checkpoints").iterdir())[-1]
     total = 0
     for agent, turns in TURNS.items():
@@ -157,7 +157,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--steps", type=int, help="of the run; default: three per kill")
+    parser.add_argument("--steps", type=int, help="steps of the run; default: three per kill")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     steps = options.steps or 3 * options.kills

@@ -1,18 +1,18 @@
 """Races flexmarl against TRL's GRPOTrainer, seconds per step, in one call and in turns.
 
-Prints one JSON object on stdout and everything else on stderr. The figure that counts is `ratio`: the median of
-flexmarl's measured steps over the median of TRL's. On a busy machine trust the ratio, not the seconds, and run
-many short rounds; `quiet` compares the fastest tenth of each side's steps, which others disturbed least.
+Prints one JSON object on stdout and everything else on stderr. The main figure is ``ratio``: the median of flexmarl's
+measured steps over the median of TRL's. On a busy machine trust the ratio, not the seconds, and run many short rounds;
+``quiet`` compares the fastest tenth of each side's steps, which other load disturbed least.
 
 Both sides train the same model from the same random weights (two layers, hidden 64, 40 characters, untied,
 float32) on the same prompts with the same reward function: GRPO without KL, temperature 1, groups of 8, a batch
-of 16 completions x 64 new tokens, token-mean loss, one AdamW step per batch. scripts/bench/race/config.yaml says
-it once for both. The end-of-sequence token lies outside the model's vocabulary, so no completion can end early;
-the token count of every step is checked. Prompts all have 8 tokens, so there is no padding. Each side has one torch
-thread per process, in fresh processes every round, and its first steps of every round are not counted.
+of 16 completions x 64 new tokens, token-mean loss, one AdamW step per batch. scripts/bench/race/config.yaml
+is the configuration of both. The end-of-sequence token lies outside the model's vocabulary, so no completion can
+end early; the token count of every step is checked. All prompts have 8 tokens, so neither side pads. Each side has
+one torch thread per process, in fresh processes every round, and its first steps of every round are not counted.
 A step's seconds run from the end of one step to the end of the next, on both sides.
 
-flexmarl runs as users run it: `flexmarl train`, one agent, one instance, one trainer, each in its own process.
+flexmarl runs as a user runs it: ``flexmarl train``, one agent, one instance, one trainer, each in its own process.
 
 TRL runs at its best for this task:
   one batch per step         num_iterations and gradient_accumulation_steps 1: no second pass for old log-probs
@@ -61,19 +61,19 @@ EXAMPLES = """\
 examples:
   pip install "flexmarl[bench]"
   python scripts/bench/race_trl.py
-  python scripts/bench/race_trl.py --steps 20 --rounds 10 > race.json         # where others use the machine
+  python scripts/bench/race_trl.py --steps 20 --rounds 10 > race.json         # on a busy machine
   python scripts/bench/race_trl.py --steps 10 --rounds 2 --work /tmp/race      # keeps runs, logs, models
 """
 
 
 class RaceError(Exception):
-    """A side failed, or did not do the work that the race is about."""
+    """A side failed, or did not do the same work as the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideResult:
-    """One side's run: per step (warm-up included) its seconds, completion tokens and mean reward; the gradient
-    norm of its first step; and how far its weights came, as a share of their norm at the start."""
+    """One side's run: seconds, completion tokens and mean reward per step (warm-up included), the gradient norm of the
+    first step, and the change of the weights as a share of their norm at the start."""
 
     seconds: list[float]
     tokens: list[int]
@@ -152,8 +152,8 @@ def _run(side: str, command: Sequence[str]) -> None:
 
 
 def weight_change(before: Path, after: Path) -> float:
-    """``|after - before| / |before|`` over all tensors of two safetensors files. Raises RaceError if they
-    hold different tensors."""
+    """``|after - before| / |before|`` over all tensors of two safetensors files. Raises RaceError if their tensors
+    differ in name or shape."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -166,7 +166,7 @@ def weight_change(before: Path, after: Path) -> float:
 
 
 def check_side(side: str, result: SideResult, steps: int, tokens_per_step: int) -> None:
-    """Raises RaceError unless ``result`` is of ``steps`` steps of exactly the race's tokens that did train."""
+    """Raises RaceError unless ``result`` has ``steps`` steps with the race's tokens, and changed weights."""
     if not len(result.seconds) == len(result.tokens) == len(result.rewards) == steps:
         raise RaceError(f"{side}: {len(result.seconds)} of {steps} steps were measured")
     if set(result.tokens) != {tokens_per_step}:
@@ -207,7 +207,7 @@ def tokens_per_step(config: RunConfig) -> int:
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Results of the race: medians over the measured steps of all rounds, and the rounds one by one."""
+    """The result: medians over the measured steps of all rounds, and the figures of each round."""
     trl = [seconds for item in rounds for seconds in item.trl.measured]
     flexmarl = [seconds for item in rounds for seconds in item.flexmarl.measured]
     return {
@@ -233,7 +233,7 @@ def _times(trl: float, flexmarl: float) -> dict[str, float]:
 
 
 def _tenth(seconds: Sequence[float]) -> float:
-    """The 10th percentile of the steps."""
+    """The first decile."""
     return sorted(seconds)[len(seconds) // 10]
 
 

@@ -95,7 +95,7 @@ class Launched:
         wait_until(there, f"{text!r} in\n{self.text}")
 
     def wait_for_step(self, step: int) -> None:
-        """Until step ``step`` is complete; the actors are known from here on."""
+        """Returns when step ``step`` is complete; the actors are known from then on."""
 
         def there() -> bool:
             assert self.process.poll() is None, f"ended before step {step}:\n{self.text}"

@@ -124,7 +124,7 @@ class TestRefusals:
 
 
 class TestEndings:
-    """What is left of a run, whatever ends it."""
+    """The output and the files of a run after every kind of ending."""
 
     @staticmethod
     def ends_with(monkeypatch: pytest.MonkeyPatch, ending: BaseException | RunResult) -> None:
@@ -152,7 +152,7 @@ class TestEndings:
             (KeyboardInterrupt(), 130, "The run was stopped by SIGINT"),
         ],
     )
-    def test_are_told_and_written_down(
+    def test_are_shown_and_logged(
         self,
         flexmarl: Flexmarl,
         monkeypatch: pytest.MonkeyPatch,
@@ -167,7 +167,7 @@ class TestEndings:
         assert (last["event"], last["stopped"]) == ("run_ended", status == 130)
         assert last["error"] in words
 
-    def test_are_told_though_they_can_not_be_written_down(
+    def test_are_shown_though_they_can_not_be_logged(
         self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.ends_with(monkeypatch, self.FULL)
@@ -182,7 +182,7 @@ class TestEndings:
         result = flexmarl("train", str(TINY), "--name", "run")
         assert result.status == 1 and "The run failed: [Errno 28]" in result.out and not result.err
 
-    def test_come_as_they_would_where_nobody_reads_the_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_come_as_usual_without_a_reader_of_the_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """``flexmarl train | head -1``, and ``flexmarl train >&-``"""
         self.ends_with(monkeypatch, RunResult(6, False, {}, ""))
         reading, writing = os.pipe()
@@ -258,7 +258,7 @@ class TestResumingWhatIsDamaged:
         before = run.metrics.read_bytes()
         result = flexmarl("train", "--resume", str(run.path))
         assert result.status == 2 and not result.out
-        assert run.metrics.read_bytes() == before, "nothing is forgotten for a run that can't go on"
+        assert run.metrics.read_bytes() == before, "nothing is forgotten for a run that can't continue"
         return result.err
 
     @pytest.mark.parametrize("file", ["solver/model.safetensors", "run.json", "manifest.json"])
@@ -285,7 +285,7 @@ class TestResumingWhatIsDamaged:
     def test_an_older_checkpoint_is_offered(self, flexmarl: Flexmarl, stopped_run: RunDirectory) -> None:
         (stopped_run.path / self.NEWEST / "run.json").unlink()
         error = self.refused(flexmarl, stopped_run)
-        assert f"remove {stopped_run.path / self.NEWEST} to go on from step_000002" in error
+        assert f"remove {stopped_run.path / self.NEWEST} to continue from step_000002" in error
 
     def test_a_run_locked_by_another_process(self, flexmarl: Flexmarl, stopped_run: RunDirectory) -> None:
         with stopped_run.locked():
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
     partial = checkpoint.partial_folder(stopped_run.checkpoints, Step(6))
     shutil.copytree(stopped_run.checkpoints / "step_000004", partial)
     result = flexmarl("train", "--resume", str(stopped_run.path))
-    assert result.status == 130 and result.out.startswith("going on after step 4\n")
+    assert result.status == 130 and result.out.startswith("continuing after step 4\n")
     folder = stopped_run.checkpoints / "step_000004"
     assert started == [(folder, state_after(4))]
     assert not partial.exists()

@@ -38,7 +38,8 @@ METRICS = StepMetrics(
     evaluation={"accuracy": 0.5, "reward/solver": 0.75},
     by_agent={SOLVER: AgentMetrics(0.5), JUDGE: AgentMetrics(0.25, 2)},
     by_policy={SHARED: PolicyMetrics(Version(3), Version(2), samples=8, loss=0.125, grad_norm=1.5, lr=1e-3)},
-    by_process={"store": ProcessMetrics(0.5, 100.0, 3.0)},
+    by_process={"store": ProcessMetrics(0.5, 100.0, 3.0, mailbox_served=7, credit_waits=2)},
+    by_actor={"store": {"rows_ready": 5, "puts": 0}, "solver-0": {"engine_batch_occupancy": 0.75}},
 )
 
 
@@ -66,6 +67,10 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     assert line["versions"] == {"shared": 3} and line["generated_by"] == {"shared": 2}
     assert line["eval/accuracy"] == 0.5 and line["eval/reward/solver"] == 0.75 and line["eval_s"] == 0.25
     assert line["rss_mib/store"] == 100.0
+    assert line["mailbox_served/store"] == 7 and line["credit_waits/store"] == 2
+    assert "lost_requests/store" not in line, "counts of 0 are left out"
+    assert line["actor.rows_ready/store"] == 5 and line["actor.puts/store"] == 0
+    assert line["actor.engine_batch_occupancy/solver-0"] == 0.75
     assert "value_loss/shared" not in line and "loss/solver" not in line and "reward/shared" not in line
 
 

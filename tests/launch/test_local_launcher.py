@@ -58,7 +58,7 @@ async def test_an_actor_that_never_answered_is_named_and_ended(monkeypatch: pyte
 
 
 async def test_silence_is_counted_in_seconds_not_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds may be short, where an actor's calls fail at once, and long."""
+    """Rounds may be short, if an actor's calls fail at once, and long."""
     house = House(["store"], lambda round_: (0.5 if round_ < 40 else 150.0, set()))
     with pytest.raises(ActorDead, match="has not answered for 320 s"):
         await house.watch(monkeypatch)

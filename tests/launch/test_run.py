@@ -1,4 +1,4 @@
-"""Whole runs in real processes: their files, their ends, and going on with them."""
+"""Whole runs in real processes: their files, their ends, and their continuation."""
 
 import os
 import pty
@@ -66,6 +66,8 @@ class TestAWholeRun:
             }
             assert agents | {"overlap_s", "tokens_per_s", "versions"} <= line.keys()
             assert {f"loop_lag_ms/{name}" for name in processes} <= line.keys()
+            figures = {"rows_ready/store", "engine_steps/solver-0", "transport_running/trainer"}
+            assert {f"actor.{figure}" for figure in figures} <= line.keys()
             assert line["versions"] == {"solver": line["step"], "checker": line["step"]}
             assert line["stale_samples"] == 0 and line["failed_trajectories"] == 0
         assert ["eval/accuracy" in line for line in whole.metrics] == [False] * 5 + [True]
@@ -164,7 +166,7 @@ IDLE = 0.02  # of a core
 
 
 def _idle_cpu_share(processes: dict[str, psutil.Process]) -> dict[str, float]:
-    """Of the first two seconds in which nobody works. The step before may still be written down when they begin."""
+    """CPU seconds in the first two idle seconds. The step before may still be written when they begin."""
     for _ in range(5):
         shares = _cpu_share(processes, 2.0)
         if max(shares.values()) < IDLE:
@@ -188,7 +190,8 @@ class TestARunInPieces:
     def test_ctrl_c_ends_it_after_the_step_under_way_with_a_checkpoint(self, pieces: Interrupted) -> None:
         last = pieces.stopped.text.splitlines()[-4:]
         assert (
-            last[0] == f"Stopped after step 5. Go on with: flexmarl train --resume {pieces.stopped.directory}"
+            last[0]
+            == f"Stopped after step 5. Continue with: flexmarl train --resume {pieces.stopped.directory}"
         )
         assert last[3].endswith("step_000005")
         pieces.stopped.assert_nothing_is_left()
@@ -223,7 +226,7 @@ class TestARunInPieces:
         rewards = [[line["reward/solver"] for line in run.metrics] for run in (pieces.ended, whole)]
         assert rewards[0] == rewards[1]
 
-    def test_while_it_works_nobody_else_may(self, pieces: Interrupted) -> None:
+    def test_no_other_process_may_work_on_it_meanwhile(self, pieces: Interrupted) -> None:
         assert "another process is working on this run" in pieces.refusal
 
     def test_waiting_costs_no_cpu_time(self, pieces: Interrupted) -> None:
@@ -304,7 +307,7 @@ class TestDeath:
         held.assert_nothing_is_left()
 
     def test_is_survived_as_often_as_was_asked_for(self, launcher: Launcher, tmp_path: Path) -> None:
-        """Once with no new checkpoint between; with one, the count begins anew."""
+        """Once without a new checkpoint in between; a new checkpoint resets the count."""
         hold = tmp_path / "hold"
         hold.write_text("1")
         settings = ("training.queries_per_step=1", "training.micro_batch=4", "checkpoint.every=1")
@@ -313,11 +316,11 @@ class TestDeath:
         for step in (1, 2):
             run.wait_for_output(f"checkpoints/step_00000{step}")
             run.actors()["trainer"].kill()
-            run.wait_for_output(f"going on after step {step}")
+            run.wait_for_output(f"continuing after step {step}")
             hold.write_text(str(step + 1))
         run.wait_for_output("checkpoints/step_000003")
         run.actors()["rollout"].kill()
-        run.wait_for_output("going on after step 3")
+        run.wait_for_output("continuing after step 3")
         wait_until(lambda: len(run.actors()) == 5, "five processes")
         run.actors()["store"].kill()
         assert run.wait() == 1
@@ -368,7 +371,7 @@ class TestSignals:
         run.actors()
         run.signal(signal.SIGINT)
         assert run.wait() == 130
-        assert "Stopped after step 0. Go on with" in run.text
+        assert "Stopped after step 0. Continue with" in run.text
         assert run.metrics == [] and list((run.directory / "checkpoints").iterdir()) == []
         run.assert_nothing_is_left()
         run.assert_logs_are_clean()
@@ -387,7 +390,7 @@ class Screen:
         try:
             while data := os.read(self._controller, 4096):
                 self._shown += data
-        except OSError:  # EIO: nobody has the terminal open any more
+        except OSError:  # EIO: no process has the terminal open any more
             pass
 
     def press(self, keys: bytes) -> None:
@@ -420,7 +423,7 @@ def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Pat
     assert "\x1b[?25l" in screen.text
     assert screen.text.rindex("\x1b[?25h") > screen.text.rindex("\x1b[?25l"), "the cursor is shown again"
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.text).splitlines()
-    assert plain[-4].startswith("Stopped after step 2. Go on with:")
+    assert plain[-4].startswith("Stopped after step 2. Continue with:")
     assert [line["failed_trajectories"] for line in run.metrics] == [0, 0]
     run.assert_nothing_is_left()
 

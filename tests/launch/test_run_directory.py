@@ -1,4 +1,4 @@
-"""The files of a run: made once, locked, and cut back to the step that a resumed run goes on from."""
+"""The files of a run: made once, locked, and cut back to the step that a resumed run continues from."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ class TestForgetting:
     def test_keeps_the_whole_lines_up_to_the_checkpoint(
         self, tmp_path_factory: pytest.TempPathFactory, steps: int, resumed: int, data: st.DataObject
     ) -> None:
-        """Whatever byte the file was cut off at."""
+        """After a cut at any byte."""
         run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run", "")
         lines = [json.dumps({"step": step, "note": "é\u2028"}) + "\n" for step in range(1, steps + 1)]
         text = "".join(lines).encode()

@@ -10,7 +10,7 @@ from .load import script
 kill_storm = script("kill_storm")
 
 
-def test_every_sample_is_trained_once_whoever_is_killed(tmp_path: Path) -> None:
+def test_every_sample_is_trained_once_after_kills_of_any_actor(tmp_path: Path) -> None:
     lives = kill_storm.storm(tmp_path, kills=3, steps=20, seed=4)
     assert len([life for life in lives if life.killed]) >= 2 and lives[-1].status == 0
     assert kill_storm.check(tmp_path / "run", 20) == 20 * 4 * 2 * 9

@@ -1,4 +1,4 @@
-"""What ``flexmarl bench pipeline`` runs: a planner is called once, solvers twice, checkers six times per trajectory.
+"""The recipe of ``flexmarl bench pipeline``: per trajectory one call of a planner, two of solvers, six of checkers.
 
 Plans are made first; both solutions follow at once; each of them is checked three times at once.
 """

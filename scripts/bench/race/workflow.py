@@ -27,5 +27,5 @@ def train_query(position: int, seed: int) -> Query:
 
 
 def eval_queries(seed: int) -> Sequence[Query]:
-    """One query, the least that is allowed: evaluations do not belong to the race."""
+    """The least possible number: an evaluation is not part of the race."""
     return [train_query(999_999, seed)]

@@ -11,7 +11,7 @@ async def test_a_library_that_is_not_installed_is_none() -> None:
 
 
 async def test_a_library_that_does_not_work_says_why() -> None:
-    # json is there, but nobody knows how to make an actor with it
+    # json can be imported, but has no actors
     assert await other_frameworks.measure("json", 0.1, 10, env.actor_environment()) == {
         "error": "KeyError: 'json'"
     }

@@ -117,9 +117,9 @@ def test_every_figure_is_there_and_possible(run: tuple[dict[str, Any], str]) -> 
     assert [(goal["key"], goal["goal"]) for goal in result["goals"]] == [
         ("strict_s", "<= 0.6x sync"), ("strict_s", "<= 1.1x bound"), ("orchestrator_core_share", "<= 0.1"),
     ]  # fmt: skip
-    told = [line for line in err.splitlines() if line]
-    assert len(told) == parts(Options(rounds=1))
-    assert "sync, round 1 of 1" in told and "strict, round 1 of 1" in told
+    reported = [line for line in err.splitlines() if line]
+    assert len(reported) == parts(Options(rounds=1))
+    assert "sync, round 1 of 1" in reported and "strict, round 1 of 1" in reported
 
 
 def test_table(run: tuple[dict[str, Any], str]) -> None:

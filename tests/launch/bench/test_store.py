@@ -6,10 +6,10 @@ from flexmarl.launch.bench.store import Options, measure, parts
 
 
 def test_every_figure_is_there_and_possible() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     options = Options(rounds=2, samples=128)
-    result = asyncio.run(measure(options, told.append))
-    assert told == ["round 1 of 2", "round 2 of 2"] and parts(options) == 2
+    result = asyncio.run(measure(options, reported.append))
+    assert reported == ["round 1 of 2", "round 2 of 2"] and parts(options) == 2
     for key in ("put_samples_per_s", "get_samples_per_s"):
         assert len(result["rounds"][key]) == 2
         assert 10 < result[key] < 1e7, key

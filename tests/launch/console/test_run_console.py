@@ -18,6 +18,8 @@ from flexmarl.actors.run_events import (
     StoreBlocked,
 )
 from flexmarl.actors.step_metrics import StepMetrics
+from flexmarl.core.delivery.mailbox import MailboxStatistics
+from flexmarl.core.supervision.process_statistics import PeerTotals, ProcessStatistics
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.console.progress import Progress
 from flexmarl.launch.console.run_console import RunConsole
@@ -62,6 +64,21 @@ async def test_a_step_that_generates_nothing_is_said_once(watched: Watched) -> N
         await watched.console.step(metrics(step, tokens=0))
     assert watched.text().count("no agent generated anything") == 1
     assert [line["step"] for line in watched.lines(watched.run.metrics)] == [1, 2, 3]
+
+
+async def test_statistics_of_processes_and_actors_are_in_the_metrics(watched: Watched) -> None:
+    mailboxes = MailboxStatistics(waiting=1, running=2, served=30, failed=0, cancelled=0)
+    peers = PeerTotals(open_calls=4, sent_requests=50)
+    actors = {"store": {"rows_ready": 5.0, "share": 0.123456789}}
+    store = ProcessStatistics(17, 0.5, 100.0, 3.0, mailboxes, peers, actors)
+    watched.console.refresh({"store": store})
+    await watched.console.step(metrics(1, tokens=3))
+    (line,) = watched.lines(watched.run.metrics)
+    of_store = {key.removesuffix("/store"): value for key, value in line.items() if key.endswith("/store")}
+    assert of_store == {
+        "loop_lag_ms": 0.5, "rss_mib": 100.0, "cpu_s": 3.0, "mailbox_waiting": 1, "mailbox_running": 2,
+        "mailbox_served": 30, "open_calls": 4, "sent_requests": 50, "actor.rows_ready": 5, "actor.share": 0.123457,
+    }  # fmt: skip
 
 
 async def test_the_evaluation_before_training_shows_its_metrics(watched: Watched) -> None:

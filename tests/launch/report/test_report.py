@@ -154,6 +154,16 @@ def test_what_only_some_runs_measure_is_shown_where_it_is(tmp_path: Path) -> Non
     assert "<dt>Stale samples</dt><dd>24<small>by at most 2 versions" in page
 
 
+def test_statistics_of_the_last_step_are_shown_by_actor(tmp_path: Path) -> None:
+    lines = [record(n) | {"actor.rows_ready/store": n, "mailbox_waiting/store": 5 - n} for n in (1, 2, 3)]
+    page = written(tmp_path, lines)
+    check(page)
+    assert "Statistics of the actors after step 3" in page
+    assert '<tr><th scope="row">store</th><td>rows_ready</td><td>3</td></tr>' in page
+    (store,) = re.findall(r'<tr><th scope="row">store</th><td>0.40.*?</tr>', page)
+    assert store.endswith("<td>4</td></tr>"), "at most 4 requests waited"
+
+
 def test_agents_of_one_policy_have_two_rewards_and_one_loss(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("agents: {sorter: {policy: shared}, checker: {policy: shared}}")
     lines = [
