@@ -55,9 +55,9 @@ class PolicyMetrics:
     publish_s: float | None = None
     """Seconds until all instances have applied the new weights."""
     value_loss: float | None = None
-    """Of the critic, if the policy has one."""
+    """The critic's loss, if the policy has a critic."""
     explained_variance: float | None = None
-    """Of the critic, if the policy has one."""
+    """The share of the returns' variance that the critic explains, if the policy has a critic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class Launched:
                 assert sign not in text, f"{log}:\n{text}"
 
     def close(self) -> None:
-        """Whatever a failed test left behind."""
+        """Ends a process that a failed test left behind."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -1,4 +1,4 @@
-"""Whole runs in ``mode=async``, in real processes: turns that new weights interrupt are carried on."""
+"""Whole runs in ``mode=async``, in real processes: turns that new weights interrupt are resumed."""
 
 from pathlib import Path
 

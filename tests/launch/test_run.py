@@ -18,7 +18,7 @@ from flexmarl.launch.cli import main
 
 from .conftest import ONE_AGENT, PATIENCE_S, Launched, Launcher, wait_until
 
-# One query a step and one sequence at a time: then not even the rounding of a sum depends on what comes first.
+# One query a step and one sequence at a time: then not even the rounding of a sum depends on the order of arrival.
 REPRODUCIBLE = (
     "training.queries_per_step=1",
     "training.micro_batch=4",
@@ -115,7 +115,7 @@ class TestAWholeRun:
         assert (whole.directory / "metrics.jsonl").read_bytes() == before
 
 
-# --------------------------------------------------------------------------- killed, stopped, gone on with
+# --------------------------------------------------------------------------- killed, stopped, resumed
 
 
 @dataclass

@@ -95,7 +95,7 @@ def _start(*words: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[tuple[dict[str, Any], str]]:
-    """The JSON object, and what was said on standard error."""
+    """The JSON object and the text on standard error."""
     process = _start("--json", "--rounds=1", "--steps=3")
     try:
         out, err = process.communicate(timeout=180)

@@ -327,7 +327,7 @@ def test_a_clock_that_goes_on_after_a_resume_counts_once(tmp_path: Path) -> None
 
 
 def test_a_clock_that_starts_again_is_a_resume_too(tmp_path: Path) -> None:
-    """The lost steps may have been removed from the file before the run went on."""
+    """The lost steps may have been removed from the file before the run resumed."""
     again = [record(step, time_s=0.07 * (step - 10)) for step in range(11, 21)]
     history = load(tmp_path, [*(record(step) for step in range(1, 11)), *again])
     assert history.resumes == [11] and len(history.steps) == 20
