@@ -244,9 +244,6 @@ def test_all_kinds_of_files_are_found() -> None:
     assert not [path for path in found if path.startswith("scripts/src/flexmarl/core")]
 
 
-def test_pending_folders_exist() -> None:
-
-
 # Sources that break each rule; #! marks the lines to be found.
 BAD = [
     ("x.py", '"""Who lives and dies with whom."""  #!'),
