@@ -44,14 +44,18 @@ def is_packed(column: Any) -> TypeGuard[ColumnRefs]:
     return isinstance(column, dict)
 
 
-def pack(values: Iterable[ValueRef]) -> ColumnRefs:
-    runs = []
-    for (segment, dtype, dimensions), run in groupby(
-        values, lambda value: (value[0], value[3], len(value[4]))
-    ):
-        _, offsets, _, _, shapes = zip(*run, strict=True)
-        runs.append([segment, dtype, offsets, list(zip(*shapes, strict=True)) if dimensions else []])
+def pack(values: Sequence[ValueRef]) -> ColumnRefs:
+    segments, offsets, _, dtypes, shapes = zip(*values, strict=True)
+    if len({*segments}) == len({*dtypes}) == len({*map(len, shapes)}) == 1:  # one run, as in most columns
+        sizes = list(zip(*shapes, strict=True)) if shapes[0] else []
+        return {"refs": [[segments[0], dtypes[0], offsets, sizes]]}
+    runs = [pack(list(run))["refs"][0] for _, run in groupby(values, _kind)]
     return {"refs": runs}
+
+
+def _kind(value: ValueRef) -> tuple[str, str, int]:
+    """Segment, dtype and number of dimensions: equal within a run."""
+    return value[0], value[3], len(value[4])
 
 
 def packed(cells: Sequence[Any]) -> Sequence[Any] | ColumnRefs:

@@ -18,8 +18,8 @@ decision, and a change that could not be journaled can be undone. Leases are in 
 of this process's clock, and the fences of an earlier epoch are refused.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -29,7 +29,7 @@ from ..messages import LeasedBatch
 from ..names import PolicyName
 from ..sample_id import SampleId
 from .fences import Fences
-from .row import Event, ReadyQueue, Row, RowCounts, Status
+from .row import Event, ReadyQueue, Row, RowCounts, Status, move
 from .schema import Cell, Schema
 
 LeaseOrder = Literal["arrival", "query"]
@@ -87,24 +87,34 @@ class PolicyQueue:
 
     # ------------------------------------------------------------------ rows of the tables
 
-    def next_order(self, agent: str, sample_id: str, query_position: int) -> Any:
-        """The place of a new row among the rows of its version."""
+    def orders(self, agent: str, sample_ids: Sequence[str], query_positions: Sequence[int]) -> Iterable[Any]:
+        """The places of new rows among the rows of their versions."""
         if self._order == "arrival":
-            self._arrived += 1
-            return self._arrived
-        step, query, turn, trajectory = SampleId.parse(sample_id)
-        return step, query_position, query, turn, trajectory, agent
+            first = self._arrived + 1
+            self._arrived += len(sample_ids)
+            return range(first, self._arrived + 1)
+        return [
+            (step, position, query, turn, trajectory, agent)
+            for (step, query, turn, trajectory), position in zip(
+                map(SampleId.parse, sample_ids), query_positions, strict=True
+            )
+        ]
 
-    def add(self, row: Row, *, is_complete: bool) -> None:
-        if is_complete:
-            row.move("complete")
-            self._ready.push(row)
-        else:
-            self._writing[row.policy_version][row] = None
-        self._counts[row.agent][row.status] += 1
+    def add(self, agent: str, rows: Sequence[Row]) -> None:
+        """Takes new rows, READY or WRITING, of the agent's table."""
+        ready = 0
+        for row in rows:
+            if row.status == "ready":
+                self._ready.push(row)
+                ready += 1
+            else:
+                self._writing[row.policy_version][row] = None
+        counts = self._counts[agent]
+        counts["ready"] += ready
+        counts["writing"] += len(rows) - ready
 
     def remove(self, row: Row) -> None:
-        """Undoes ``add``."""
+        """Undoes ``add`` for a row."""
         self.withdraw(row)
         self._leave_writing(row)
         self._counts[row.agent]["writing"] -= 1
@@ -163,14 +173,14 @@ class PolicyQueue:
             raise self._refused(f"{count} rows of {which} {policy_version} were asked for, {ready} are ready")
         fence = self._fences.next()
         rows = self._ready.take(first, policy_version, count)
-        for row in rows:
-            row.move("lease")
-        by_agent = Counter([row.agent for row in rows])
+        move(rows, "lease")
+        agents = [row.agent for row in rows]
+        by_agent = {agent: agents.count(agent) for agent in dict.fromkeys(agents)}
         for agent, leased in by_agent.items():
             self._counts[agent]["ready"] -= leased
             self._counts[agent]["leased"] += leased
         self._leases[fence] = ActiveLease(deadline, rows)
-        return LeasedBatch(fence, self._columns(rows, tuple(by_agent)))
+        return LeasedBatch(fence, {"agent": agents, **self._columns(rows, tuple(by_agent))})
 
     def is_active(self, fence: int) -> bool:
         """True while the lease has its rows."""
@@ -245,7 +255,7 @@ class PolicyQueue:
 
     def _move(self, row: Row, event: Event) -> None:
         before = row.status
-        row.move(event)
+        move((row,), event)
         counts = self._counts[row.agent]
         counts[before] -= 1
         counts[row.status] += 1
@@ -266,25 +276,28 @@ class PolicyQueue:
 
     def _columns(self, rows: Sequence[Row], agents: tuple[str, ...]) -> dict[str, Sequence[Any] | ColumnRefs]:
         columns: dict[str, Sequence[Any] | ColumnRefs] = {
-            "agent": [row.agent for row in rows],
             "sample_id": [row.sample_id for row in rows],
             "policy_version": [row.policy_version for row in rows],
             "query_position": [row.query_position for row in rows],
         }
-        schemas = [self._schemas[agent] for agent in agents]
-        names = tuple(dict.fromkeys(name for schema in schemas for name in schema.names))
+        names = self._schemas[agents[0]].names
         cells = [row.cells for row in rows]
         if len(agents) > 1:
-            places = {
-                agent: [schema.index.get(name) for name in names]
-                for agent, schema in zip(agents, schemas, strict=True)
-            }
-            cells = [
-                tuple([None if place is None else row.cells[place] for place in places[row.agent]])
-                for row in rows
-            ]
+            names, cells = self._aligned(rows, agents)
         columns.update(zip(names, map(packed, zip(*cells, strict=True)), strict=True))
         return columns
+
+    def _aligned(
+        self, rows: Sequence[Row], agents: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], list[tuple[Cell, ...]]]:
+        """The names of all columns of the agents' tables, and the cells of each row in their order."""
+        names = tuple(dict.fromkeys(name for agent in agents for name in self._schemas[agent].names))
+        places = {agent: [self._schemas[agent].index.get(name) for name in names] for agent in agents}
+        cells = [
+            tuple([None if place is None else row.cells[place] for place in places[row.agent]])
+            for row in rows
+        ]
+        return names, cells
 
     def _consume(
         self, commit: Commit, rows: Sequence[Row], event: Event, leases: dict[int, ActiveLease]

@@ -1,6 +1,7 @@
 """A row, its statuses and the events that change them, and the queue of READY rows."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, Literal
@@ -37,7 +38,10 @@ TRANSITIONS: Final[dict[tuple[Status, Event], Status]] = {
     ("ready", "replay_commit"): "consumed",
     ("writing", "replay_commit"): "consumed",
 }
-"""Status after an event. An event that is not listed for a status is a defect of the store."""
+"""Status after an event. An event that is not listed for a status is a defect of the store.
+
+A new row is ``ready`` if it is complete, else ``writing``.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +65,16 @@ class Row:
     def is_over(self) -> bool:
         return self.status in ("consumed", "discarded")
 
-    def move(self, event: Event) -> None:
-        """Changes the status. Raises ProtocolViolation if ``event`` can't happen to a row of its status."""
-        after = TRANSITIONS.get((self.status, event))
-        if after is None:
-            raise ProtocolViolation(f"sample {self.sample_id} is {self.status}: {event} is impossible")
-        self.status = after
+
+def move(rows: Iterable[Row], event: Event) -> None:
+    """Changes the status of rows. Raises ProtocolViolation if ``event`` can't happen to a row of its status."""
+    for row in rows:
+        try:
+            row.status = TRANSITIONS[row.status, event]
+        except KeyError:
+            raise ProtocolViolation(
+                f"sample {row.sample_id} is {row.status}: {event} is impossible"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

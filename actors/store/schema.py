@@ -127,7 +127,8 @@ def _floats(column: Column, values: Sequence[Any]) -> list[Cell]:
             numbers = list(map(float, values))
         except OverflowError:
             raise _Refused("a finite float") from None
-        if all(map(math.isfinite, numbers)):
+        # A finite sum has finite summands; finite summands may have an infinite sum.
+        if math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers)):
             return [*numbers]
     raise _Refused("a finite float")
 

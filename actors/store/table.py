@@ -10,13 +10,12 @@ Rules:
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 from typing import Any
 
 from ..errors import StoreError
 from ..sample_id import SAMPLE_ID_FORM, step_of, training_step
 from .policy_queue import PolicyQueue
-from .row import Row, RowCounts
+from .row import Row, RowCounts, Status
 from .schema import Cell, CheckedColumns, Columns, Schema
 
 
@@ -46,8 +45,7 @@ class Table:
         for name in ("policy_version", "query_position"):
             if name in values:
                 meta[name] = self._check_naturals(name, ids, values.pop(name))
-        for sample_id in ids:
-            step = training_step(sample_id)
+        for sample_id, step in zip(ids, map(training_step, ids), strict=True):
             if step is None:
                 raise self._refused(f"sample {sample_id!r} is not named {SAMPLE_ID_FORM}")
             if step < self._closed_before:
@@ -60,19 +58,22 @@ class Table:
     def insert(self, columns: CheckedColumns) -> None:
         """Adds rows that ``check_put`` passed, or that a snapshot holds (with None for cells that are empty)."""
         ids: Sequence[str] = columns["sample_id"]
-        positions = columns.get("query_position") or repeat(0)
+        positions = columns.get("query_position") or [0] * len(ids)
+        orders = self.queue.orders(self.agent, ids, positions)
         nothing = [None] * len(ids)
         cells = zip(*(columns.get(name, nothing) for name in self.schema.names), strict=True)
-        queue, agent = self.queue, self.agent
-        for sample_id, version, position, row_cells in zip(
-            ids, columns["policy_version"], positions, cells, strict=False
+        rows = []
+        for sample_id, version, position, order, row_cells in zip(
+            ids, columns["policy_version"], positions, orders, cells, strict=True
         ):
             step = step_of(sample_id)
-            order = queue.next_order(agent, sample_id, position)
-            row = Row(agent, sample_id, step, version, position, order, row_cells)
+            is_complete = None not in row_cells or self.schema.is_complete(row_cells)
+            status: Status = "ready" if is_complete else "writing"
+            row = Row(self.agent, sample_id, step, version, position, order, row_cells, status)
             self._rows[sample_id] = row
             self._steps[step].append(row)
-            queue.add(row, is_complete=None not in row_cells or self.schema.is_complete(row_cells))
+            rows.append(row)
+        self.queue.add(self.agent, rows)
 
     def holds(self, columns: Columns) -> bool:
         """True if these very rows are there, bytes and all: the put that brought them was sent again."""

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from flexmarl.actors.errors import ProtocolViolation
-from flexmarl.actors.store.row import TRANSITIONS, Event, ReadyQueue, Row, Status
+from flexmarl.actors.store.row import TRANSITIONS, Event, ReadyQueue, Row, Status, move
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 EVENTS: tuple[Event, ...] = get_args(Event)
@@ -37,11 +37,11 @@ def test_an_event_moves_a_row_as_the_table_says_or_not_at_all(status: Status, ev
     }
     moved = row(status=status)
     if (after := expected.get((status, event))) is not None:
-        moved.move(event)
+        move([moved], event)
         assert moved.status == after
     else:
         with pytest.raises(ProtocolViolation, match=f"is {status}: {event} is impossible"):
-            moved.move(event)
+            move([moved], event)
         assert moved.status == status
 
 

@@ -1,0 +1,91 @@
+"""The requests of one side: ids, answers, deadlines, and the credit that they hold."""
+
+import pytest
+
+from .sessions import CALL, IDEMPOTENT_CALL, STREAM, TELL, ask, up
+
+
+def test_ids_ascend_without_a_gap() -> None:
+    session = up()
+    assert [ask(session, kind).id for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM)] == [1, 2, 3, 4]
+
+
+def test_a_reply_ends_its_request_once_and_a_later_one_is_counted() -> None:
+    session = up()
+    request = ask(session, CALL)
+    assert session.requests.finish(request.id) == (request, [])
+    assert session.requests.finish(request.id) == (None, [])
+    assert session.statistics().late_replies == 1
+    assert session.requests.credit("a").requests == session.requests.credit("a").size_bytes == 0
+
+
+def test_a_one_way_message_that_is_answered_has_nobody_to_tell() -> None:
+    session = up()
+    request = ask(session, TELL)
+    assert session.requests.finish(request.id) == (None, [])
+    assert session.statistics().late_replies == 0 and session.requests.credit("a").requests == 0
+
+
+def test_credit_is_held_until_the_answer_and_not_until_the_deadline() -> None:
+    session = up()
+    request = ask(session, CALL, timeout_s=0.5)
+    effects = session.advance(0.5)
+    assert effects.expired == [request] and session.requests.credit("a").requests == 1
+    assert session.requests.finish(request.id)[0] is None
+    assert session.requests.credit("a").requests == 0 and session.statistics().late_replies == 1
+
+
+def test_the_floor_is_the_oldest_request_that_may_be_repeated() -> None:
+    session = up()
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == 1
+    first, second, third = ask(session, IDEMPOTENT_CALL), ask(session, IDEMPOTENT_CALL), ask(session, CALL)
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == first.id
+    session.requests.abandon(first)
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == second.id
+    session.requests.finish(second.id)
+    assert session.requests.acknowledged_below(session.requests.last_id + 1) == third.id + 1
+
+
+def test_an_id_that_was_not_used_is_not_used_again() -> None:
+    session = up()
+    assert session.requests.next_id() == 1
+    assert ask(session, CALL).id == 2
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [1, 2, 4, 4],
+        [4, 4, 1, 2],
+        [1, 2**63],
+        [-5, 4],
+        [1, 4] * 200_000,
+        [0, 2**62, 1, 2**62] * 1000,
+        [1, 2, 4, 4, 9],
+    ],
+)
+def test_done_gives_back_the_credit_of_one_way_messages_whatever_it_claims(ranges: list[int]) -> None:
+    session = up()
+    for kind in (TELL, TELL, CALL, TELL):
+        ask(session, kind)
+    assert session.requests.done(ranges) == []
+    assert [request.kind for request in session.requests._open.values()] == [CALL]
+    assert session.requests.credit("a").requests == 1
+
+
+@pytest.mark.parametrize("ranges", [[], [3, 3], [5, 2], [7, 9], [-4, -1], [2**64 - 1, 2**64 - 1], [1]])
+def test_done_touches_nothing_else(ranges: list[int]) -> None:
+    session = up()
+    for kind in (TELL, TELL, CALL, TELL):
+        ask(session, kind)
+    session.requests.done(ranges)
+    assert session.statistics().in_flight == 4
+
+
+def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
+    session = up()
+    ask(session, CALL, timeout_s=1.0)  # in front of all others
+    for _ in range(10_000):
+        session.requests.finish(ask(session, CALL).id)
+    assert len(session.requests._deadlines) < 2000
+    assert session.wake_at() == 1.0
