@@ -17,6 +17,12 @@ class AgentMetrics:
     """Mean over the trajectories in which the agent has a reward; None if there are none."""
     zero_advantage_groups: int = 0
     """Groups whose samples of this agent were left out, because all its rewards are equal."""
+    turns: int = 0
+    """Turns of the trajectories that count, also of samples that were left out."""
+    tokens: int = 0
+    """Generated tokens of these turns."""
+    truncated_turns: int = 0
+    """Turns that ended at ``max_new_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)

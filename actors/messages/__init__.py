@@ -15,13 +15,14 @@ from .experience import (
 )
 from .generating import GenerateRequest, Generation, InstanceApi, VersionRange
 from .model_config import ModelConfig
-from .rollouts import Evaluation, GroupClosed, Grouping, Query, RolloutApi, TrajectoryFailure
+from .rollouts import AgentTurns, Evaluation, GroupClosed, Grouping, Query, RolloutApi, TrajectoryFailure
 from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult
 from .training import MicroBatchTrained, PolicyStepped, Published, TrainerApi
 
 __all__ = [
     "MOST_VERSION_CHANGES",
     "WORK_TIMEOUT_S",
+    "AgentTurns",
     "ConsoleApi",
     "Evaluation",
     "GenerateRequest",

@@ -31,10 +31,26 @@ class TrajectoryFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentTurns:
+    """Turns of one agent."""
+
+    turns: int = 0
+    tokens: int = 0
+    """Generated tokens."""
+    truncated: int = 0
+    """Turns that ended at ``max_new_tokens``."""
+
+    def __add__(self, other: "AgentTurns") -> "AgentTurns":
+        return AgentTurns(
+            self.turns + other.turns, self.tokens + other.tokens, self.truncated + other.truncated
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GroupClosed:
     """The group of one query is settled, and the samples of its trajectories that count are in the store.
 
-    ``rewards`` (less the overlong punishment) and ``generated_tokens`` cover all trajectories that count, also those
+    ``rewards`` (less the overlong punishment) and ``turns`` cover all trajectories that count, also those
     whose samples were left out.
     """
 
@@ -42,7 +58,8 @@ class GroupClosed:
     query: str
     samples: dict[AgentName, int]
     """Rows that were put into the store, by agent; all agents are in it."""
-    generated_tokens: int
+    turns: dict[AgentName, AgentTurns]
+    """All agents are in it."""
     waited_s: float
     """Seconds from the step's start until the group's first turn went to an instance."""
     rewards: dict[AgentName, list[float]]
@@ -59,6 +76,10 @@ class GroupClosed:
     """Turns in the store that new weights interrupted and later versions ended."""
     resumed_tokens: int = 0
     """Tokens of them that earlier versions had generated."""
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(of_agent.tokens for of_agent in self.turns.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from ..messages import GroupClosed, MicroBatchTrained, PolicyStepped
+from ..messages import AgentTurns, GroupClosed, MicroBatchTrained, PolicyStepped
 from ..names import AgentName, PolicyName, Step, Version
 from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 
@@ -13,11 +13,15 @@ from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 @dataclass(slots=True)
 class _AgentRecord:
     rewards: list[float] = field(default_factory=list)
+    turns: AgentTurns = field(default_factory=AgentTurns)
     zero_advantage_groups: int = 0
 
     def metrics(self) -> AgentMetrics:
         return AgentMetrics(
             reward=fmean(self.rewards) if self.rewards else None,
+            turns=self.turns.turns,
+            tokens=self.turns.tokens,
+            truncated_turns=self.turns.truncated,
             zero_advantage_groups=self.zero_advantage_groups,
         )
 
@@ -109,9 +113,11 @@ class StepRecord:
 
     def group_closed(self, group: GroupClosed, now: float) -> None:
         for agent, rewards in group.rewards.items():
-            self._agents[AgentName(agent)].rewards += rewards
+            self._agents[agent].rewards += rewards
+        for agent, turns in group.turns.items():
+            self._agents[agent].turns += turns
         for agent in group.zero_advantage:
-            self._agents[AgentName(agent)].zero_advantage_groups += 1
+            self._agents[agent].zero_advantage_groups += 1
         self.failed += len(group.failures)
         self._generated_tokens += group.generated_tokens
         self._waited_s = min(self._waited_s, group.waited_s)

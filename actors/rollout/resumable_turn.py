@@ -19,7 +19,7 @@ class ResumableTurn:
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
         """For the rest of the turn."""
-        self.ended = False
+        self.ended = self.truncated = False
         self.text = ""
         self.prompt_tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
@@ -46,6 +46,7 @@ class ResumableTurn:
         self.prompt_tokens = generation.prompt_tokens
         self.logprobs += generation.logprobs
         self.ended = generation.finish_reason != "interrupted"
+        self.truncated = generation.finish_reason == "length"
         self.request = replace(
             self.request,
             prompt=(generation.prompt_tokens,),

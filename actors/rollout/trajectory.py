@@ -10,7 +10,7 @@ from typing import Any
 
 from ..declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
-from ..messages import Query, Sample, VersionRange
+from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
 from ..sample_id import SampleId, TrajectoryName
 from ..workflow import Rewards
@@ -126,6 +126,11 @@ class Trajectory:
 
     def agents_used(self) -> set[AgentName]:
         return {agent for agent, _ in self._turns}
+
+    def turns_of(self, agent: AgentName) -> AgentTurns:
+        turns = [turn for of_agent, turn in self._turns if of_agent == agent]
+        tokens = sum(len(turn.tokens) for turn in turns)
+        return AgentTurns(len(turns), tokens, sum(turn.truncated for turn in turns))
 
     def longest_turns(self) -> dict[AgentName, int]:
         """Generated tokens of each agent's longest turn, for agents that had one."""

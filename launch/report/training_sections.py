@@ -15,13 +15,16 @@ _AgentColumn = tuple[str, str, Callable[[AgentMetrics], float | None]]
 _PolicyColumn = tuple[str, str, Callable[[PolicyMetrics], float | None]]
 
 # Heading, format, value. Figures of an agent; a column of zeros is left out:
-_OF_AGENT: tuple[_AgentColumn, ...] = (("zero advantage", ".2g", lambda agent: agent.zero_advantage_groups),)
+_OF_AGENT: tuple[_AgentColumn, ...] = (
+    ("tokens a turn", ".1f", lambda agent: agent.tokens / agent.turns if agent.turns else None),
+    ("truncated", ".1%", lambda agent: agent.truncated_turns / agent.turns if agent.turns else None),
+    ("zero advantage", ".2g", lambda agent: agent.zero_advantage_groups),
+)
 # Figures of a policy; a column without any value is left out:
 _OF_POLICY: tuple[_PolicyColumn, ...] = (
     ("nonzero advantage", ".0%", lambda policy: policy.nonzero_advantage_share),
     ("loss", ".3g", lambda policy: policy.loss),
     ("grad norm", ".3g", lambda policy: policy.grad_norm),
-    ("tokens a turn", ".1f", lambda policy: policy.mean_tokens),
     ("clipped", ".2%", lambda policy: policy.clip_fraction),
     ("mismatch", ".2g", lambda policy: policy.ratio_deviation),
     ("value loss", ".3g", lambda policy: policy.value_loss),
@@ -32,7 +35,8 @@ _POLICY_WORDS = (
     "Mismatch: mean of |ratio - 1| between the trainer's and the engine's probability of a token."
 )
 _AGENT_WORDS = (
-    "* Mean of the last 5% of the steps. Zero advantage: groups left out because all rewards are equal."
+    "* Mean of the last 5% of the steps. Truncated: turns that ended at max_new_tokens. Zero advantage: groups left "
+    "out because all rewards are equal."
 )
 
 

@@ -320,6 +320,6 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
     shutil.rmtree(stopped_run.checkpoints / "step_000002")
     folder.rename(partial)
     result = flexmarl("train", "--resume", str(stopped_run.path))
-    assert result.status == 130 and result.out.startswith("no checkpoint yet: beginning again\n")
+    assert result.status == 130 and result.out.startswith("no checkpoint yet: starting again\n")
     assert started[1] is None, "without any checkpoint it begins again"
     assert stopped_run.metrics.read_text() == ""

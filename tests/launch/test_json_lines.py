@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
@@ -36,7 +36,7 @@ METRICS = StepMetrics(
     failed_trajectories=1,
     eval_s=0.25,
     evaluation={"accuracy": 0.5, "reward/solver": 0.75},
-    by_agent={SOLVER: AgentMetrics(0.5), JUDGE: AgentMetrics(0.25, 2)},
+    by_agent={SOLVER: AgentMetrics(0.5, turns=8, tokens=40, truncated_turns=1), JUDGE: AgentMetrics(0.25, 2)},
     by_policy={SHARED: PolicyMetrics(Version(3), Version(2), samples=8, loss=0.125, grad_norm=1.5, lr=1e-3)},
     by_process={"store": ProcessMetrics(0.5, 100.0, 3.0, mailbox_served=7, credit_waits=2)},
     by_actor={"store": {"rows_ready": 5, "puts": 0}, "solver-0": {"engine_batch_occupancy": 0.75}},
@@ -63,6 +63,7 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     assert line["step"] == 3 and line["overlap_s"] == 0.5 and line["failed_trajectories"] == 1
     assert line["reward/solver"] == 0.5 and line["reward/judge"] == 0.25
     assert line["zero_advantage_groups/judge"] == 2
+    assert (line["turns/solver"], line["tokens/solver"], line["truncated_turns/solver"]) == (8, 40, 1)
     assert line["loss/shared"] == 0.125 and line["samples/shared"] == 8
     assert line["versions"] == {"shared": 3} and line["generated_by"] == {"shared": 2}
     assert line["eval/accuracy"] == 0.5 and line["eval/reward/solver"] == 0.75 and line["eval_s"] == 0.25
@@ -100,6 +101,7 @@ def test_a_line_without_a_required_figure_is_no_step(missing: str) -> None:
     assert metrics_from_json(line) is None
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([*metrics_to_json(METRICS), "no/such", "nor this"]),

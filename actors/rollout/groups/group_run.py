@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...messages import GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
+from ...messages import AgentTurns, GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
 from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
 from .comparison import grouped
@@ -72,7 +72,7 @@ class GroupRun:
             step=self.step,
             query=self.query.id,
             samples={agent: counts[agent] for agent in rules.agents},
-            generated_tokens=sum(len(sample.tokens) for sample in turns),
+            turns={agent: _turns_of(members, agent) for agent in rules.agents},
             waited_s=self._waited_s(),
             rewards=rewards,
             failures=self.failures,
@@ -106,6 +106,10 @@ def _rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict
         agent: [member.rewards.by_agent[agent] for member in members if agent in member.rewards.by_agent]
         for agent in agents
     }
+
+
+def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:
+    return sum((member.turns_of(agent) for member in members), AgentTurns())
 
 
 def _without_advantage(

@@ -34,7 +34,7 @@ def test_a_refill_may_not_repeat_an_id_of_its_step() -> None:
 
 
 def group(step: int, query: str) -> GroupClosed:
-    return GroupClosed(S(step), query, {}, 0, 0.0, {}, [])
+    return GroupClosed(S(step), query, {}, {}, 0.0, {}, [])
 
 
 def test_groups_are_handed_on_as_they_close() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flexmarl.actors.messages import GroupClosed, MicroBatchTrained, PolicyStepped, Published
+from flexmarl.actors.messages import AgentTurns, GroupClosed, MicroBatchTrained, PolicyStepped, Published
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
@@ -16,7 +16,8 @@ AGENT = AgentName("a")
 
 
 def closed(waited_s: float, rewards: list[float]) -> GroupClosed:
-    return GroupClosed(Step(3), "q", {AGENT: len(rewards)}, 10, waited_s, {AGENT: rewards}, [])
+    turns = AgentTurns(turns=len(rewards), tokens=10, truncated=1)
+    return GroupClosed(Step(3), "q", {AGENT: len(rewards)}, {AGENT: turns}, waited_s, {AGENT: rewards}, [])
 
 
 def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
@@ -63,7 +64,7 @@ def test_the_metrics() -> None:
     assert policy.version == 8 and policy.generated_by == 7
     assert metrics.tokens == 20 and metrics.tokens_per_s == 2.0
     assert policy.mean_tokens == 10.0
-    assert metrics.by_agent == {"a": AgentMetrics(reward=0.75)}
+    assert metrics.by_agent == {"a": AgentMetrics(reward=0.75, turns=4, tokens=20, truncated_turns=2)}
     assert policy.samples == 4 and policy.nonzero_advantage_share == 1.5
     assert policy.backward_s == 8.0 and policy.publish_s == 0.625
     assert policy.clip_fraction == 0.1 and policy.ratio_deviation == 2e-6

@@ -56,3 +56,10 @@ def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
     )
     turn.overtaken(Version(6))
     assert turn.request.versions == VersionRange(Version(7), None)
+
+
+def test_a_turn_is_truncated_if_its_last_part_reached_the_limit() -> None:
+    turn = ResumableTurn(REQUEST)
+    for reason, truncated in (("interrupted", False), ("length", True)):
+        turn.take(Generation("x", PROMPT, (9,), (-0.5,), Version(3), reason))  # type: ignore[arg-type]
+        assert turn.truncated is truncated

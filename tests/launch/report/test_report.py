@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import AgentName, PolicyName, Step
@@ -154,6 +154,15 @@ def test_what_only_some_runs_measure_is_shown_where_it_is(tmp_path: Path) -> Non
     assert "<dt>Stale samples</dt><dd>24<small>by at most 2 versions" in page
 
 
+def test_an_agents_turns_are_shown_if_they_are_known(tmp_path: Path) -> None:
+    assert "truncated" not in written(tmp_path, [record(1)])
+    of_sorter = {"turns/sorter": 8, "tokens/sorter": 100, "truncated_turns/sorter": 2}
+    page = written(tmp_path, [record(step) | of_sorter for step in (1, 2)])
+    check(page)
+    (row,) = re.findall(r'<tr><th scope="row">sorter</th><td>0.5.*?</tr>', page)
+    assert row.endswith("<td>12.5</td><td>25.0%</td></tr>")
+
+
 def test_statistics_of_the_last_step_are_shown_by_actor(tmp_path: Path) -> None:
     lines = [record(n) | {"actor.rows_ready/store": n, "mailbox_waiting/store": 5 - n} for n in (1, 2, 3)]
     page = written(tmp_path, lines)
@@ -267,6 +276,7 @@ def test_values_that_are_no_numbers_count_as_missing(tmp_path: Path, bad: Any) -
     check(written(tmp_path, [*good, {"step": bad, "reward/sorter": 1.0}]))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.dictionaries(
@@ -356,6 +366,7 @@ def test_split_of_a_step_where_agents_train_one_after_the_other() -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(FINITE, min_size=9, max_size=9))
 def test_the_parts_of_a_step_add_up_and_are_never_negative(values: list[float]) -> None:
     keys = [
@@ -380,6 +391,7 @@ def test_first_and_last() -> None:
 # --------------------------------------------------------------------------- charts and words
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), max_size=40), st.sampled_from([WIDE, NARROW]))
 def test_curves_stay_inside_the_frame(points: list[tuple[int, float]], width: int) -> None:
     line = Line("<a&b>", sorted({x: (float(x), y) for x, y in points}.values()), 9)
@@ -391,6 +403,7 @@ def test_curves_stay_inside_the_frame(points: list[tuple[int, float]], width: in
             assert 0 <= x <= width and 0 <= y <= 250
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30))
 def test_columns_stand_on_one_another(values: list[float]) -> None:
     edges = [float(index) for index in range(len(values) + 1)]
@@ -404,6 +417,7 @@ def test_columns_stand_on_one_another(values: list[float]) -> None:
             assert upper_y + upper_height == pytest.approx(lower_y, abs=0.11)
 
 
+@settings(deadline=None)
 @given(FINITE, st.floats(1e-6, 1e12), st.integers(1, 10))
 def test_ticks_are_round_and_inside(low: float, span: float, wanted: int) -> None:
     high = low + span
@@ -415,6 +429,7 @@ def test_ticks_are_round_and_inside(low: float, span: float, wanted: int) -> Non
     assert len(found) <= wanted + 1
 
 
+@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1, max_size=300), st.integers(4, 50))
 def test_thinning_keeps_the_extremes_and_the_ends(values: list[float], limit: int) -> None:
     points = [(float(index), value) for index, value in enumerate(values)]
