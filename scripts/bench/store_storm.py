@@ -70,12 +70,23 @@ class Storm:
             for _ in range(kills):
                 await self._wait_for(len(self.acknowledged) + 64)
                 await asyncio.sleep(rng.uniform(0.0, 0.1))  # the moment that was drawn
-                pid = (await self._system.process_statistics())["store"].pid
-                os.kill(pid, signal.SIGKILL)
+                os.kill(await self._pid(), signal.SIGKILL)
                 self.kills += 1
             self._writing = False
             await asyncio.wait(writers)
             await trainer
+
+    async def _pid(self) -> int:
+        """The store's process. Puts may still be acknowledged when the process before it is dead already."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    figures = await self._system.process_statistics()
+                    if "store" in figures:
+                        return figures["store"].pid
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise StormError(f"the store was not restarted within {PATIENCE_S:g} s") from None
 
     async def _wait_for(self, acknowledged: int) -> None:
         try:
