@@ -1,7 +1,7 @@
 """One run on this machine: the actor processes, from their start to the last of them gone.
 
     launcher ── Supervisor ──┬─ store
-             └─ RunConsole      ├─ trainer
+             └─ RunConsole   ├─ trainer
                              ├─ <policy>-0, <policy>-1, ...   (instances)
                              ├─ rollout
                              └─ orchestrator
