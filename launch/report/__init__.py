@@ -1,0 +1,12 @@
+"""The report of a run, one HTML file.
+
+Its modules:
+
+    report.py              writes the page: header, key figures, failures, events, configuration
+    training_sections.py   rewards by agent, figures of training by policy, evaluations
+    time_sections.py       parts of a step, throughput, processes
+    page_parts.py          tables, notes and charts over the steps
+    charts.py              charts as SVG
+    run_history.py         reads the run folder
+    report.html            frame, style and script of the page
+"""
