@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.messages import LeasedBatch, ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
@@ -23,6 +23,7 @@ from flexmarl.actors.trainer.trainer import Trainer, sft_shares
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core.actor import endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
@@ -114,6 +115,41 @@ async def test_rows_are_leased_trained_and_committed_with_the_step(
     async with StateTransport(private) as transport:
         old, new = await transport.get(before.handle), await transport.get(stepped.published.handle)
     assert any(not torch.equal(old[name], new[name]) for name in old)
+
+
+class LateFirstAnswer(Store):
+    """A store that answers its first lease after later ones, as one may whose journal is busy."""
+
+    leases = 0
+
+    @endpoint
+    async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
+        self.leases += 1
+        is_first = self.leases == 1
+        batch = await super().lease(policy, policy_version, count)
+        for _ in range(100 if is_first else 0):
+            await asyncio.sleep(0)
+        return batch
+
+
+async def test_micro_batches_are_trained_in_the_order_of_their_leases(
+    system: ActorSystem, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(private).mkdir(mode=0o700, parents=True)
+    store = await system.add(LateFirstAnswer(store_setup(["sorter"], private, folder_of(private))), "late")
+    trainer = await system.add(made(store, private, None), "trainer")
+    trained: list[list[str]] = []
+    accumulate = TorchPolicy.accumulate
+
+    def note(policy: TorchPolicy, batch: Sequence[Sample]) -> Any:
+        trained.append([sample.sample_id for sample in batch])
+        return accumulate(policy, batch)
+
+    monkeypatch.setattr(TorchPolicy, "accumulate", note)
+    await trainer.api.publish(SORTER)
+    await put(store, private, samples(0, (1.0, 0.0, 0.5, 0.5)))
+    await asyncio.gather(trainer.api.train(SORTER, 0, 2), trainer.api.train(SORTER, 0, 2))
+    assert trained == [["1:v0_0_0", "1:v0_0_1"], ["1:v0_0_2", "1:v0_0_3"]]
 
 
 async def test_more_rows_than_there_are_is_refused_and_nothing_is_lost(
