@@ -348,7 +348,7 @@ def _check_metrics(page: str, folder: Path) -> None:
     """The operating page explains every key that its run has written."""
     if page != "operating.md":
         return
-    explained = {key for _, cells in tables(page) for key in re.findall(r"`([\w/<>]+)`", cells[0])}
+    explained = {key for _, cells in tables(page) for key in re.findall(r"`([\w./<>]+)`", cells[0])}
     for name in ("metrics.jsonl", "events.jsonl"):
         for file in folder.glob(f"runs/*/{name}"):
             for line in map(json.loads, file.read_text().splitlines()):

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import flexmarl
+from flexmarl.launch.config_reading import resolve
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("core", "transport", "actors", "launch")
@@ -118,7 +119,10 @@ def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:
     for recipe in recipes:
         folder = f"flexmarl/launch/recipes/{recipe}"
         assert {f"{folder}/config.yaml", f"{folder}/workflow.py"} <= set(wheel.names)
-        assert any(name.startswith(f"{folder}/tokenizer/") for name in wheel.names)
+        config = resolve(recipe, [])
+        for policy in config.policies.values():
+            tokenizer = Path(policy.model.tokenizer_source).relative_to(ROOT)
+            assert f"flexmarl/{tokenizer}/tokenizer.json" in wheel.names
 
 
 def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
