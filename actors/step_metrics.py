@@ -14,7 +14,7 @@ class AgentMetrics:
     """One agent in one step."""
 
     reward: float | None = None
-    """Mean over the trajectories in which the agent has a reward; None if there are none."""
+    """Mean over the trajectories in which the agent has a reward; None without such a trajectory."""
     zero_advantage_groups: int = 0
     """Groups whose samples of this agent were left out, because all its rewards are equal."""
     turns: int = 0
@@ -27,7 +27,7 @@ class AgentMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetrics:
-    """One policy in one step. Everything from ``samples`` on is None if its optimizer did not step."""
+    """One policy in one step. The fields from ``samples`` on are None if its optimizer did not step."""
 
     version: Version
     """The version after the step."""

@@ -118,7 +118,8 @@ class DeclaredErrors:
             )
 
     def to_wire(self, error: BaseException) -> tuple[str, dict[str, Any]]:
-        """The name and the fields of the declared class that ``error`` travels as; ("", {}) if there is none."""
+        """The name and the fields of the declared class that ``error`` travels as; ("", {}) for an undeclared
+        error."""
         for base in type(error).__mro__:
             known = self._by_class.get(base)
             if known is not None and isinstance(error, Exception):

@@ -44,7 +44,7 @@ def mark_endpoint(method: Any, options: EndpointOptions) -> None:
 
 
 def endpoint_options(method: Any) -> EndpointOptions | None:
-    """The mark that ``mark_endpoint`` has set; None if there is none."""
+    """The mark that ``mark_endpoint`` has set; None for an unmarked method."""
     options: EndpointOptions | None = getattr(method, _MARK, None)
     return options
 

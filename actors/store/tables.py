@@ -152,7 +152,7 @@ class Tables:
 
     @property
     def last_step(self) -> int:
-        """The newest step that has a row; -1 if there is none."""
+        """The newest step that has a row; -1 without rows."""
         return max((step for table in self._tables.values() for step in table.steps()), default=-1)
 
     def may_close(self, before: int) -> bool:

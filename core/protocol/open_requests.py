@@ -107,7 +107,7 @@ class OpenRequests(Generic[Waiter]):
         return request
 
     def acknowledged_below(self, next_id: int) -> int:
-        """The oldest idempotent call that may still be repeated; ``next_id`` if there is none."""
+        """The oldest idempotent call that may still be repeated; ``next_id`` if no call may."""
         return next(iter(self._repeatable), next_id)
 
     # ------------------------------------------------------------------ ends

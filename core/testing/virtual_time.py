@@ -171,7 +171,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def _run_once(self) -> None:
-        """Runs the ready callbacks, and no later ones; if there is none, the clock jumps first."""
+        """Runs the callbacks that are ready now. If no callback is ready, the clock jumps first."""
         timers, ready = self._timers, self._ready
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)

@@ -114,7 +114,7 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
 
 
 def columns(points: Sequence[Point], edges: Sequence[float]) -> list[float]:
-    """The mean y of the points with edges[i] <= x < edges[i + 1], 0 if there are none. x ascending."""
+    """The mean y of the points with edges[i] <= x < edges[i + 1], 0 without such a point. x ascending."""
     xs = [x for x, _ in points]
     means = []
     for low, high in pairwise(edges):

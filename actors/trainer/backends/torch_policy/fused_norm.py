@@ -88,7 +88,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
-    """A replacement of ``module``; None if there is none."""
+    """A replacement of ``module``; None if this module has no fused form."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
         return None
