@@ -9,6 +9,7 @@ from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
 from .algorithms import (
     ALGORITHMS,
     CORRECTION_BOUNDS,
+    DEFAULT_CORRECTION,
     Aggregation,
     Algorithm,
     AlgorithmName,
@@ -88,9 +89,10 @@ class LossConfig(Config):
     ``sampling.max_new_tokens`` of the policy's agents, so that a token weighs the same whichever agent generated it.
     ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; with 0 there is
     no reference policy. ``kl_in_reward``: the KL is in the rewards (ppo, rloo and both reinforce_pp), otherwise a term
-    of the loss. ``correction``: for differences between the log-probabilities of trainer and engine
-    (``importance_weights.py``), with bounds of its weight. Under ``async``, ``decoupled`` makes the objective the
-    decoupled one. ``critic``: for ppo alone.
+    of the loss. ``correction``: the weight for differences between the log-probabilities of trainer and engine
+    (``importance_weights.py``), with its bounds. The default is ``truncate`` in every mode: rounding changes a weight
+    as little as a log-probability, staleness is corrected, and one token can't have the weight of many. ``critic``:
+    for ppo alone.
     """
 
     name: AlgorithmName = "grpo"
@@ -101,9 +103,9 @@ class LossConfig(Config):
     kl_coefficient: NonNegative = 0.0
     kl_estimator: KlEstimator = _DEFAULT.kl_estimator
     kl_in_reward: bool = _DEFAULT.kl_in_reward
-    correction: Correction = "none"
-    correction_low: NonNegative | None = None
-    correction_high: Positive | None = None
+    correction: Correction = DEFAULT_CORRECTION
+    correction_low: NonNegative | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][0]
+    correction_high: Positive | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][1]
     critic: CriticConfig | None = None
 
     @model_validator(mode="before")
@@ -121,7 +123,7 @@ class LossConfig(Config):
         }
         if row.baseline == "critic":
             numbers["critic"] = CriticConfig()
-        if isinstance(kind := given.get("correction"), str) and kind in CORRECTION_BOUNDS:
+        if isinstance(kind := given.get("correction", DEFAULT_CORRECTION), str) and kind in CORRECTION_BOUNDS:
             low, high = CORRECTION_BOUNDS[kind]
             numbers |= {"correction_low": low, "correction_high": high}
         return numbers | given

@@ -23,7 +23,7 @@ from flexmarl.actors.trainer.backends.torch_policy import forward_batches
 from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import split_by_length
-from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 torch.set_num_threads(1)
@@ -48,6 +48,7 @@ def make_policy(name: str = "solver", seed: int = 0, **model: Any) -> TorchPolic
         PolicySetup(
             model=ModelConfig(config=MODEL | model, tokenizer="unused"),
             credit={AgentName("solver"): CreditConfig()},
+            loss=LossConfig(name="dapo"),  # a token of any sequence weighs the same
             optimizer=OPTIMIZER,
         ),
         seed=seed,
@@ -92,8 +93,9 @@ def reference_loss(policy: TorchPolicy, samples: Sequence[Sample], temperature: 
         logprobs = (policy.model(input_ids=row).logits[0] / temperature).log_softmax(-1)
         for index, (token, old) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
             logprob = logprobs[len(sample.prompt_tokens) + index - 1, token]
-            ratio = torch.exp(logprob - torch.tensor(old, dtype=torch.float32))
-            total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            weight = torch.exp(logprob.detach() - torch.tensor(old, dtype=torch.float32)).clamp(max=2.0)
+            ratio = torch.exp(logprob - logprob.detach())
+            total = total - weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
     return total
 
 
@@ -205,6 +207,7 @@ def test_on_policy_ratios_are_one() -> None:
 
 def test_stats_count_all_tokens_and_the_trained_ones() -> None:
     samples = make_samples(4)
+    samples[0] = replace(samples[0], logprobs=(-9.0,) * len(samples[0].tokens))  # beyond the weight's bound
     advantages = [group_advantage(s.reward, s.group_rewards, scale=True) for s in samples]
     assert 0.0 in advantages
     policy = make_policy()
@@ -430,7 +433,12 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
     full = make_policy()
     half = TorchPolicy(
         PolicyName("solver"),
-        PolicySetup(model=config, credit={AgentName("solver"): CreditConfig()}, optimizer=OPTIMIZER),
+        PolicySetup(
+            model=config,
+            credit={AgentName("solver"): CreditConfig()},
+            loss=LossConfig(name="dapo"),
+            optimizer=OPTIMIZER,
+        ),
         seed=0,
         total_steps=10,
     )
