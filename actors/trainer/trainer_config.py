@@ -91,8 +91,9 @@ class LossConfig(Config):
     no reference policy. ``kl_in_reward``: the KL is in the rewards (ppo, rloo and both reinforce_pp), otherwise a term
     of the loss. ``correction``: the weight for differences between the log-probabilities of trainer and engine
     (``importance_weights.py``), with its bounds. The default is ``truncate`` in every mode: rounding changes a weight
-    as little as a log-probability, staleness is corrected, and one token can't have the weight of many. ``critic``:
-    for ppo alone.
+    as little as a log-probability, staleness is corrected, and one token can't have the weight of many.
+    ``ratio_deviation_warning``: a step whose ``ratio_deviation`` is above it logs a warning, unless it has stale
+    samples; None: 0.01 in float32, 0.1 in bfloat16, 10 times the rounding. ``critic``: for ppo alone.
     """
 
     name: AlgorithmName = "grpo"
@@ -106,6 +107,7 @@ class LossConfig(Config):
     correction: Correction = DEFAULT_CORRECTION
     correction_low: NonNegative | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][0]
     correction_high: Positive | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][1]
+    ratio_deviation_warning: Positive | None = None
     critic: CriticConfig | None = None
 
     @model_validator(mode="before")
@@ -162,6 +164,12 @@ class LossConfig(Config):
     def streams(self) -> bool:
         """True if a sample can be trained before the last sample of its step is there."""
         return self.whole_batch_reason is None
+
+    def deviation_bound(self, dtype: str) -> float:
+        """The ``ratio_deviation`` from which on a step with the model's ``dtype`` logs a warning."""
+        if self.ratio_deviation_warning is not None:
+            return self.ratio_deviation_warning
+        return 0.1 if dtype == "bfloat16" else 0.01
 
     def with_constant_length(self, tokens: int) -> "LossConfig":
         """The same, divided by ``tokens`` if the aggregation is ``constant`` and no constant was given."""

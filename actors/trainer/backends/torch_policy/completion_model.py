@@ -15,16 +15,28 @@ from .fused_norm import fuse_norms
 
 
 def build_model(config: ModelConfig, seed: int) -> Any:
-    """A Hugging Face causal language model with float32 master weights, in training mode, on the CPU.
+    """A Hugging Face causal language model with float32 master weights, on the CPU, in evaluation mode.
 
-    ``seed`` fixes the random weights of a model made from ``config.config``, independently of models built before in
-    this process. Torch's global generator is left as it was.
+    Without dropout, as in the engine: the gradient is that of the policy that generated. TRL does the same. ``seed``
+    fixes the random weights of a model made from ``config.config``, independently of models built before in this
+    process. Torch's global generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random_stream(seed))
         model: Any = load_model(config, torch.float32)
     model.config.architectures = [type(model).__name__]
-    return model.train()
+    evaluating: Any = model.eval()
+    return evaluating
+
+
+def dropout_settings(model: Any) -> dict[str, float]:
+    """The dropout probabilities above 0 in the model's config, by name."""
+    settings = model.config.get_text_config(decoder=True).to_dict()
+    return {
+        name: value
+        for name, value in settings.items()
+        if "drop" in name and isinstance(value, float) and value > 0
+    }
 
 
 class CompletionModel:

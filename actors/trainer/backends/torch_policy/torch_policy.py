@@ -10,8 +10,7 @@ streams: its critic steps when the policy does, so within a step a sample's valu
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +33,7 @@ from ...policy_files import check_tensors, read_tensors_into, write_tensors
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, StepStats
 from .adamw import apply_gradient, forget_moments, gradient_norm, learning_rate, make_adamw, moments
-from .completion_model import CompletionModel, derived_seed, named_weights, random_stream
+from .completion_model import CompletionModel, derived_seed, dropout_settings, named_weights
 from .critic_model import CriticModel
 from .forward_batches import Chunk, TrainedSample, make_chunks
 
@@ -50,7 +49,8 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class _StepTotals:
-    """Sums over the micro-batches of this step. ``values``: see ``value_sums``."""
+    """Sums over the micro-batches of this step. ``values``: see ``value_sums``. ``stale``: samples of an older
+    version."""
 
     samples: int = 0
     tokens: int = 0
@@ -58,6 +58,7 @@ class _StepTotals:
     loss: float = 0.0
     clipped: float = 0.0
     deviation: float = 0.0
+    stale: int = 0
     values: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
     def add(self, other: "_StepTotals") -> None:
@@ -94,14 +95,16 @@ class TorchPolicy:
         self._vocab_size = self._completions.vocab_size
         self._reference = CompletionModel(model, own_seed) if loss.kl_coefficient else None
         if self._reference is not None:
-            self._reference.model.eval().requires_grad_(False)
+            self._reference.model.requires_grad_(False)
         self._critic = CriticModel(self._completions, loss.critic, setup.optimizer) if loss.critic else None
         self._optimizer = make_adamw(self.model, setup.optimizer)
-        self._rng_state = random_stream(own_seed)
+        if dropouts := dropout_settings(self.model):
+            log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
         self._version = 0
         self._totals = _StepTotals()
         self._held: list[Sample] = []
         self._sft_batches, self._sft_loss = 0, math.nan
+        self._deviating_steps = 0
 
     @property
     def version(self) -> int:
@@ -114,10 +117,9 @@ class TorchPolicy:
         """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
         if self._version or self._totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
-        with self._own_randomness():
-            rows = pad_rows(examples, self._vocab_size).to(self._device)
-            loss = -self._completions.logprobs(rows).mean()
-            torch.autograd.backward(loss)
+        rows = pad_rows(examples, self._vocab_size).to(self._device)
+        loss = -self._completions.logprobs(rows).mean()
+        torch.autograd.backward(loss)
         self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._setup.sft.lr)
         self._sft_batches += 1
         self._sft_loss = loss.item()
@@ -149,6 +151,7 @@ class TorchPolicy:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
         checked = self._checked(batch)
         totals = _StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
+        totals.stale = sum(sample.policy_version < self._version for sample in batch)
         if self._loss.streams:
             self._backward(self._chunks(checked), totals)
         else:
@@ -165,20 +168,17 @@ class TorchPolicy:
     def _backward(self, chunks: Sequence[Chunk], totals: _StepTotals) -> None:
         """Adds the gradient of ``chunks``, and their sums to ``totals``."""
         sums = torch.zeros(3, device=self._device)
-        with self._own_randomness():
-            for chunk in chunks:
-                references = self._reference_logprobs(chunk) if self._needs_references else None
-                advantages = chunk.advantages
-                if self._critic is not None:
-                    advantages = self._backward_values(self._critic, chunk, references, totals)
-                logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
-                tokens = CompletionTokens(
-                    logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references
-                )
-                loss, diagnostics = batch_loss(self._loss, tokens)
-                torch.autograd.backward(loss)
-                sums += diagnostics
-                totals.trained_tokens += len(chunk.advantages)
+        for chunk in chunks:
+            references = self._reference_logprobs(chunk) if self._needs_references else None
+            advantages = chunk.advantages
+            if self._critic is not None:
+                advantages = self._backward_values(self._critic, chunk, references, totals)
+            logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
+            tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
+            loss, diagnostics = batch_loss(self._loss, tokens)
+            torch.autograd.backward(loss)
+            sums += diagnostics
+            totals.trained_tokens += len(chunk.advantages)
         totals.loss, totals.clipped, totals.deviation = sums.tolist()
 
     def _backward_values(
@@ -225,6 +225,7 @@ class TorchPolicy:
             critic_norm = self._finite_norm(self._critic.gradient_norm(tokens))
             self._critic.optimizer_step(tokens, critic_norm, self._version, self._total_steps)
         self._apply_gradient(divisor, grad_norm, lr)
+        self._check_deviation(totals)
         self._version += 1
         self._totals = _StepTotals()
         return StepStats(
@@ -238,6 +239,25 @@ class TorchPolicy:
             value_loss=totals.value_loss if self._critic else None,
             explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
         )
+
+    def _check_deviation(self, totals: _StepTotals) -> None:
+        """Logs a warning if trainer and engine disagree on samples of one and the same version: in the 1st, 2nd, 4th,
+        8th ... such step."""
+        bound = self._loss.deviation_bound(self._setup.model.dtype)
+        if totals.stale or totals.ratio_deviation <= bound:
+            return
+        self._deviating_steps += 1
+        if self._deviating_steps & (self._deviating_steps - 1) == 0:
+            log.warning(
+                "trainer and engine disagree on the probabilities of tokens",
+                policy=self.name,
+                ratio_deviation=totals.ratio_deviation,
+                bound=bound,
+                bound_is=f"policies.{self.name}.algorithm.ratio_deviation_warning",
+                steps=self._deviating_steps,
+                likely_causes="randomness in the model's forward, an engine with other weights or another "
+                "temperature, an engine that changes its probabilities (top-p, penalties), a lower precision",
+            )
 
     def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
         """Every sample with its advantage from its group's rewards. Raises as ``accumulate`` does."""
@@ -307,24 +327,6 @@ class TorchPolicy:
             raise NonFiniteGradient(self.name, self._version, norm)
         return norm
 
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Runs the block on this policy's random stream (dropout), and puts torch's global one back.
-
-        The stream is part of the saved state, so a resumed run draws the same numbers as an uninterrupted one, also if
-        other policies share the process. A GPU's generator is seeded from it, block by block.
-        """
-        on_gpu = self._device.type == "cuda"
-        with torch.random.fork_rng(devices=[self._device] if on_gpu else []):
-            torch.set_rng_state(self._rng_state)
-            if on_gpu:
-                with torch.cuda.device(self._device):
-                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-            try:
-                yield
-            finally:
-                self._rng_state.copy_(torch.get_rng_state())
-
     # ----------------------------------------------------------------------- weights and files
 
     def weights(self) -> dict[str, Tensor]:
@@ -376,14 +378,10 @@ class TorchPolicy:
         """The live tensors of a saved policy, by the file that they are in."""
         files: dict[str, Mapping[str, Tensor]] = {
             WEIGHTS_FILE: self._master_weights(),
-            STATE_FILE: self._training_state(),
+            STATE_FILE: moments(self.model, self._optimizer),  # all that a bit-equal continuation needs
         }
         if self._reference is not None:
             files[REFERENCE_FILE] = named_weights(self._reference.model)
         if self._critic is not None:
             files[CRITIC_FILE] = self._critic.state()
         return files
-
-    def _training_state(self) -> dict[str, Tensor]:
-        """The live tensors beside the weights that a bit-equal continuation needs."""
-        return {"rng": self._rng_state} | moments(self.model, self._optimizer)

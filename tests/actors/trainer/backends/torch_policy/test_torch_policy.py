@@ -399,27 +399,39 @@ def test_construction_depends_on_seed_and_name_alone() -> None:
     assert not torch.equal(parameters(make_policy(name="verifier")), first)
 
 
-def test_training_leaves_the_global_random_stream_alone() -> None:
-    """Dropout draws from the policy's own stream, also if others draw in the process."""
-    policies = [make_policy(attention_dropout=0.3) for _ in range(2)]
+@pytest.mark.parametrize(
+    "dropout", [{"attention_dropout": 0.3}, {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4}]
+)
+def test_the_models_dropout_is_off_as_in_the_engine_and_logged(dropout: dict[str, Any]) -> None:
+    """GPT-2's config has a dropout of 0.1 by default."""
     state = torch.get_rng_state()
-    policies[0].accumulate(make_samples(10))
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.rand(11)
-    policies[1].accumulate(make_samples(10))
-    assert torch.equal(gradient(policies[0]), gradient(policies[1]))
-    plain = make_policy()
-    plain.accumulate(make_samples(10))
-    assert not torch.equal(gradient(policies[0]), gradient(plain))
-
-
-def test_every_micro_batch_draws_on_where_the_last_one_stopped() -> None:
-    policy = make_policy(attention_dropout=0.3)
+    with structlog.testing.capture_logs() as logs:
+        policy = make_policy(**dropout)
     samples = make_samples(10)
     policy.accumulate(samples)
+    assert torch.equal(torch.get_rng_state(), state)
     first = gradient(policy).clone()
     policy.accumulate(samples)
-    assert relative_error(gradient(policy) - first, first) > 1e-3
+    assert relative_error(gradient(policy) - first, first) < 1e-5
+    (event,) = [each for each in logs if each["event"].startswith("dropout")]
+    assert event["policy"] == "solver" and [value for key, value in event.items() if "drop" in key]
+
+
+def test_a_deviation_beyond_the_bound_is_a_warning_that_names_key_and_causes() -> None:
+    policy = make_policy()
+    with structlog.testing.capture_logs() as logs:
+        for version in range(3):
+            policy.accumulate(make_samples(4, version=version))
+            assert policy.optimizer_step().ratio_deviation > 0.01
+    warnings = [each for each in logs if each["log_level"] == "warning"]
+    assert [each["steps"] for each in warnings] == [1, 2]
+    assert warnings[0]["bound_is"] == "policies.solver.algorithm.ratio_deviation_warning"
+    assert "weights" in warnings[0]["likely_causes"] and warnings[0]["bound"] == 0.01
+
+
+def test_the_bound_of_the_deviation_fits_the_dtype_unless_it_is_given() -> None:
+    assert LossConfig().deviation_bound("float32") < LossConfig().deviation_bound("bfloat16")
+    assert LossConfig(ratio_deviation_warning=0.5).deviation_bound("float32") == 0.5
 
 
 def test_tied_weights_are_published_once() -> None:
