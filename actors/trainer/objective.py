@@ -50,8 +50,8 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Ten
 
     The surrogate's ratio is that of the policy to the proximal policy, which is the policy at the start of its step
     (decoupled PPO, Hilton et al., arXiv 2110.00641, section 3). A sample is trained on once, so its value is 1 and only
-    its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. What lies between
-    the proximal policy and the engine's is the correction's weight.
+    its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. The difference of
+    the engine's policy from the proximal policy is the correction's weight.
 
     Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[3]`` without one,
     sums over tokens: the loss as it is aggregated, tokens whose weight a bound holds back, ``|ratio - 1|`` of trainer

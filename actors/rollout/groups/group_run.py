@@ -116,7 +116,7 @@ def _without_advantage(
     turns: Sequence[Sample], members: Sequence[Trajectory], rules: ClosingRules
 ) -> list[AgentName]:
     """The agents with turns whose rewards from the workflow, before any punishment, are all equal (DAPO, arXiv
-    2503.14476, eq. 11: groups of right and wrong answers, whatever their lengths)."""
+    2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
     sampled = {turn.agent for turn in turns}
     given = [member.unpunished.by_agent for member in members]
     return [
