@@ -26,7 +26,13 @@ class OptimizerConfig(Config):
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101), gradient clipping and the learning-rate schedule.
 
     ``schedule`` ``linear`` decays from ``lr`` to 0 over the run's steps after ``warmup_steps`` of linear
-    increase; ``constant`` stays at ``lr`` after them.
+    increase; ``constant`` stays at ``lr`` after them. Its position is the run's step, so that it ends with the run also
+    for a policy that steps less often.
+
+    ``zero_gradient``: what a step does whose gradient is exactly zero, as with equal rewards in every group. ``skip``
+    leaves weights and moments as they are; ``step`` lets AdamW move the weights by the momentum of earlier steps.
+    ``non_finite_gradient``: ``end`` ends the run with NonFiniteGradient, ``skip`` leaves the update out, but at most
+    ``max_non_finite_steps`` times in a row. A skipped step counts as one: its samples are used up.
     """
 
     lr: Positive = 1e-6
@@ -36,6 +42,9 @@ class OptimizerConfig(Config):
     max_grad_norm: Positive = 1.0
     schedule: Literal["constant", "linear"] = "constant"
     warmup_steps: Natural = 0
+    zero_gradient: Literal["skip", "step"] = "skip"
+    non_finite_gradient: Literal["end", "skip"] = "end"
+    max_non_finite_steps: Count = 3
 
 
 class CriticConfig(Config):

@@ -18,7 +18,7 @@ from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.advantage import group_advantage
-from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
+from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, StepStats
 from flexmarl.actors.trainer.backends.torch_policy import forward_batches
 from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -42,14 +42,16 @@ MODEL = {
 OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), schedule="linear", warmup_steps=2, weight_decay=0.01)
 
 
-def make_policy(name: str = "solver", seed: int = 0, **model: Any) -> TorchPolicy:
+def make_policy(
+    name: str = "solver", seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, **model: Any
+) -> TorchPolicy:
     return TorchPolicy(
         PolicyName(name),
         PolicySetup(
             model=ModelConfig(config=MODEL | model, tokenizer="unused"),
             credit={AgentName("solver"): CreditConfig()},
             loss=LossConfig(name="dapo"),  # a token of any sequence weighs the same
-            optimizer=OPTIMIZER,
+            optimizer=optimizer,
         ),
         seed=seed,
         total_steps=10,
@@ -106,6 +108,10 @@ def gradient(policy: TorchPolicy) -> torch.Tensor:
 
 def parameters(policy: TorchPolicy) -> torch.Tensor:
     return torch.cat([tensor.flatten().clone() for tensor in policy.weights().values()])
+
+
+def moments_of(policy: TorchPolicy) -> torch.Tensor:
+    return torch.cat([m.flatten() for state in policy._optimizer.state.values() for m in state.values()])
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -301,8 +307,16 @@ def test_greedy_samples_can_not_be_trained_on() -> None:
 def test_steps_equal_plain_torch_with_every_row_computed() -> None:
     """Three steps against torch's own clipping and AdamW on the mean loss over all tokens, none skipped."""
     policy, plain = make_policy(), make_policy()
+    named = list(plain.model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for name, parameter in named if "norm" not in name]},
+        {"params": [parameter for name, parameter in named if "norm" in name], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        plain.model.parameters(), lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, weight_decay=OPTIMIZER.weight_decay
+        groups,
+        lr=OPTIMIZER.lr,
+        betas=OPTIMIZER.betas,
+        weight_decay=OPTIMIZER.weight_decay,
     )
     for step, expected_lr in enumerate((1e-3 / 3, 2e-3 / 3, 1e-3)):
         samples = make_samples(step, version=step)
@@ -313,7 +327,8 @@ def test_steps_equal_plain_torch_with_every_row_computed() -> None:
         optimizer.zero_grad()
         torch.autograd.backward(reference_loss(plain, samples) / sum(len(s.tokens) for s in samples))
         norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), OPTIMIZER.max_grad_norm)
-        optimizer.param_groups[0]["lr"] = expected_lr
+        for group in optimizer.param_groups:
+            group["lr"] = expected_lr
         optimizer.step()
 
         assert policy.version == step + 1
@@ -341,17 +356,67 @@ def test_clipping_bounds_the_gradient_that_is_stepped_with(monkeypatch: pytest.M
     assert seen == pytest.approx([OPTIMIZER.max_grad_norm], rel=1e-4)
 
 
-def test_a_step_without_any_advantage_still_steps_with_a_zero_gradient() -> None:
-    policy, plain = make_policy(), make_policy()
-    samples = make_samples(8, groups=1)
+def trained_once(**optimizer: Any) -> TorchPolicy:
+    """A policy with momentum, at version 1."""
+    policy = make_policy(optimizer=OPTIMIZER.model_copy(update=optimizer))
+    policy.accumulate(make_samples(7))
+    assert not policy.optimizer_step().skipped_update
+    return policy
+
+
+def test_a_step_without_any_advantage_leaves_the_weights_alone() -> None:
+    policy = trained_once()
+    before, moments = parameters(policy), moments_of(policy)
+    samples = make_samples(8, groups=1, version=1)
     assert policy.accumulate(samples).trained_samples == 0
     stats = policy.optimizer_step()
-    assert (policy.version, stats.grad_norm, stats.loss) == (1, 0.0, 0.0)
+    assert (policy.version, stats.grad_norm, stats.loss, stats.skipped_update) == (2, 0.0, 0.0, True)
     assert stats.tokens == sum(len(s.tokens) for s in samples)
-    # AdamW's step with a zero gradient: weight decay, and a step counted.
-    decayed = parameters(plain) * (1 - stats.lr * OPTIMIZER.weight_decay)
-    assert torch.allclose(parameters(policy), decayed, rtol=1e-6, atol=0)
-    assert {state["step"].item() for state in policy._optimizer.state.values()} == {1.0}
+    assert torch.equal(parameters(policy), before) and torch.equal(moments_of(policy), moments)
+
+
+def test_a_zero_gradient_may_step_by_the_momentum() -> None:
+    policy = trained_once(zero_gradient="step")
+    before = parameters(policy)
+    policy.accumulate(make_samples(8, groups=1, version=1))
+    stats = policy.optimizer_step()
+    assert (stats.grad_norm, stats.skipped_update) == (0.0, False)
+    assert float((parameters(policy) - before).abs().max()) > 0.1 * stats.lr
+    assert {state["step"].item() for state in policy._optimizer.state.values()} == {2.0}
+
+
+def test_a_gradient_that_is_not_finite_may_be_skipped_so_often_in_a_row() -> None:
+    policy = trained_once(non_finite_gradient="skip", max_non_finite_steps=2)
+    before, moments = parameters(policy), moments_of(policy)
+
+    def broken_step() -> StepStats:
+        policy.accumulate(make_samples(8, version=policy.version))
+        parameter = next(policy.model.parameters())
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[0] = math.nan
+        return policy.optimizer_step()
+
+    for _ in range(2):
+        assert broken_step().skipped_update
+    assert policy.version == 3
+    assert torch.equal(parameters(policy), before) and torch.equal(moments_of(policy), moments)
+    policy.accumulate(make_samples(9, version=3))
+    assert not policy.optimizer_step().skipped_update and not torch.equal(parameters(policy), before)
+    for _ in range(2):
+        assert broken_step().skipped_update
+    with pytest.raises(NonFiniteGradient):
+        broken_step()
+
+
+def test_the_schedule_follows_the_runs_steps_if_the_policy_has_fewer() -> None:
+    policy = make_policy()
+    rates = []
+    for run_step in (0, 5, 9):
+        policy.accumulate(make_samples(8, version=policy.version))
+        rates.append(policy.optimizer_step(run_step).lr)
+    assert policy.version == 3
+    assert rates == pytest.approx([learning_rate(OPTIMIZER, step, 10) for step in (0, 5, 9)])
+    assert rates[2] < 0.2 * OPTIMIZER.lr
 
 
 def test_gradients_and_moments_are_allocated_once() -> None:
