@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
-from ....pretrained import load_model
+from ....pretrained import load_model, rotation_limit
 from ...loss import token_logprobs
 from ...padding import PaddedRows
 from .fused_norm import fuse_norms
@@ -47,12 +47,20 @@ class CompletionModel:
         self.model = fuse_norms(build_model(config, seed)).to(self._device)
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         self._bfloat16 = config.dtype == "bfloat16"
+        self._longest = rotation_limit(self.model.config)
         # The output layer and everything after it see the completion tokens only: [N, V], no padding.
         self._positions: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
     def logprobs(self, rows: PaddedRows, temperatures: float | Tensor = 1.0) -> Tensor:
-        """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``."""
+        """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``.
+
+        Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
+        """
+        if self._longest is not None and rows.input_ids.shape[1] > self._longest:
+            raise ValueError(
+                f"{rows.input_ids.shape[1]} tokens: the model's rotations (longrope) change behind {self._longest}"
+            )
         self._positions = rows.positions
         try:
             with self.autocast():

@@ -499,6 +499,18 @@ def test_the_bound_of_the_deviation_fits_the_dtype_unless_it_is_given() -> None:
     assert LossConfig(ratio_deviation_warning=0.5).deviation_bound("float32") == 0.5
 
 
+def test_rows_behind_the_switch_of_longrope_are_refused() -> None:
+    rope = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_type": "longrope", "rope_theta": 1e4}
+    policy = make_policy(
+        model_type="phi3", pad_token_id=None, eos_token_id=None, bos_token_id=None, head_dim=16,
+        original_max_position_embeddings=24, rope_parameters=rope | {"original_max_position_embeddings": 24},
+    )  # fmt: skip
+    policy.accumulate(make_samples(2))
+    long = replace_tokens(make_samples(2)[0], (1,) * 30)
+    with pytest.raises(ValueError, match="rotations .longrope. change behind 24"):
+        policy.accumulate([long])
+
+
 def test_tied_weights_are_published_once() -> None:
     tied, untied = make_policy(tie_word_embeddings=True), make_policy()
     assert set(untied.weights()) - set(tied.weights()) == {"lm_head.weight"}
