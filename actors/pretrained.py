@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from .errors import UnsupportedModel
 from .messages import ModelConfig
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # half of its methods have no types
@@ -24,12 +25,15 @@ def load_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model with its weights in ``dtype``, on the CPU, in evaluation mode.
 
     Weights of a ``path`` are read from there; those of a model made from ``config`` are drawn from torch's global
-    generator. Raises OSError if ``path`` can't be loaded.
+    generator. Raises OSError if ``path`` can't be loaded, UnsupportedModel as ``empty_model``.
     """
+    architecture = _architecture(model)
     if model.path is not None:
-        loaded = _AUTO_MODEL.from_pretrained(model.path, dtype=dtype, attn_implementation="sdpa")
+        loaded = _AUTO_MODEL.from_pretrained(
+            model.path, config=architecture, dtype=dtype, attn_implementation="sdpa"
+        )
     else:
-        loaded = _from_config(_architecture(model), dtype)
+        loaded = _from_config(architecture, dtype)
     evaluating: PreTrainedModel = loaded.train(False)
     return evaluating
 
@@ -38,7 +42,8 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
     """The architecture alone, in ``model.dtype`` on ``model.device``, in evaluation mode and without gradients.
 
     Its weights are loaded later: only the config of a ``path`` is read. Parameters with random initial values are zero,
-    and torch's global generator is not used. Raises OSError if ``path`` can't be loaded.
+    and torch's global generator is not used. Raises OSError if ``path`` can't be loaded, UnsupportedModel if its
+    attention is one that ``sdpa`` does not compute.
     """
     with _ZeroInitialised():
         made = _from_config(_architecture(model), getattr(torch, model.dtype))
@@ -51,7 +56,34 @@ def _architecture(model: ModelConfig) -> PreTrainedConfig:
         architecture: PreTrainedConfig = AutoConfig.from_pretrained(model.path)
     else:
         architecture = AutoConfig.for_model(**(model.config or {}))
+    decoder: Any = architecture.get_text_config(decoder=True)
+    if getattr(decoder, "attn_logit_softcapping", None) is not None:
+        raise UnsupportedModel(
+            architecture.model_type,
+            f"attn_logit_softcapping is {decoder.attn_logit_softcapping}, which neither trainer nor engine computes: "
+            "take a model without it",
+        )
+    if getattr(decoder, "output_router_logits", False):
+        # They serve a loss of supervised training alone, and transformers computes it in every forward.
+        decoder.output_router_logits = False
     return architecture
+
+
+def rotation_limit(architecture: PreTrainedConfig) -> int | None:
+    """The longest sequence, in tokens, up to which the rotations of the positions don't depend on its length; None
+    without a limit.
+
+    With ``longrope`` (Ding et al., arXiv 2402.13753) transformers takes other factors behind
+    ``original_max_position_embeddings``, for all positions and for all sequences of a batch: keys in an engine's cache
+    would keep the former ones.
+    """
+    decoder: Any = architecture.get_text_config(decoder=True)
+    parameters = getattr(decoder, "rope_parameters", None) or {}
+    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return min(
+        (rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"),
+        default=None,
+    )
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:

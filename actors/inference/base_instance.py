@@ -1,12 +1,13 @@
 """The part of an instance that is the same for every engine: versions, turns and statistics."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Final
 
 from ...core.actor import Actor, endpoint
 from ...transport.state import StateTransport
-from ..errors import WrongPolicy, WrongVersion
+from ..errors import NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Published
 from ..names import Version
 from .engine_requests import engine_request, generation_of
@@ -55,13 +56,16 @@ class BaseInstance(Actor, InstanceApi):
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Generates one turn. Raises WrongVersion, PromptTooLong, InvalidRequest, and TurnAborted if new weights
-        arrived and no later version may resume the turn."""
+        """Generates one turn. Raises WrongVersion, PromptTooLong, InvalidRequest, NonFiniteLogits if a log-probability
+        is infinite or not a number, and TurnAborted if new weights arrived and no later version may resume the
+        turn."""
         version = self._version
         if version is None or version not in request.versions:
             raise WrongVersion(self._policy, request.versions.oldest, version)
         prompt = self._prompt_tokens(request)
         result = await self._generate(engine_request(request, prompt))
+        if not math.isfinite(sum(result.logprobs)):
+            raise NonFiniteLogits((request.sample_id,))
         text = self._decode(request.completion + result.tokens)
         return generation_of(request, version, prompt, result, text)
 

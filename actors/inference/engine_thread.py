@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...core.errors import FlexmarlError
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NonFiniteLogits
 from .engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
 
 T = TypeVar("T")
@@ -33,7 +33,8 @@ class EngineThread:
         self._thread.start()
 
     async def generate(self, request: EngineRequest) -> EngineResult:
-        """The finished or interrupted request. Raises as ``Engine.add`` does; cancelling it aborts the request."""
+        """The finished or interrupted request. Raises as ``Engine.add`` does, and NonFiniteLogits; cancelling it aborts
+        the request."""
         if request.request_id in self._turns:
             raise InvalidRequest(request.request_id, "the id is in use by a pending request")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
@@ -91,10 +92,20 @@ class EngineThread:
     def _work(self) -> None:
         try:
             while self._take_messages():
-                if results := self._engine.step():
+                if results := self._step():
                     self._post(self._deliver, results)
         except Exception as error:  # noqa: BLE001  # a broken engine ends its instance, through `failure`
             self._post(_fail, self.failure, error)
+
+    def _step(self) -> list[EngineResult]:
+        """A step of the engine. Requests whose logits are not finite fail; the others continue."""
+        try:
+            return self._engine.step()
+        except NonFiniteLogits as error:
+            for request_id in error.request_ids:
+                self._engine.abort(request_id)
+                self._post(self._refuse, request_id, NonFiniteLogits((request_id,)))
+            return []
 
     def _take_messages(self) -> bool:
         """Handles the inbox; waits for a message if the engine has no request. False: the thread is to end."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ...core.actor import endpoint
-from ..errors import InvalidRequest, PromptTooLong, TurnAborted, WrongPolicy, WrongVersion
+from ..errors import InvalidRequest, NonFiniteLogits, PromptTooLong, TurnAborted, WrongPolicy, WrongVersion
 from ..names import Version
 from .training import Published
 
@@ -78,7 +78,8 @@ class InstanceApi(Protocol):
         another version than ``published`` says.
         """
 
-    @endpoint(raises=(WrongVersion, PromptTooLong, InvalidRequest, TurnAborted))
+    @endpoint(raises=(WrongVersion, PromptTooLong, InvalidRequest, NonFiniteLogits, TurnAborted))
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Raises WrongVersion if the version served is not in ``request.versions``, PromptTooLong, InvalidRequest, and
-        TurnAborted if new weights ended a turn that they may not resume."""
+        """Raises WrongVersion if the version served is not in ``request.versions``, PromptTooLong, InvalidRequest,
+        NonFiniteLogits if a log-probability is infinite or not a number, and TurnAborted if new weights ended a turn
+        that they may not resume."""

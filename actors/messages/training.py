@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...transport.handle import StateHandle
-from ..names import PolicyName, Version
+from ..names import PolicyName, Step, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class PolicyStepped:
     """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
 
     ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
-    about 1e-6 if they agree. ``busy_s``: seconds for the step and the weights to publish. ``value_loss`` and
-    ``explained_variance``: of the policy's critic (``critic.explained_variance``), if it has one.
+    about 1e-6 if they agree. ``skipped_update``: the weights are as before the step. ``busy_s``: seconds for the step
+    and the weights to publish. ``value_loss`` and ``explained_variance``: of the policy's critic
+    (``critic.explained_variance``), if it has one.
     """
 
     published: Published
@@ -47,6 +48,7 @@ class PolicyStepped:
     ratio_deviation: float
     busy_s: float
     publish_s: float
+    skipped_update: bool = False
     value_loss: float | None = None
     explained_variance: float | None = None
 
@@ -66,8 +68,9 @@ class TrainerApi(Protocol):
     async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
         """Leases ``count`` rows of the policy's agents and accumulates their gradient."""
 
-    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
-        """Steps the policy, commits the rows that were used, publishes the new weights."""
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
+        """Steps the policy in the run's step ``step`` (from 1), commits the rows that were used, publishes the new
+        weights."""
 
     async def save(self, policy: PolicyName, folder: str) -> None:
         """Writes the policy's Hugging Face checkpoint and training state into ``folder``."""

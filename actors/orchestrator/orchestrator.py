@@ -268,7 +268,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._carry_out(self._running.trained(decision.policy, decision.step, result.samples))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
-        result = await self._trainer.optimizer_step(decision.policy)
+        result = await self._trainer.optimizer_step(decision.policy, decision.step)
         self._records[decision.step].optimizer_stepped(decision.policy, result, time.monotonic())
         self._published[decision.policy] = result.published
         self._carry_out(self._running.stepped(decision.policy, decision.step))

@@ -68,6 +68,7 @@ class _PolicyRecord:
             lr=stepped.lr,
             clip_fraction=stepped.clip_fraction,
             ratio_deviation=stepped.ratio_deviation,
+            skipped_updates=int(stepped.skipped_update),
             optimizer_s=stepped.busy_s,
             publish_s=self.publish_s,
             value_loss=stepped.value_loss,

@@ -195,7 +195,7 @@ class Rollout(Actor, RolloutApi):
         """The end of a trajectory whose workflow has ended. User code: it may fail in any way, the others continue."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
-            trajectory.rewards = work.result()
+            trajectory.rewards = trajectory.unpunished = work.result()
             if not trajectory.greedy:  # evaluations report the workflow's own rewards
                 trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
             return End(trajectory)

@@ -65,7 +65,8 @@ class Deadline:
 
 class Trajectory:
     """``step``: None for an evaluation. ``versions``: may generate its turns, by policy; if that is more than one, a
-    trajectory and even a turn may begin with one version and continue with a later one: every token keeps its own."""
+    trajectory and even a turn may begin with one version and continue with a later one: every token keeps its own.
+    ``unpunished``: the workflow's rewards; ``rewards``: less the overlong punishment."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Trajectory:
         self.versions = versions
         self.greedy = step is None
         self.name = str(TrajectoryName(step, query.id, number))
-        self.rewards = Rewards()
+        self.rewards = self.unpunished = Rewards()
         self.first_turn_at = math.inf
         self.deadline: Deadline | None = None
         self._step = step

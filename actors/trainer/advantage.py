@@ -75,18 +75,22 @@ def rewards_to_go(rewards: Tensor, token_rewards: Tensor, lengths: Tensor) -> Te
     return (rewards + ends).repeat_interleave(lengths) - running + token_rewards
 
 
-def leave_one_out_penalties(penalties: Tensor, groups: Tensor) -> Tensor:
-    """``p_i`` minus the mean of the other penalties of its group; 0 for a group of one.
+def leave_one_out_penalties(penalties: Tensor, trajectories: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
+    """``p_i`` of each sequence's trajectory minus the mean of the others' in its group; 0 for a group of one.
 
-    With ``p_i = beta KL_i`` over a whole sequence this is the share of a KL in the reward in RLOO's advantage
-    (arXiv 2402.14740, eq. 1 and 8): the leave-one-out baseline is linear. ``penalties`` ``[R]``, ``groups`` ``[R]``
-    int64: the group of each sequence, numbered from 0. Returns ``[R]``.
+    With ``p_i = beta KL_i`` over all sequences of a trajectory, as its reward is that of all of them, this is the share
+    of a KL in the reward in RLOO's advantage (arXiv 2402.14740, eq. 1 and 8): the leave-one-out baseline is linear.
+    All are ``[R]``, by sequence: ``penalties``; ``trajectories`` and ``groups`` (int64, numbered from 0);
+    ``sizes`` (int64), the trajectories of its group, also those without a sequence, whose penalty is 0. Returns
+    ``[R]``.
     """
-    sizes = torch.bincount(groups)
-    totals = torch.zeros(len(sizes), dtype=penalties.dtype).index_add(0, groups, penalties)
-    count = sizes[groups]
-    others = (totals[groups] - penalties) / (count - 1).clamp(min=1)
-    return torch.where(count > 1, penalties - others, torch.zeros_like(penalties))
+
+    def total(keys: Tensor) -> Tensor:
+        return penalties.new_zeros(int(keys.max()) + 1).index_add(0, keys, penalties)[keys]
+
+    mine = total(trajectories)
+    others = (total(groups) - mine) / (sizes - 1).clamp(min=1)
+    return torch.where(sizes > 1, mine - others, torch.zeros_like(mine))
 
 
 def whitened(advantages: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ class Algorithm:
 
 
 ALGORITHMS: dict[AlgorithmName, Algorithm] = {
-    # Clip-higher and the token mean are DAPO's; ``aggregation: sequence_mean`` and ``clip_high: 0.2`` give eq. 3.
-    "grpo": Algorithm("Shao et al., arXiv 2402.03300, eq. 3 and section 4.1.2", clip_high=0.28),
+    # The paper's KL (eq. 4, coefficient 0.04) is ``kl_coefficient``, 0 unless given: it needs a second model.
+    "grpo": Algorithm("Shao et al., arXiv 2402.03300, eq. 3 and section 4.1.2", aggregation="sequence_mean"),
     "dr_grpo": Algorithm(
         "Liu et al., arXiv 2503.20783, section 3.2", aggregation="constant", scale_rewards=False
     ),
@@ -104,7 +104,11 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     "reinforce_pp_baseline": Algorithm(
         "Hu et al., arXiv 2501.03262, section 3.2", scale_rewards=None, whiten=True, kl_estimator="k2"
     ),
-    "at_grpo": Algorithm("Zhao et al., arXiv 2510.11062, section 4.1", grouping="turn"),
+    # The paper's groups alone. Its tree sampling (several answers to one and the same prompt in every turn, the best of
+    # which the trajectory continues with) and its turn rewards would be the workflow's.
+    "at_grpo": Algorithm(
+        "Zhao et al., arXiv 2510.11062, section 4.1, without the tree sampling", grouping="turn"
+    ),
     "dr_mas": Algorithm("Feng et al., arXiv 2602.08847, eq. 5", grouping="agent_turns"),
     # Not whitened: an advantage depends on its own sample and the critic alone, so that PPO streams.
     "ppo": Algorithm(
@@ -124,6 +128,8 @@ CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
     "decoupled": (None, 5.0),
 }
 """Default bounds of the weight, low and high; ``importance_weights.correction_weights`` has the sources."""
+
+DEFAULT_CORRECTION: Correction = "truncate"
 
 
 def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:

@@ -20,7 +20,7 @@ def correction_weights(
     low: float | None,
     high: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """The factor of each token's surrogate, and the tokens that are removed by it.
+    """The factor of each token's surrogate, and the tokens whose weight a bound holds back.
 
     With ``w = exp(proximal - behaviour)``:
 
@@ -33,18 +33,18 @@ def correction_weights(
       AReaL, Fu et al., arXiv 2505.24298, eq. 5). Tokens above ``high`` are left out, as in AReaL's code; 5.
     - ``none``: 1.
 
-    Both inputs are ``[N]``. Returns ``weights`` in the dtype of ``proximal_logprobs`` and ``removed`` (bool), both
-    ``[N]`` and without gradient. A removed token still counts in the step's denominator.
+    Both inputs are ``[N]``. Returns ``weights`` in the dtype of ``proximal_logprobs`` and ``bounded`` (bool), both
+    ``[N]`` and without gradient. A token of weight 0 still counts in the step's denominator.
     """
     with torch.no_grad():
         weights = bounded_ratio(proximal_logprobs, behaviour_logprobs)
-        removed = torch.zeros_like(weights, dtype=torch.bool)
+        bounded = torch.zeros_like(weights, dtype=torch.bool)
         if correction == "none":
-            return torch.ones_like(weights), removed
-        if correction == "truncate":
-            return weights.clamp(max=high), removed
+            return torch.ones_like(weights), bounded
         if low is not None:
-            removed = weights < low
+            bounded = weights < low
         if high is not None:
-            removed = removed | (weights > high)
-        return weights.masked_fill(removed, 0.0), removed
+            bounded = bounded | (weights > high)
+        if correction == "truncate":
+            return weights.clamp(max=high), bounded
+        return weights.masked_fill(bounded, 0.0), bounded

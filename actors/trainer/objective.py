@@ -1,6 +1,6 @@
 """A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..messages import Sample
 from ..names import AgentName
+from ..sample_id import SampleId
 from .advantage import (
     group_advantage,
     leave_one_out_advantage,
@@ -47,25 +48,25 @@ class CompletionTokens:
 def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Tensor]:
     """The summed loss of a batch, to be divided by the step's ``loss.denominator``.
 
-    Without a correction the surrogate's ratio is that of trainer to engine. With one it is that of the policy to the
-    proximal policy, which is the policy at the start of its step: of value 1 here, since a sample is trained on once,
-    and only the surrogate's gradient is left, times the weight.
+    The surrogate's ratio is that of the policy to the proximal policy, which is the policy at the start of its step
+    (decoupled PPO, Hilton et al., arXiv 2110.00641, section 3). A sample is trained on once, so its value is 1 and only
+    its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. The difference of
+    the engine's policy from the proximal policy is the correction's weight.
 
     Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[3]`` without one,
-    sums over tokens: the loss as it is aggregated, tokens that a clip or a mask held back, ``|ratio - 1|`` of trainer
+    sums over tokens: the loss as it is aggregated, tokens whose weight a bound holds back, ``|ratio - 1|`` of trainer
     to engine. Raises ``ValueError`` if the KL's log-probabilities are missing.
     """
-    if config.correction == "none":
-        losses = _surrogate(config, batch, batch.engine_logprobs)
-    else:
-        proximal = batch.logprobs.detach()
-        low, high = config.correction_low, config.correction_high
-        weights, removed = correction_weights(
-            proximal, batch.engine_logprobs, config.correction, low=low, high=high
-        )
-        losses = _surrogate(config, batch, proximal)
-        losses = TokenLosses(losses.values * weights, losses.held_back | removed, losses.ratio)
-    values = losses.values
+    proximal = batch.logprobs.detach()
+    weights, bounded = correction_weights(
+        proximal,
+        batch.engine_logprobs,
+        config.correction,
+        low=config.correction_low,
+        high=config.correction_high,
+    )
+    losses = _surrogate(config, batch, proximal)
+    values = losses.values * weights
     if config.kl_in_loss:
         if batch.reference_logprobs is None:
             raise ValueError("a KL in the loss needs the reference policy's log-probabilities")
@@ -73,10 +74,8 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Ten
         values = values + config.kl_coefficient * kl
     loss = summed(values, batch.lengths, config.aggregation)
     with torch.no_grad():
-        ratio = losses.ratio  # of trainer to engine, unless something else was clipped
-        if config.correction != "none" or config.row.surrogate in ("clipped_sequence", "reinforce"):
-            ratio = bounded_ratio(batch.logprobs, batch.engine_logprobs)
-        held_back = losses.held_back.sum().to(loss.dtype)
+        ratio = bounded_ratio(proximal, batch.engine_logprobs)
+        held_back = (losses.held_back | bounded).sum().to(loss.dtype)
         diagnostics = torch.stack((loss, held_back, (ratio - 1.0).abs().sum()))
     return loss, diagnostics
 
@@ -153,8 +152,9 @@ def step_advantages(
 
     ``samples`` (at least one) are those of the step, of all of the policy's agents; ``credit`` is by agent.
     ``reference_logprobs`` has ``[T]`` for each sample and is needed for a KL in the reward alone. That KL is between
-    the engine's policy, which drew the tokens, and the reference. It is compared with that of the same agent's samples
-    of the group; the normalisation (``whiten``) is over the tokens of all agents, as the divisor of the gradient is.
+    the engine's policy, which drew the tokens, and the reference. RLOO compares the sum over an agent's turns of a
+    trajectory with that of the group's other trajectories; the normalisation (``whiten``) is over the tokens of all
+    agents, as the divisor of the gradient is.
     """
     float64 = torch.float64
     lengths = torch.tensor([len(sample.tokens) for sample in samples])
@@ -169,10 +169,18 @@ def step_advantages(
         kl = kl_estimate(drawn, torch.cat(list(reference_logprobs)), config.kl_estimator)
         penalties = config.kl_coefficient * kl
     if config.row.baseline == "leave_one_out":
-        numbers: dict[tuple[str, str], int] = {}
-        keys = [(sample.agent, sample.group) for sample in samples]
-        groups = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
-        advantages -= leave_one_out_penalties(sequence_sums(penalties, lengths), groups)
+        advantages -= leave_one_out_penalties(
+            sequence_sums(penalties, lengths),
+            _numbered([(s.agent, s.group, SampleId.parse(s.sample_id).trajectory) for s in samples]),
+            _numbered([(s.agent, s.group) for s in samples]),
+            torch.tensor([len(sample.group_rewards) for sample in samples]),
+        )
         return advantages.repeat_interleave(lengths)
     tokens = rewards_to_go(advantages, -penalties, lengths)
     return whitened(tokens) if config.row.whiten else tokens
+
+
+def _numbered(keys: Sequence[Hashable]) -> Tensor:
+    """``[R]`` int64: equal keys have equal numbers, from 0 in the order of their first appearance."""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])

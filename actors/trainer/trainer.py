@@ -20,7 +20,7 @@ from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
-from ..names import AgentName, PolicyName, Version
+from ..names import AgentName, PolicyName, Step, Version
 from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe
@@ -97,9 +97,9 @@ class Trainer(Actor, TrainerApi):
         )
 
     @endpoint
-    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
         started = time.perf_counter()
-        stats, weights = await self._compute(lambda: self._step(policy))
+        stats, weights = await self._compute(lambda: self._step(policy, step))
         stepped = time.perf_counter()
         fences, self._leases[policy] = self._leases[policy], []
         with first_error():
@@ -120,6 +120,7 @@ class Trainer(Actor, TrainerApi):
             ratio_deviation=stats.ratio_deviation,
             busy_s=stepped - started,
             publish_s=publish_s,
+            skipped_update=stats.skipped_update,
             value_loss=stats.value_loss,
             explained_variance=stats.explained_variance,
         )
@@ -167,9 +168,9 @@ class Trainer(Actor, TrainerApi):
         backend.sft_done()
         return _weights(backend)
 
-    def _step(self, policy: PolicyName) -> tuple[StepStats, _Weights]:
+    def _step(self, policy: PolicyName, step: Step) -> tuple[StepStats, _Weights]:
         backend = self._policies[policy]
-        return backend.optimizer_step(), _weights(backend)
+        return backend.optimizer_step(step - 1), _weights(backend)
 
     # ------------------------------------------------------------------ small things
 

@@ -9,6 +9,7 @@ from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
 from .algorithms import (
     ALGORITHMS,
     CORRECTION_BOUNDS,
+    DEFAULT_CORRECTION,
     Aggregation,
     Algorithm,
     AlgorithmName,
@@ -25,7 +26,13 @@ class OptimizerConfig(Config):
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101), gradient clipping and the learning-rate schedule.
 
     ``schedule`` ``linear`` decays from ``lr`` to 0 over the run's steps after ``warmup_steps`` of linear
-    increase; ``constant`` stays at ``lr`` after them.
+    increase; ``constant`` stays at ``lr`` after them. Its position is the run's step, so that it ends with the run also
+    for a policy that steps less often.
+
+    ``zero_gradient``: what a step does whose gradient is exactly zero, as with equal rewards in every group. ``skip``
+    leaves weights and moments as they are; ``step`` lets AdamW move the weights by the momentum of earlier steps.
+    ``non_finite_gradient``: ``end`` ends the run with NonFiniteGradient, ``skip`` leaves the update out, but at most
+    ``max_non_finite_steps`` times in a row. A skipped step counts as one: its samples are used up.
     """
 
     lr: Positive = 1e-6
@@ -35,6 +42,9 @@ class OptimizerConfig(Config):
     max_grad_norm: Positive = 1.0
     schedule: Literal["constant", "linear"] = "constant"
     warmup_steps: Natural = 0
+    zero_gradient: Literal["skip", "step"] = "skip"
+    non_finite_gradient: Literal["end", "skip"] = "end"
+    max_non_finite_steps: Count = 3
 
 
 class CriticConfig(Config):
@@ -88,9 +98,11 @@ class LossConfig(Config):
     ``sampling.max_new_tokens`` of the policy's agents, so that a token weighs the same whichever agent generated it.
     ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; with 0 there is
     no reference policy. ``kl_in_reward``: the KL is in the rewards (ppo, rloo and both reinforce_pp), otherwise a term
-    of the loss. ``correction``: for differences between the log-probabilities of trainer and engine
-    (``importance_weights.py``), with bounds of its weight. Under ``async``, ``decoupled`` makes the objective the
-    decoupled one. ``critic``: for ppo alone.
+    of the loss. ``correction``: the weight for differences between the log-probabilities of trainer and engine
+    (``importance_weights.py``), with its bounds. The default is ``truncate`` in every mode: rounding changes a weight
+    as little as a log-probability, staleness is corrected, and one token can't have the weight of many.
+    ``ratio_deviation_warning``: a step whose ``ratio_deviation`` is above it logs a warning, unless it has stale
+    samples; None: 0.01 in float32, 0.1 in bfloat16, 10 times the rounding. ``critic``: for ppo alone.
     """
 
     name: AlgorithmName = "grpo"
@@ -101,9 +113,10 @@ class LossConfig(Config):
     kl_coefficient: NonNegative = 0.0
     kl_estimator: KlEstimator = _DEFAULT.kl_estimator
     kl_in_reward: bool = _DEFAULT.kl_in_reward
-    correction: Correction = "none"
-    correction_low: NonNegative | None = None
-    correction_high: Positive | None = None
+    correction: Correction = DEFAULT_CORRECTION
+    correction_low: NonNegative | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][0]
+    correction_high: Positive | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][1]
+    ratio_deviation_warning: Positive | None = None
     critic: CriticConfig | None = None
 
     @model_validator(mode="before")
@@ -121,7 +134,7 @@ class LossConfig(Config):
         }
         if row.baseline == "critic":
             numbers["critic"] = CriticConfig()
-        if isinstance(kind := given.get("correction"), str) and kind in CORRECTION_BOUNDS:
+        if isinstance(kind := given.get("correction", DEFAULT_CORRECTION), str) and kind in CORRECTION_BOUNDS:
             low, high = CORRECTION_BOUNDS[kind]
             numbers |= {"correction_low": low, "correction_high": high}
         return numbers | given
@@ -160,6 +173,12 @@ class LossConfig(Config):
     def streams(self) -> bool:
         """True if a sample can be trained before the last sample of its step is there."""
         return self.whole_batch_reason is None
+
+    def deviation_bound(self, dtype: str) -> float:
+        """The ``ratio_deviation`` from which on a step with the model's ``dtype`` logs a warning."""
+        if self.ratio_deviation_warning is not None:
+            return self.ratio_deviation_warning
+        return 0.1 if dtype == "bfloat16" else 0.01
 
     def with_constant_length(self, tokens: int) -> "LossConfig":
         """The same, divided by ``tokens`` if the aggregation is ``constant`` and no constant was given."""

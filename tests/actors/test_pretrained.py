@@ -1,5 +1,6 @@
 """Models and tokenizers by a ``ModelConfig``: with their weights, or the architecture alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.errors import UnsupportedModel
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.pretrained import empty_model, load_model, load_tokenizer
+from flexmarl.actors.pretrained import empty_model, load_model, load_tokenizer, rotation_limit
 
 TIED = {
     "model_type": "llama", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -64,6 +66,19 @@ def test_a_path_gives_weights_and_the_empty_model_only_their_shapes(saved: Model
     empty: Any = empty_model(saved)
     assert loaded.lm_head.weight.equal(again.lm_head.weight) and loaded.lm_head.weight.any()
     assert empty.lm_head.weight.shape == loaded.lm_head.weight.shape and not empty.lm_head.weight.any()
+
+
+@pytest.mark.parametrize("load", [empty_model, lambda config: load_model(config, torch.float32)])
+def test_capped_attention_is_refused_by_trainer_and_engine(load: Callable[[ModelConfig], Any]) -> None:
+    sizes = {key: value for key, value in TIED.items() if key != "model_type"}
+    capped = sizes | {"model_type": "gemma2", "layer_types": ["full_attention"] * 2}
+    with pytest.raises(UnsupportedModel, match=r"gemma2: attn_logit_softcapping is 50"):
+        load(ModelConfig(config=capped, tokenizer="none"))
+    assert load(ModelConfig(config=capped | {"attn_logit_softcapping": None}, tokenizer="none"))
+
+
+def test_only_longrope_has_a_limit_of_its_rotations() -> None:
+    assert rotation_limit(empty_model(FROM_CONFIG).config) is None
 
 
 def test_a_missing_path_is_an_error(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
+from ...pretrained import rotation_limit
 from .decode_plan import ActiveSequence, DecodePlan
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
@@ -336,6 +337,13 @@ def _refuse_unsupported(model: PreTrainedModel, max_context: int) -> None:
         )
     if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]  # transformers
         raise UnsupportedModel(name, "it has no output embeddings: is it a causal language model?")
+    rotated = rotation_limit(model.config)
+    if rotated is not None and max_context > rotated:
+        raise UnsupportedModel(
+            name,
+            f"its rotations (longrope) change behind {rotated} tokens, and max_context is {max_context}: set "
+            f"engine.max_context to {rotated} or less",
+        )
     window: int | None = getattr(config, "sliding_window", None)
     if window is not None and window < max_context and not getattr(config, "layer_types", None):
         raise UnsupportedModel(

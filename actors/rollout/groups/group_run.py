@@ -62,7 +62,7 @@ class GroupRun:
         members = [self.trajectories[number] for number in numbers]
         rewards = _rewards(members, rules.agents)
         turns = self._turns(members, rewards, rules)
-        zero_advantage = _without_advantage(turns, rewards) if rules.drop_zero_advantage else []
+        zero_advantage = _without_advantage(turns, members, rules) if rules.drop_zero_advantage else []
         kept = [turn for turn in turns if turn.agent not in zero_advantage]
         if zero_advantage and not kept:
             dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
@@ -113,8 +113,14 @@ def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:
 
 
 def _without_advantage(
-    turns: Sequence[Sample], rewards: Mapping[AgentName, Sequence[float]]
+    turns: Sequence[Sample], members: Sequence[Trajectory], rules: ClosingRules
 ) -> list[AgentName]:
-    """The agents with turns whose rewards are all equal."""
+    """The agents with turns whose rewards from the workflow, before any punishment, are all equal (DAPO, arXiv
+    2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
     sampled = {turn.agent for turn in turns}
-    return [agent for agent, values in rewards.items() if agent in sampled and not has_signal(values)]
+    given = [member.unpunished.by_agent for member in members]
+    return [
+        agent
+        for agent in rules.agents
+        if agent in sampled and not has_signal([rewards[agent] for rewards in given if agent in rewards])
+    ]

@@ -32,8 +32,10 @@ class StepStats:
     ``samples`` and ``tokens`` are as in ``MicroBatchStats``. ``loss`` is the algorithm's mean (by default per
     completion token), ``grad_norm`` the norm of that mean's gradient before clipping, ``lr`` the learning rate used.
     ``clip_fraction`` and ``ratio_deviation`` (mean ``|ratio - 1|``, about 1e-6 when trainer and engine agree)
-    are means over the tokens of samples that have a gradient. ``value_loss`` (mean per completion token) and
-    ``explained_variance`` of its returns are a critic's, None without one; the latter also if all returns are equal.
+    are means over the tokens of samples that have a gradient. ``skipped_update``: the optimizer left the weights as
+    they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
+    ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
+    one; the latter also if all returns are equal.
     """
 
     samples: int
@@ -43,6 +45,7 @@ class StepStats:
     clip_fraction: float
     ratio_deviation: float
     lr: float
+    skipped_update: bool = False
     value_loss: float | None = None
     explained_variance: float | None = None
 
@@ -76,10 +79,11 @@ class PolicyBackend(Protocol):
         """
         ...
 
-    def optimizer_step(self) -> StepStats:
+    def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """One optimizer step on the gradient accumulated since the last; counts as one version.
 
-        A step without samples, or with none that has an advantage, steps with a gradient of zero.
+        ``run_step``: the number of the run's step, from 0, for the schedule of the learning rate; None: ``version``. A
+        step without samples, or with none that has an advantage, has a gradient of zero: see ``OptimizerConfig``.
         Raises NonFiniteGradient before the weights are touched; ``load`` a checkpoint before the next call.
         """
         ...

@@ -100,8 +100,9 @@ class SimulatedPolicy:
         nonzero_advantage = sum(len(set(sample.group_rewards)) > 1 for sample in batch)
         return MicroBatchStats(len(batch), tokens, nonzero_advantage, seconds)
 
-    def optimizer_step(self) -> StepStats:
-        """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained."""
+    def optimizer_step(self, run_step: int | None = None) -> StepStats:
+        """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained.
+        There is no schedule."""
         self._sleep(self._config.optimizer_s)
         samples, tokens = len(self._accumulated), self._tokens
         self._digest = _mixed(self._digest, str(self._gradient))

@@ -1,6 +1,8 @@
 """Every instance: whose weights it takes, and the numbers it reports."""
 
+import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -8,7 +10,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from flexmarl.actors.errors import WrongPolicy, WrongVersion
+from flexmarl.actors.errors import NonFiniteLogits, WrongPolicy, WrongVersion
+from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.inference_config import EngineConfig
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.simulated_instance import SimulatedInstance
@@ -73,6 +76,24 @@ async def test_weights_of_another_version_are_not_served(
         await instance.apply_weights(mislabelled)
     with pytest.raises(WrongVersion, match="version None is served"):
         await instance.generate(turn(1))
+
+
+@pytest.mark.parametrize("logprob", [math.nan, -math.inf])
+async def test_a_log_probability_that_is_not_finite_fails_its_turn(
+    instance: SimulatedInstance, transport: StateTransport, monkeypatch: pytest.MonkeyPatch, logprob: float
+) -> None:
+    await instance.apply_weights(await published(transport))
+    generate = instance._generate
+
+    async def broken(request: EngineRequest) -> EngineResult:
+        result = await generate(request)
+        return replace(result, logprobs=(*result.logprobs[:-1], logprob))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(instance, "_generate", broken)
+        with pytest.raises(NonFiniteLogits, match="q_0_0"):
+            await instance.generate(turn(0))
+    assert len((await instance.generate(turn(0))).tokens) == 20
 
 
 async def test_numbers_of_engine_and_transport(

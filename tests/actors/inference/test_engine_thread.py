@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from torch import Tensor
 
-from flexmarl.actors.errors import InvalidRequest
+from flexmarl.actors.errors import InvalidRequest, NonFiniteLogits
 from flexmarl.actors.inference.engine_thread import EngineThread
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
 
@@ -32,6 +32,8 @@ class Recorder(Engine):
         self.log.append(list(self._ids))
         self.stepping.set()
         self.gate.wait(5)
+        if broken := [name for name in self._ids if name.startswith("nan")]:
+            raise NonFiniteLogits(tuple(broken))
         done, self._ids = self._ids, []
         return [EngineResult(name, (1,), (0.0,), "length") for name in done]
 
@@ -131,6 +133,15 @@ async def test_a_refusal_reaches_its_caller_alone(loop: EngineThread) -> None:
     )
     assert isinstance(refused, InvalidRequest)
     assert isinstance(served, EngineResult)
+
+
+async def test_logits_that_are_not_finite_fail_their_request_alone(loop: EngineThread) -> None:
+    broken, served = await asyncio.gather(
+        loop.generate(_request("nan")), loop.generate(_request("a")), return_exceptions=True
+    )
+    assert isinstance(broken, NonFiniteLogits) and broken.request_ids == ("nan",)
+    assert isinstance(served, EngineResult)
+    assert not loop.failure.done()
 
 
 async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> None:

@@ -158,7 +158,7 @@ class Trainer(Actor):
         return MicroBatchTrained(count, 2 * count, versions, count, 0.0)
 
     @endpoint
-    async def optimizer_step(self, policy: PolicyName) -> PolicyStepped:
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
         self.versions[policy] = Version(self.versions[policy] + 1)
         count, self.accumulated[policy] = self.accumulated[policy], 0
         self.batches[policy].append(count)

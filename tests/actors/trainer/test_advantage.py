@@ -89,17 +89,26 @@ def test_rloo_learns_nothing_from_equal_rewards_or_one(reward: float, size: int)
     assert leave_one_out_advantage(reward, (reward,) * size) == 0.0
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), rewards), min_size=1, max_size=20))
-def test_penalties_leave_themselves_out(rows: list[tuple[int, float]]) -> None:
-    numbers = {group: n for n, group in enumerate(dict.fromkeys(group for group, _ in rows))}
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), rewards), min_size=1, max_size=20),
+    st.integers(0, 2),
+)
+def test_penalties_of_a_trajectory_leave_itself_out(rows: list[tuple[int, int, float]], silent: int) -> None:
+    """``rows`` are turns: group, trajectory, penalty. ``silent`` trajectories of each group have no turn."""
+    totals: dict[int, dict[int, float]] = {}
+    for group, trajectory, penalty in rows:
+        of_group = totals.setdefault(group, {})
+        of_group[trajectory] = of_group.get(trajectory, 0.0) + penalty
     found = leave_one_out_penalties(
-        torch.tensor([penalty for _, penalty in rows], dtype=torch.float64),
-        torch.tensor([numbers[group] for group, _ in rows]),
+        torch.tensor([penalty for *_, penalty in rows], dtype=torch.float64),
+        torch.tensor([4 * group + trajectory for group, trajectory, _ in rows]),
+        torch.tensor([group for group, *_ in rows]),
+        torch.tensor([len(totals[group]) + silent for group, *_ in rows]),
     )
-    for n, (group, penalty) in enumerate(rows):
-        others = [p for m, (g, p) in enumerate(rows) if g == group and m != n]
-        expected = penalty - statistics.fmean(others) if others else 0.0
-        assert math.isclose(found[n].item(), expected, rel_tol=1e-9, abs_tol=1e-8)
+    for n, (group, trajectory, _) in enumerate(rows):
+        others = [p for t, p in totals[group].items() if t != trajectory] + [0.0] * silent
+        expected = totals[group][trajectory] - statistics.fmean(others) if others else 0.0
+        assert math.isclose(found[n].item(), expected, rel_tol=1e-9, abs_tol=1e-7)
 
 
 # --------------------------------------------------------------------------- over a whole step

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,14 +19,24 @@ def loss(**given: Any) -> LossConfig:
     return algorithm(**given).loss
 
 
-def test_without_a_word_it_is_grpo_with_clip_higher_and_the_token_mean() -> None:
+def test_without_a_word_it_is_grpo_as_in_its_paper() -> None:
     default = algorithm()
     assert default == Algorithm(CreditConfig(), LossConfig())
     credit, of_policy = default.credit, default.loss
     assert (credit.name, of_policy.name) == ("grpo", "grpo")
-    assert (of_policy.clip_low, of_policy.clip_high) == (0.2, 0.28)
-    assert (credit.scale_rewards, of_policy.aggregation, of_policy.correction) == (True, "token_mean", "none")
+    assert (of_policy.clip_low, of_policy.clip_high) == (0.2, 0.2)
+    assert (credit.scale_rewards, of_policy.aggregation) == (True, "sequence_mean")
+    assert (of_policy.correction, of_policy.correction_low, of_policy.correction_high) == (
+        "truncate",
+        None,
+        2.0,
+    )
     assert of_policy.kl_coefficient == 0.0 and of_policy.streams
+
+
+def test_no_two_algorithms_are_the_same() -> None:
+    rows = [replace(row, paper="") for row in ALGORITHMS.values()]
+    assert len(set(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -63,7 +74,7 @@ def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> Non
         ({"name": "dapo", "kl_in_reward": True}, "dapo has its KL in the loss"),
         ({"kl_estimator": "k1", "kl_coefficient": 0.1}, "zero on average"),
         ({"constant_length": 8}, "aggregation constant"),
-        ({"correction_high": 2.0}, "want a correction"),
+        ({"correction": "none", "correction_high": 2.0}, "want a correction"),
         ({"correction": "truncate", "correction_low": 0.5}, "no lower bound"),
         ({"correction": "mask", "correction_low": 6.0}, "less than correction_high"),
         ({"correction": "tis"}, "'none', 'truncate'"),

@@ -15,7 +15,7 @@ def naive(kind: Correction, ratio: float, low: float | None, high: float | None)
     if kind == "none":
         return 1.0, False
     if kind == "truncate":
-        return (ratio if high is None else min(ratio, high)), False
+        return (ratio if high is None else min(ratio, high)), high is not None and ratio > high
     outside = (low is not None and ratio < low) or (high is not None and ratio > high)
     return (0.0, True) if outside else (ratio, False)
 

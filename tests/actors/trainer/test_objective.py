@@ -33,8 +33,8 @@ from .algorithm import Algorithm, algorithm
 torch.set_num_threads(1)
 CONFIGS: tuple[dict[str, Any], ...] = (
     {"name": "grpo"},
-    {"name": "grpo", "aggregation": "sequence_mean", "clip_high": 0.2, "kl_coefficient": 0.04},
-    {"name": "grpo", "correction": "truncate"},
+    {"name": "grpo", "kl_coefficient": 0.04},
+    {"name": "grpo", "aggregation": "token_mean", "correction": "none"},
     {"name": "grpo", "correction": "mask", "correction_low": 0.8, "correction_high": 1.3},
     {"name": "grpo", "correction": "decoupled", "correction_high": 1.2, "kl_coefficient": 0.1},
     {"name": "dr_grpo", "constant_length": 12},
@@ -125,12 +125,12 @@ def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]
         rewards, reward = plain_group(row, rows, config.loss.name), row.sample.reward
         if config.loss.name == "rloo":
             advantage = (reward - fmean(rewards)) * len(rewards) / (len(rewards) - 1)
-            others = [
-                sum(kls[m])
-                for m, other in enumerate(rows)
-                if m != n and other.sample.group == row.sample.group
-            ]
-            found.append([advantage - (sum(kls[n]) - fmean(others))] * len(row.logprobs))
+            spent = [0.0] * len(rewards)  # by trajectory, over all of its turns
+            for other, each in zip(rows, kls, strict=True):
+                if other.sample.group == row.sample.group:
+                    spent[int(other.sample.sample_id.split("_")[2])] += sum(each)
+            mine = spent.pop(int(row.sample.sample_id.split("_")[2]))
+            found.append([advantage - (mine - fmean(spent))] * len(row.logprobs))
         elif config.loss.name == "reinforce_pp":
             found.append([reward - sum(kls[n][t:]) for t in range(len(row.logprobs))])
         elif config.loss.critic is not None:
@@ -184,7 +184,7 @@ def plain_loss(config: Algorithm, rows: Sequence[Row], logprobs: list[list[Tenso
     total = torch.zeros((), dtype=torch.float64)
     for row, ours, advantage in zip(rows, logprobs, advantages, strict=True):
         engine = row.sample.logprobs
-        old = [lp.item() for lp in ours] if config.loss.correction != "none" else list(engine)
+        old = [lp.item() for lp in ours]
         sequence = torch.zeros((), dtype=torch.float64)
         mean_gap = sum((a - b for a, b in zip(ours, old, strict=True)), torch.zeros(())) / len(ours)
         for t, logprob in enumerate(ours):
@@ -397,17 +397,36 @@ def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: 
             assert not any(flat), "equal rewards teach nothing"
 
 
-def test_the_decoupled_ratio_is_one_at_the_proximal_policy() -> None:
+def test_the_ratio_is_one_at_the_proximal_policy() -> None:
     """The clip refers to the proximal policy, at any distance of the behaviour policy, and holds nothing back."""
-    config = LossConfig(name="grpo", correction="decoupled", correction_high=5.0)
+    config = LossConfig(name="dapo", correction="decoupled", correction_high=5.0)
     batch = one([-1.0, -1.0], [-1.5, -0.5])
     loss, diagnostics = batch_loss(config, batch)
     torch.autograd.backward(loss)
     assert batch.logprobs.grad is not None
     assert batch.logprobs.grad.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5)])
     assert diagnostics[1].item() == 0.0
-    free, _ = batch_loss(LossConfig(), one([-1.0, -1.0], [-1.5, -0.5]))
-    assert free.item() != pytest.approx(loss.item()), "without a correction the clip does hold back"
+    uncorrected = one([-1.0, -1.0], [-1.5, -0.5])
+    free, diagnostics = batch_loss(LossConfig(name="dapo", correction="none"), uncorrected)
+    torch.autograd.backward(free)
+    assert uncorrected.logprobs.grad is not None
+    assert uncorrected.logprobs.grad.tolist() == pytest.approx([-1.0, -1.0])
+    assert diagnostics[1].item() == 0.0
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo", "rloo"])
+def test_rounding_between_engine_and_trainer_changes_a_gradient_by_as_much_and_no_more(name: str) -> None:
+    """1e-2, as in bfloat16: more than the clip range of GSPO, 3e-4, in which no gradient would be left."""
+    config = LossConfig.model_validate({"name": name})
+    equal, rounded = (
+        one([-1.0, -2.0, -0.5], [-1.0, -2.0, -0.5]),
+        one([-1.0, -2.0, -0.5], [-1.01, -2.01, -0.51]),
+    )
+    for batch in (equal, rounded):
+        torch.autograd.backward(batch_loss(config, batch)[0])
+    assert equal.logprobs.grad is not None and rounded.logprobs.grad is not None
+    assert equal.logprobs.grad.norm() > 0.1
+    assert torch.allclose(rounded.logprobs.grad, equal.logprobs.grad * math.exp(0.01), rtol=1e-4)
 
 
 def test_a_kl_without_a_reference_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import ModelConfig, Sample
-from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
@@ -81,7 +81,7 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
 
             ended = await asyncio.gather(train(solver, 3), train(judge, 2), train(solver, 1))
             assert ended == pytest.approx([600.0, 609.0, 809.0])
-            stepped = await trainer.optimizer_step(solver)
+            stepped = await trainer.optimizer_step(solver, Step(1))
             assert time() - start == pytest.approx(839.0)
             assert (stepped.samples, stepped.published.version) == (4, 1)
             assert (await store.table_statistics())["solver"].consumed == 4

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flexmarl.actors.messages import LeasedBatch, ModelConfig, Sample
-from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -107,7 +107,7 @@ async def test_rows_are_leased_trained_and_committed_with_the_step(
     statistics = (await store.api.table_statistics())["sorter"]
     assert (statistics.ready, statistics.leased, statistics.consumed) == (1, 3, 0)
     await trainer.api.train(SORTER, 0, 1)
-    stepped = await trainer.api.optimizer_step(SORTER)
+    stepped = await trainer.api.optimizer_step(SORTER, Step(1))
     assert (stepped.published.version, stepped.samples, stepped.tokens) == (1, 4, 12)
     assert stepped.grad_norm > 0 and stepped.ratio_deviation > 0
     statistics = (await store.api.table_statistics())["sorter"]
@@ -182,7 +182,7 @@ async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
     await trainer.api.publish(SORTER)
     await put(store, private, samples(0, (1.0, 0.0)))
     await trainer.api.train(SORTER, 0, 2)
-    await trainer.api.optimizer_step(SORTER)
+    await trainer.api.optimizer_step(SORTER, Step(1))
     await trainer.api.save(SORTER, str(tmp_path / "step" / "sorter"))
     assert AutoTokenizer.from_pretrained(tmp_path / "step" / "sorter")("12=").input_ids == [1, 2, 10]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "step" / "sorter").config.model_type == "qwen3"
@@ -199,7 +199,7 @@ async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
         ]
         await put(rows_of, place, rows)
         await one.api.train(SORTER, 1, 2)
-        handles.append((await one.api.optimizer_step(SORTER)).published.handle)
+        handles.append((await one.api.optimizer_step(SORTER, Step(1))).published.handle)
     async with StateTransport(private) as transport, StateTransport(other) as other_transport:
         here, there = await transport.get(handles[0]), await other_transport.get(handles[1])
     assert all(torch.equal(here[name], there[name]) for name in here)
@@ -220,7 +220,7 @@ async def test_everything_heavy_runs_on_the_worker_thread(
     await trainer.api.publish(SORTER)
     await put(store, private, samples(0, (1.0, 0.0)))
     await trainer.api.train(SORTER, 0, 2)
-    await trainer.api.optimizer_step(SORTER)
+    await trainer.api.optimizer_step(SORTER, Step(1))
     assert [name for name, _ in seen] == [
         "sft_done",
         "weights",
@@ -243,7 +243,7 @@ async def test_large_weights_have_time_to_be_published(
 
     monkeypatch.setattr(StateTransport, "set", noted)
     await trainer.api.publish(SORTER)
-    await trainer.api.optimizer_step(SORTER)
+    await trainer.api.optimizer_step(SORTER, Step(1))
     assert len(timeouts) == 2 and min(timeouts) >= 1800
 
 
@@ -338,7 +338,7 @@ async def test_a_policys_micro_batches_mix_the_samples_of_its_agents(
     assert [(sample.agent, sample.temperature) for sample in seen] == [
         ("sorter", 1.0), ("sorter", 1.0), ("checker", 0.5), ("checker", 0.5),
     ]  # fmt: skip
-    stepped = await trainer.api.optimizer_step(SHARED)
+    stepped = await trainer.api.optimizer_step(SHARED, Step(1))
     assert (stepped.published.version, stepped.samples) == (1, 4)
     consumed = {agent: table.consumed for agent, table in (await store.api.table_statistics()).items()}
     assert consumed == {"sorter": 2, "checker": 2}, "one step and one version consume the rows of both tables"

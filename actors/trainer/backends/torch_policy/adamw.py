@@ -1,5 +1,7 @@
 """AdamW over a model whose gradient is a sum: allocated once, divided and clipped at the step."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn, optim
 
@@ -9,7 +11,7 @@ _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The learning rate of optimizer step ``step`` (0-based) of ``total_steps``; a pure function of them.
+    """The learning rate of the run's step ``step`` (0-based) of ``total_steps``; a pure function of them.
 
     In the first ``warmup_steps`` it is ``lr * (step + 1) / (warmup_steps + 1)``, so that the first step is not wasted
     on a rate of 0. Then ``lr``, or for ``linear`` ``lr * (total_steps - step) / (total_steps - warmup_steps)``, and 0
@@ -23,10 +25,17 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 def make_adamw(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
-    """With gradients and moments allocated now, once, and never again. All parameters are on one device."""
+    """With gradients and moments allocated now, once, and never again. All parameters are on one device.
+
+    Norms and biases, all parameters with less than two dimensions, have no weight decay, as in transformers' trainer.
+    """
     parameters = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
+        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
+    ]
     optimizer = optim.AdamW(
-        parameters,
+        groups,
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
@@ -59,6 +68,11 @@ def apply_gradient(
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def drop_gradient(optimizer: optim.AdamW) -> None:
+    """Zeroes the gradient; weights, moments and step counters stay."""
     optimizer.zero_grad(set_to_none=False)
 
 

@@ -8,23 +8,35 @@ from torch import Tensor, nn
 
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
-from ....pretrained import load_model
+from ....pretrained import load_model, rotation_limit
 from ...loss import token_logprobs
 from ...padding import PaddedRows
 from .fused_norm import fuse_norms
 
 
 def build_model(config: ModelConfig, seed: int) -> Any:
-    """A Hugging Face causal language model with float32 master weights, in training mode, on the CPU.
+    """A Hugging Face causal language model with float32 master weights, on the CPU, in evaluation mode.
 
-    ``seed`` fixes the random weights of a model made from ``config.config``, independently of models built before in
-    this process. Torch's global generator is left as it was.
+    Without dropout, as in the engine: the gradient is that of the policy that generated. TRL does the same. ``seed``
+    fixes the random weights of a model made from ``config.config``, independently of models built before in this
+    process. Torch's global generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random_stream(seed))
         model: Any = load_model(config, torch.float32)
     model.config.architectures = [type(model).__name__]
-    return model.train()
+    evaluating: Any = model.eval()
+    return evaluating
+
+
+def dropout_settings(model: Any) -> dict[str, float]:
+    """The dropout probabilities above 0 in the model's config, by name."""
+    settings = model.config.get_text_config(decoder=True).to_dict()
+    return {
+        name: value
+        for name, value in settings.items()
+        if "drop" in name and isinstance(value, float) and value > 0
+    }
 
 
 class CompletionModel:
@@ -35,12 +47,20 @@ class CompletionModel:
         self.model = fuse_norms(build_model(config, seed)).to(self._device)
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         self._bfloat16 = config.dtype == "bfloat16"
+        self._longest = rotation_limit(self.model.config)
         # The output layer and everything after it see the completion tokens only: [N, V], no padding.
         self._positions: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
     def logprobs(self, rows: PaddedRows, temperatures: float | Tensor = 1.0) -> Tensor:
-        """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``."""
+        """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``.
+
+        Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
+        """
+        if self._longest is not None and rows.input_ids.shape[1] > self._longest:
+            raise ValueError(
+                f"{rows.input_ids.shape[1]} tokens: the model's rotations (longrope) change behind {self._longest}"
+            )
         self._positions = rows.positions
         try:
             with self.autocast():

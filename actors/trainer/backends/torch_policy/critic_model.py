@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...padding import PaddedRows
 from ...trainer_config import CriticConfig, OptimizerConfig
-from .adamw import apply_gradient, gradient_norm, learning_rate, make_adamw, moments
+from .adamw import apply_gradient, drop_gradient, gradient_norm, learning_rate, make_adamw, moments
 from .completion_model import CompletionModel, named_weights
 
 
@@ -70,7 +70,7 @@ class CriticModel:
         )
 
     def drop_gradient(self) -> None:
-        self._optimizer.zero_grad(set_to_none=False)
+        drop_gradient(self._optimizer)
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors that a bit-equal continuation needs: weights and moments."""

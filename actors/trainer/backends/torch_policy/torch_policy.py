@@ -10,9 +10,7 @@ streams: its critic steps when the policy does, so within a step a sample's valu
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -33,10 +31,19 @@ from ...padding import TokenRow, pad_rows
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, StepStats
-from .adamw import apply_gradient, forget_moments, gradient_norm, learning_rate, make_adamw, moments
-from .completion_model import CompletionModel, derived_seed, named_weights, random_stream
+from .adamw import (
+    apply_gradient,
+    drop_gradient,
+    forget_moments,
+    gradient_norm,
+    learning_rate,
+    make_adamw,
+    moments,
+)
+from .completion_model import CompletionModel, derived_seed, dropout_settings, named_weights
 from .critic_model import CriticModel
 from .forward_batches import Chunk, TrainedSample, make_chunks
+from .step_totals import StepTotals
 
 log = get_logger(__name__)
 
@@ -48,33 +55,9 @@ POSITION_FILE = "training_state.json"
 FORMAT = 1
 
 
-@dataclass(slots=True)
-class _StepTotals:
-    """Sums over the micro-batches of this step. ``values``: see ``value_sums``."""
-
-    samples: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    loss: float = 0.0
-    clipped: float = 0.0
-    deviation: float = 0.0
-    values: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-
-    def add(self, other: "_StepTotals") -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    @property
-    def clip_fraction(self) -> float:
-        return self.clipped / max(1, self.trained_tokens)
-
-    @property
-    def ratio_deviation(self) -> float:
-        return self.deviation / max(1, self.trained_tokens)
-
-    @property
-    def value_loss(self) -> float:
-        return float(self.values[3]) / 2 / max(1, self.tokens)
+def _finite(number: float) -> float:
+    """``number``, or 0 if it is infinite or not a number: of a step whose update is left out."""
+    return number if math.isfinite(number) else 0.0
 
 
 class TorchPolicy:
@@ -94,14 +77,16 @@ class TorchPolicy:
         self._vocab_size = self._completions.vocab_size
         self._reference = CompletionModel(model, own_seed) if loss.kl_coefficient else None
         if self._reference is not None:
-            self._reference.model.eval().requires_grad_(False)
+            self._reference.model.requires_grad_(False)
         self._critic = CriticModel(self._completions, loss.critic, setup.optimizer) if loss.critic else None
         self._optimizer = make_adamw(self.model, setup.optimizer)
-        self._rng_state = random_stream(own_seed)
+        if dropouts := dropout_settings(self.model):
+            log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
         self._version = 0
-        self._totals = _StepTotals()
+        self._totals = StepTotals()
         self._held: list[Sample] = []
         self._sft_batches, self._sft_loss = 0, math.nan
+        self._deviating_steps = self._non_finite_steps = 0
 
     @property
     def version(self) -> int:
@@ -114,11 +99,13 @@ class TorchPolicy:
         """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
         if self._version or self._totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
-        with self._own_randomness():
-            rows = pad_rows(examples, self._vocab_size).to(self._device)
-            loss = -self._completions.logprobs(rows).mean()
-            torch.autograd.backward(loss)
-        self._apply_gradient(1, self._finite_norm(gradient_norm(self.model, 1)), self._setup.sft.lr)
+        rows = pad_rows(examples, self._vocab_size).to(self._device)
+        loss = -self._completions.logprobs(rows).mean()
+        torch.autograd.backward(loss)
+        norm = gradient_norm(self.model, 1)
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(self.name, self._version, norm)
+        self._apply_gradient(1, norm, self._setup.sft.lr)
         self._sft_batches += 1
         self._sft_loss = loss.item()
         return self._sft_loss
@@ -148,7 +135,8 @@ class TorchPolicy:
         if self._sft_batches:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
         checked = self._checked(batch)
-        totals = _StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
+        totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
+        totals.stale = sum(sample.policy_version < self._version for sample in batch)
         if self._loss.streams:
             self._backward(self._chunks(checked), totals)
         else:
@@ -162,27 +150,24 @@ class TorchPolicy:
             seconds=perf_counter() - started,
         )
 
-    def _backward(self, chunks: Sequence[Chunk], totals: _StepTotals) -> None:
+    def _backward(self, chunks: Sequence[Chunk], totals: StepTotals) -> None:
         """Adds the gradient of ``chunks``, and their sums to ``totals``."""
         sums = torch.zeros(3, device=self._device)
-        with self._own_randomness():
-            for chunk in chunks:
-                references = self._reference_logprobs(chunk) if self._needs_references else None
-                advantages = chunk.advantages
-                if self._critic is not None:
-                    advantages = self._backward_values(self._critic, chunk, references, totals)
-                logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
-                tokens = CompletionTokens(
-                    logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references
-                )
-                loss, diagnostics = batch_loss(self._loss, tokens)
-                torch.autograd.backward(loss)
-                sums += diagnostics
-                totals.trained_tokens += len(chunk.advantages)
+        for chunk in chunks:
+            references = self._reference_logprobs(chunk) if self._needs_references else None
+            advantages = chunk.advantages
+            if self._critic is not None:
+                advantages = self._backward_values(self._critic, chunk, references, totals)
+            logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
+            tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
+            loss, diagnostics = batch_loss(self._loss, tokens)
+            torch.autograd.backward(loss)
+            sums += diagnostics
+            totals.trained_tokens += len(chunk.advantages)
         totals.loss, totals.clipped, totals.deviation = sums.tolist()
 
     def _backward_values(
-        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: _StepTotals
+        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: StepTotals
     ) -> Tensor:
         """Adds the critic's gradient; returns the policy's advantages ``[N]``."""
         values = critic.values(chunk.rows)
@@ -203,11 +188,11 @@ class TorchPolicy:
             step_advantages(self._loss, self._setup.credit, samples, references).numpy().astype(np.float32)
         )
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
-        totals = _StepTotals()
+        totals = StepTotals()
         self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
         self._totals.add(totals)
 
-    def optimizer_step(self) -> StepStats:
+    def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """See ``PolicyBackend.optimizer_step``: divide by the step's count, clip, AdamW, schedule."""
         if self._held:
             self._backward_held()
@@ -218,26 +203,83 @@ class TorchPolicy:
             sequences=totals.samples,
             constant=self._loss.constant_length,
         )
-        lr = learning_rate(self._setup.optimizer, self._version, self._total_steps)
-        grad_norm = self._finite_norm(gradient_norm(self.model, divisor))
-        if self._critic is not None:
-            tokens = max(1, totals.tokens)
-            critic_norm = self._finite_norm(self._critic.gradient_norm(tokens))
-            self._critic.optimizer_step(tokens, critic_norm, self._version, self._total_steps)
-        self._apply_gradient(divisor, grad_norm, lr)
+        position = self._version if run_step is None else run_step
+        lr = learning_rate(self._setup.optimizer, position, self._total_steps)
+        grad_norm = gradient_norm(self.model, divisor)
+        skipped = self._update(totals, divisor, grad_norm, lr, position)
+        self._check_deviation(totals)
         self._version += 1
-        self._totals = _StepTotals()
+        self._totals = StepTotals()
         return StepStats(
             samples=totals.samples,
             tokens=totals.tokens,
-            loss=totals.loss / divisor,
-            grad_norm=grad_norm,
+            loss=_finite(totals.loss / divisor),
+            grad_norm=_finite(grad_norm),
             clip_fraction=totals.clip_fraction,
-            ratio_deviation=totals.ratio_deviation,
+            ratio_deviation=_finite(totals.ratio_deviation),
             lr=lr,
-            value_loss=totals.value_loss if self._critic else None,
+            skipped_update=skipped,
+            value_loss=_finite(totals.value_loss) if self._critic else None,
             explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
         )
+
+    def _update(self, totals: StepTotals, divisor: int, grad_norm: float, lr: float, position: int) -> bool:
+        """Steps policy and critic, and zeroes their gradients; True if the policy's weights stay as they are.
+
+        Raises NonFiniteGradient before anything is touched, unless the step is skipped.
+        """
+        critic, tokens = self._critic, max(1, totals.tokens)
+        critic_norm = critic.gradient_norm(tokens) if critic else 0.0
+        if not (math.isfinite(grad_norm) and math.isfinite(critic_norm)):
+            self._skip_non_finite(critic_norm if math.isfinite(grad_norm) else grad_norm)
+            return True
+        self._non_finite_steps = 0
+        if critic is not None:
+            critic.optimizer_step(tokens, critic_norm, position, self._total_steps)
+        if grad_norm == 0.0 and self._setup.optimizer.zero_gradient == "skip":
+            drop_gradient(self._optimizer)
+            return True
+        self._apply_gradient(divisor, grad_norm, lr)
+        return False
+
+    def _skip_non_finite(self, norm: float) -> None:
+        """Drops the step's gradients. Raises NonFiniteGradient if the step may not be skipped."""
+        config = self._setup.optimizer
+        if config.non_finite_gradient == "end" or self._non_finite_steps >= config.max_non_finite_steps:
+            raise NonFiniteGradient(self.name, self._version, norm)
+        self._non_finite_steps += 1
+        log.warning(
+            "the gradient is not finite: the update is left out",
+            policy=self.name,
+            version=self._version,
+            in_a_row=self._non_finite_steps,
+            max_non_finite_steps=config.max_non_finite_steps,
+        )
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        drop_gradient(self._optimizer)
+        if self._critic is not None:
+            self._critic.drop_gradient()
+
+    def _check_deviation(self, totals: StepTotals) -> None:
+        """Logs a warning if trainer and engine disagree on samples of one and the same version: in the 1st, 2nd, 4th,
+        8th ... such step."""
+        bound = self._loss.deviation_bound(self._setup.model.dtype)
+        if totals.stale or totals.ratio_deviation <= bound:
+            return
+        self._deviating_steps += 1
+        if self._deviating_steps & (self._deviating_steps - 1) == 0:
+            log.warning(
+                "trainer and engine disagree on the probabilities of tokens",
+                policy=self.name,
+                ratio_deviation=totals.ratio_deviation,
+                bound=bound,
+                bound_is=f"policies.{self.name}.algorithm.ratio_deviation_warning",
+                steps=self._deviating_steps,
+                likely_causes="randomness in the model's forward, an engine with other weights or another "
+                "temperature, an engine that changes its probabilities (top-p, penalties), a lower precision",
+            )
 
     def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
         """Every sample with its advantage from its group's rewards. Raises as ``accumulate`` does."""
@@ -301,30 +343,6 @@ class TorchPolicy:
             lr=lr,
         )
 
-    def _finite_norm(self, norm: float) -> float:
-        """``norm``. Raises NonFiniteGradient unless it is finite."""
-        if not math.isfinite(norm):
-            raise NonFiniteGradient(self.name, self._version, norm)
-        return norm
-
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Runs the block on this policy's random stream (dropout), and puts torch's global one back.
-
-        The stream is part of the saved state, so a resumed run draws the same numbers as an uninterrupted one, also if
-        other policies share the process. A GPU's generator is seeded from it, block by block.
-        """
-        on_gpu = self._device.type == "cuda"
-        with torch.random.fork_rng(devices=[self._device] if on_gpu else []):
-            torch.set_rng_state(self._rng_state)
-            if on_gpu:
-                with torch.cuda.device(self._device):
-                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-            try:
-                yield
-            finally:
-                self._rng_state.copy_(torch.get_rng_state())
-
     # ----------------------------------------------------------------------- weights and files
 
     def weights(self) -> dict[str, Tensor]:
@@ -362,12 +380,10 @@ class TorchPolicy:
         for name, tensors in files.items():
             read_tensors_into(folder / name, tensors)
         self._version = version
-        self._totals = _StepTotals()
+        self._totals = StepTotals()
         self._held = []
         self._sft_batches = 0
-        self._optimizer.zero_grad(set_to_none=False)
-        if self._critic is not None:
-            self._critic.drop_gradient()
+        self._drop_gradients()
 
     def _master_weights(self) -> dict[str, Tensor]:
         return named_weights(self.model)
@@ -376,14 +392,10 @@ class TorchPolicy:
         """The live tensors of a saved policy, by the file that they are in."""
         files: dict[str, Mapping[str, Tensor]] = {
             WEIGHTS_FILE: self._master_weights(),
-            STATE_FILE: self._training_state(),
+            STATE_FILE: moments(self.model, self._optimizer),  # all that a bit-equal continuation needs
         }
         if self._reference is not None:
             files[REFERENCE_FILE] = named_weights(self._reference.model)
         if self._critic is not None:
             files[CRITIC_FILE] = self._critic.state()
         return files
-
-    def _training_state(self) -> dict[str, Tensor]:
-        """The live tensors beside the weights that a bit-equal continuation needs."""
-        return {"rng": self._rng_state} | moments(self.model, self._optimizer)

@@ -16,7 +16,7 @@ from flexmarl.actors.errors import NonFiniteLogits, RequestsInFlight, Unsupporte
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.pretrained import empty_model
+from flexmarl.actors.pretrained import empty_model, load_model
 
 VOCABULARY = 48
 EOS = 5
@@ -353,6 +353,56 @@ def test_other_architectures_are_refused_by_name(changes: dict[str, Any], named:
 def test_a_context_beyond_the_positions_of_the_model_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="256 positions"):
         TransformersEngine(_model(), [], max_batch=2, max_context=257)
+
+
+def _longrope(original: int) -> ModelConfig:
+    factors = {
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+    }
+    config = SIZES | {"model_type": "phi3", "num_attention_heads": 4, "num_key_value_heads": 2}
+    rope = factors | {"original_max_position_embeddings": original}
+    return ModelConfig(
+        config=config | {"original_max_position_embeddings": original, "rope_parameters": rope},
+        tokenizer="none",
+    )
+
+
+def test_longrope_is_refused_across_its_switch_and_right_before_it() -> None:
+    with pytest.raises(
+        UnsupportedModel, match=r"change behind 24 tokens.*set engine.max_context to 24 or less"
+    ):
+        TransformersEngine(empty_model(_longrope(24)), [], max_batch=2, max_context=25)
+    torch.manual_seed(0)
+    model, plain = (load_model(_longrope(24), torch.float32) for _ in range(2))
+    with torch.no_grad():
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            ours.copy_(theirs.mul_(4) if theirs.ndim > 1 else theirs)
+    engine = TransformersEngine(model.requires_grad_(False), [], max_batch=2, max_context=24)
+    requests = [EngineRequest(str(n), (1, 2, 3) * n, n, 1.0, 24 - 3 * n) for n in (1, 4)]
+    results = _run(engine, requests)
+    for request in requests:
+        row = torch.tensor([[*request.prompt_tokens, *results[request.request_id].tokens]])
+        assert row.shape[1] == 24
+        logprobs = plain(input_ids=row).logits[0].log_softmax(-1)
+        expected = [
+            logprobs[position - 1, row[0, position]].item()
+            for position in range(len(request.prompt_tokens), 24)
+        ]
+        assert results[request.request_id].logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_mixture_whose_config_asks_for_router_losses_generates() -> None:
+    mixture = {
+        "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "output_router_logits": True, **_heads(4, 2, 8),
+    }  # fmt: skip
+    model = load_model(ModelConfig(config=SIZES | mixture, tokenizer="none"), torch.float32)
+    engine = TransformersEngine(model.requires_grad_(False), [], max_batch=2, max_context=64)
+    results = _run(engine, [EngineRequest(str(n), (1,) * (n + 1), n, 1.0, 5) for n in range(3)])
+    assert all(len(result.tokens) == 5 for result in results.values())
 
 
 def test_bfloat16_generates() -> None:

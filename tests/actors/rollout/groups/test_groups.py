@@ -252,6 +252,18 @@ async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_eval
     assert evaluation.metrics["reward/solver"] == 1.0
 
 
+async def test_a_punishment_for_length_alone_does_not_keep_a_group(house: House) -> None:
+    """Dynamic sampling is about right and wrong answers: here all are right, and of different lengths."""
+    lengths = iter((2, 3, 4))
+    use(house, FakeInstance(lambda request: (65,) * next(lengths)))
+    house.sampling["solver"] = SamplingConfig(max_new_tokens=4, overlong_buffer=2)
+    body = "await agents['solver'].generate('x'); return Rewards(solver=1.0)"
+    rollout = await house.open(body, drop_zero_advantage=True, replacement_queries=1)
+    group = await group_of(house, rollout, 3)
+    assert group.dropped == "all rewards are equal: solver" and group.zero_advantage == ["solver"]
+    assert sorted(group.rewards[SOLVER]) == [0.0, 0.5, 1.0]
+
+
 class Updating(FakeInstance):
     """Takes new weights while the first turn is under way, which then has two tokens; refuses other versions."""
 

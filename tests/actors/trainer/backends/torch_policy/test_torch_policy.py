@@ -18,12 +18,12 @@ from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.advantage import group_advantage
-from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
+from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, StepStats
 from flexmarl.actors.trainer.backends.torch_policy import forward_batches
 from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import split_by_length
-from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 torch.set_num_threads(1)
@@ -42,13 +42,16 @@ MODEL = {
 OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), schedule="linear", warmup_steps=2, weight_decay=0.01)
 
 
-def make_policy(name: str = "solver", seed: int = 0, **model: Any) -> TorchPolicy:
+def make_policy(
+    name: str = "solver", seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, **model: Any
+) -> TorchPolicy:
     return TorchPolicy(
         PolicyName(name),
         PolicySetup(
             model=ModelConfig(config=MODEL | model, tokenizer="unused"),
             credit={AgentName("solver"): CreditConfig()},
-            optimizer=OPTIMIZER,
+            loss=LossConfig(name="dapo"),  # a token of any sequence weighs the same
+            optimizer=optimizer,
         ),
         seed=seed,
         total_steps=10,
@@ -92,8 +95,9 @@ def reference_loss(policy: TorchPolicy, samples: Sequence[Sample], temperature: 
         logprobs = (policy.model(input_ids=row).logits[0] / temperature).log_softmax(-1)
         for index, (token, old) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
             logprob = logprobs[len(sample.prompt_tokens) + index - 1, token]
-            ratio = torch.exp(logprob - torch.tensor(old, dtype=torch.float32))
-            total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            weight = torch.exp(logprob.detach() - torch.tensor(old, dtype=torch.float32)).clamp(max=2.0)
+            ratio = torch.exp(logprob - logprob.detach())
+            total = total - weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
     return total
 
 
@@ -104,6 +108,10 @@ def gradient(policy: TorchPolicy) -> torch.Tensor:
 
 def parameters(policy: TorchPolicy) -> torch.Tensor:
     return torch.cat([tensor.flatten().clone() for tensor in policy.weights().values()])
+
+
+def moments_of(policy: TorchPolicy) -> torch.Tensor:
+    return torch.cat([m.flatten() for state in policy._optimizer.state.values() for m in state.values()])
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -205,6 +213,7 @@ def test_on_policy_ratios_are_one() -> None:
 
 def test_stats_count_all_tokens_and_the_trained_ones() -> None:
     samples = make_samples(4)
+    samples[0] = replace(samples[0], logprobs=(-9.0,) * len(samples[0].tokens))  # beyond the weight's bound
     advantages = [group_advantage(s.reward, s.group_rewards, scale=True) for s in samples]
     assert 0.0 in advantages
     policy = make_policy()
@@ -298,8 +307,16 @@ def test_greedy_samples_can_not_be_trained_on() -> None:
 def test_steps_equal_plain_torch_with_every_row_computed() -> None:
     """Three steps against torch's own clipping and AdamW on the mean loss over all tokens, none skipped."""
     policy, plain = make_policy(), make_policy()
+    named = list(plain.model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for name, parameter in named if "norm" not in name]},
+        {"params": [parameter for name, parameter in named if "norm" in name], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        plain.model.parameters(), lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, weight_decay=OPTIMIZER.weight_decay
+        groups,
+        lr=OPTIMIZER.lr,
+        betas=OPTIMIZER.betas,
+        weight_decay=OPTIMIZER.weight_decay,
     )
     for step, expected_lr in enumerate((1e-3 / 3, 2e-3 / 3, 1e-3)):
         samples = make_samples(step, version=step)
@@ -310,7 +327,8 @@ def test_steps_equal_plain_torch_with_every_row_computed() -> None:
         optimizer.zero_grad()
         torch.autograd.backward(reference_loss(plain, samples) / sum(len(s.tokens) for s in samples))
         norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), OPTIMIZER.max_grad_norm)
-        optimizer.param_groups[0]["lr"] = expected_lr
+        for group in optimizer.param_groups:
+            group["lr"] = expected_lr
         optimizer.step()
 
         assert policy.version == step + 1
@@ -338,17 +356,67 @@ def test_clipping_bounds_the_gradient_that_is_stepped_with(monkeypatch: pytest.M
     assert seen == pytest.approx([OPTIMIZER.max_grad_norm], rel=1e-4)
 
 
-def test_a_step_without_any_advantage_still_steps_with_a_zero_gradient() -> None:
-    policy, plain = make_policy(), make_policy()
-    samples = make_samples(8, groups=1)
+def trained_once(**optimizer: Any) -> TorchPolicy:
+    """A policy with momentum, at version 1."""
+    policy = make_policy(optimizer=OPTIMIZER.model_copy(update=optimizer))
+    policy.accumulate(make_samples(7))
+    assert not policy.optimizer_step().skipped_update
+    return policy
+
+
+def test_a_step_without_any_advantage_leaves_the_weights_alone() -> None:
+    policy = trained_once()
+    before, moments = parameters(policy), moments_of(policy)
+    samples = make_samples(8, groups=1, version=1)
     assert policy.accumulate(samples).trained_samples == 0
     stats = policy.optimizer_step()
-    assert (policy.version, stats.grad_norm, stats.loss) == (1, 0.0, 0.0)
+    assert (policy.version, stats.grad_norm, stats.loss, stats.skipped_update) == (2, 0.0, 0.0, True)
     assert stats.tokens == sum(len(s.tokens) for s in samples)
-    # AdamW's step with a zero gradient: weight decay, and a step counted.
-    decayed = parameters(plain) * (1 - stats.lr * OPTIMIZER.weight_decay)
-    assert torch.allclose(parameters(policy), decayed, rtol=1e-6, atol=0)
-    assert {state["step"].item() for state in policy._optimizer.state.values()} == {1.0}
+    assert torch.equal(parameters(policy), before) and torch.equal(moments_of(policy), moments)
+
+
+def test_a_zero_gradient_may_step_by_the_momentum() -> None:
+    policy = trained_once(zero_gradient="step")
+    before = parameters(policy)
+    policy.accumulate(make_samples(8, groups=1, version=1))
+    stats = policy.optimizer_step()
+    assert (stats.grad_norm, stats.skipped_update) == (0.0, False)
+    assert float((parameters(policy) - before).abs().max()) > 0.1 * stats.lr
+    assert {state["step"].item() for state in policy._optimizer.state.values()} == {2.0}
+
+
+def test_a_gradient_that_is_not_finite_may_be_skipped_so_often_in_a_row() -> None:
+    policy = trained_once(non_finite_gradient="skip", max_non_finite_steps=2)
+    before, moments = parameters(policy), moments_of(policy)
+
+    def broken_step() -> StepStats:
+        policy.accumulate(make_samples(8, version=policy.version))
+        parameter = next(policy.model.parameters())
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[0] = math.nan
+        return policy.optimizer_step()
+
+    for _ in range(2):
+        assert broken_step().skipped_update
+    assert policy.version == 3
+    assert torch.equal(parameters(policy), before) and torch.equal(moments_of(policy), moments)
+    policy.accumulate(make_samples(9, version=3))
+    assert not policy.optimizer_step().skipped_update and not torch.equal(parameters(policy), before)
+    for _ in range(2):
+        assert broken_step().skipped_update
+    with pytest.raises(NonFiniteGradient):
+        broken_step()
+
+
+def test_the_schedule_follows_the_runs_steps_if_the_policy_has_fewer() -> None:
+    policy = make_policy()
+    rates = []
+    for run_step in (0, 5, 9):
+        policy.accumulate(make_samples(8, version=policy.version))
+        rates.append(policy.optimizer_step(run_step).lr)
+    assert policy.version == 3
+    assert rates == pytest.approx([learning_rate(OPTIMIZER, step, 10) for step in (0, 5, 9)])
+    assert rates[2] < 0.2 * OPTIMIZER.lr
 
 
 def test_gradients_and_moments_are_allocated_once() -> None:
@@ -396,27 +464,51 @@ def test_construction_depends_on_seed_and_name_alone() -> None:
     assert not torch.equal(parameters(make_policy(name="verifier")), first)
 
 
-def test_training_leaves_the_global_random_stream_alone() -> None:
-    """Dropout draws from the policy's own stream, also if others draw in the process."""
-    policies = [make_policy(attention_dropout=0.3) for _ in range(2)]
+@pytest.mark.parametrize(
+    "dropout", [{"attention_dropout": 0.3}, {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4}]
+)
+def test_the_models_dropout_is_off_as_in_the_engine_and_logged(dropout: dict[str, Any]) -> None:
+    """GPT-2's config has a dropout of 0.1 by default."""
     state = torch.get_rng_state()
-    policies[0].accumulate(make_samples(10))
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.rand(11)
-    policies[1].accumulate(make_samples(10))
-    assert torch.equal(gradient(policies[0]), gradient(policies[1]))
-    plain = make_policy()
-    plain.accumulate(make_samples(10))
-    assert not torch.equal(gradient(policies[0]), gradient(plain))
-
-
-def test_every_micro_batch_draws_on_where_the_last_one_stopped() -> None:
-    policy = make_policy(attention_dropout=0.3)
+    with structlog.testing.capture_logs() as logs:
+        policy = make_policy(**dropout)
     samples = make_samples(10)
     policy.accumulate(samples)
+    assert torch.equal(torch.get_rng_state(), state)
     first = gradient(policy).clone()
     policy.accumulate(samples)
-    assert relative_error(gradient(policy) - first, first) > 1e-3
+    assert relative_error(gradient(policy) - first, first) < 1e-5
+    (event,) = [each for each in logs if each["event"].startswith("dropout")]
+    assert event["policy"] == "solver" and [value for key, value in event.items() if "drop" in key]
+
+
+def test_a_deviation_beyond_the_bound_is_a_warning_that_names_key_and_causes() -> None:
+    policy = make_policy()
+    with structlog.testing.capture_logs() as logs:
+        for version in range(3):
+            policy.accumulate(make_samples(4, version=version))
+            assert policy.optimizer_step().ratio_deviation > 0.01
+    warnings = [each for each in logs if each["log_level"] == "warning"]
+    assert [each["steps"] for each in warnings] == [1, 2]
+    assert warnings[0]["bound_is"] == "policies.solver.algorithm.ratio_deviation_warning"
+    assert "weights" in warnings[0]["likely_causes"] and warnings[0]["bound"] == 0.01
+
+
+def test_the_bound_of_the_deviation_fits_the_dtype_unless_it_is_given() -> None:
+    assert LossConfig().deviation_bound("float32") < LossConfig().deviation_bound("bfloat16")
+    assert LossConfig(ratio_deviation_warning=0.5).deviation_bound("float32") == 0.5
+
+
+def test_rows_behind_the_switch_of_longrope_are_refused() -> None:
+    rope = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_type": "longrope", "rope_theta": 1e4}
+    policy = make_policy(
+        model_type="phi3", pad_token_id=None, eos_token_id=None, bos_token_id=None, head_dim=16,
+        original_max_position_embeddings=24, rope_parameters=rope | {"original_max_position_embeddings": 24},
+    )  # fmt: skip
+    policy.accumulate(make_samples(2))
+    long = replace_tokens(make_samples(2)[0], (1,) * 30)
+    with pytest.raises(ValueError, match="rotations .longrope. change behind 24"):
+        policy.accumulate([long])
 
 
 def test_tied_weights_are_published_once() -> None:
@@ -430,7 +522,12 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
     full = make_policy()
     half = TorchPolicy(
         PolicyName("solver"),
-        PolicySetup(model=config, credit={AgentName("solver"): CreditConfig()}, optimizer=OPTIMIZER),
+        PolicySetup(
+            model=config,
+            credit={AgentName("solver"): CreditConfig()},
+            loss=LossConfig(name="dapo"),
+            optimizer=OPTIMIZER,
+        ),
         seed=0,
         total_steps=10,
     )

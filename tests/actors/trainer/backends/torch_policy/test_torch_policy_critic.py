@@ -112,8 +112,12 @@ def plain_losses(
         if t == len(sample.tokens) - 1:
             reward += sample.reward
         advantage = reward + 0.9 * later_value - value.item() + 0.9 * 0.8 * later_advantage
-        ratio = torch.exp(logprobs[start + t, token] - old)
-        policy_loss = policy_loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        logprob = logprobs[start + t, token]
+        weight = torch.exp(logprob.detach() - old).clamp(max=2.0)
+        ratio = torch.exp(logprob - logprob.detach())
+        policy_loss = policy_loss - weight * torch.minimum(
+            ratio * advantage, ratio.clamp(0.8, 1.2) * advantage
+        )
         value_loss = value_loss + (value - (advantage + value.item())) ** 2 / 2
         later_value, later_advantage = value.item(), advantage
     return policy_loss, value_loss

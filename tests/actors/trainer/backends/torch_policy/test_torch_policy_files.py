@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import STATE_FILE, TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
@@ -69,7 +69,7 @@ def step(policy: TorchPolicy) -> float:
 
 
 def full_state(policy: TorchPolicy) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in (policy.weights() | policy._training_state()).items()}
+    return {name: t.clone() for name, t in {**policy.weights(), **policy._files()[STATE_FILE]}.items()}
 
 
 def assert_equal_state(first: TorchPolicy, second: TorchPolicy) -> None:

@@ -126,7 +126,7 @@ def test_the_gradient_is_that_of_the_formula_with_each_agents_own_advantage_and_
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = make_samples(seed)
-    policy, plain = (make_policy({"name": "grpo"}, "grpo", "dr_grpo") for _ in range(2))
+    policy, plain = (make_policy({"name": "dapo"}, "grpo", "dr_grpo") for _ in range(2))
     policy.accumulate(samples)
     total, count = torch.zeros((), dtype=torch.float64), 0
     for sample in samples:
@@ -138,8 +138,10 @@ def test_the_gradient_is_that_of_the_formula_with_each_agents_own_advantage_and_
             -1
         )
         for index, (token, old) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
-            ratio = torch.exp(logprobs[len(sample.prompt_tokens) + index - 1, token] - old)
-            total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            logprob = logprobs[len(sample.prompt_tokens) + index - 1, token]
+            weight = torch.exp(logprob.detach() - old).clamp(max=2.0)
+            ratio = torch.exp(logprob - logprob.detach())
+            total = total - weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             count += 1
     torch.autograd.backward(total / count)
     gradients = [p.grad.flatten() for p in plain.model.parameters() if p.grad is not None]

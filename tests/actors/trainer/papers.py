@@ -1,0 +1,235 @@
+"""The objectives as their papers write them, in loops and in float64: nothing of the package is used here.
+
+Every function returns what is to be minimised, over a whole step at once. A turn is one sequence of the papers. The
+ratio is that to the policy at the start of the step (``old``), and the engine's part of it a weight of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PaperTurn:
+    """``number``: of the turn in its trajectory. ``engine`` and ``reference``: log-probabilities of ``tokens``."""
+
+    query: int
+    trajectory: int
+    number: int
+    reward: float
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    engine: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PaperStep:
+    """``logprobs`` and ``reference``: ``[T]`` float64 for each turn, the former with a gradient. ``rewards``: of all
+    trajectories, by query. ``beta``: of the KL."""
+
+    turns: Sequence[PaperTurn]
+    logprobs: Sequence[Tensor]
+    reference: Sequence[Tensor]
+    rewards: Sequence[Sequence[float]]
+    beta: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(turn.tokens) for turn in self.turns)
+
+
+def ratio(logprob: Tensor) -> Tensor:
+    """pi / pi_old, with pi_old the same policy before its step: 1, with the gradient of log pi."""
+    return torch.exp(logprob - logprob.detach())
+
+
+def weight(logprob: Tensor, engine: float) -> float:
+    """Truncated importance sampling (Yao et al., 2025): min(pi_old / pi_engine, 2)."""
+    return min(math.exp(logprob.item() - engine), 2.0)
+
+
+def ppo_clip(r: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    """1707.06347, eq. 7."""
+    return torch.minimum(r * advantage, torch.clamp(r, 1 - low, 1 + high) * advantage)
+
+
+def k3(logprob: Tensor, reference: Tensor) -> Tensor:
+    """2402.03300, eq. 4."""
+    return torch.exp(reference - logprob) - (reference - logprob) - 1
+
+
+def standardised(reward: float, group: Sequence[float]) -> float:
+    """2402.03300, section 4.1.2; 1e-4 is TRL's."""
+    return (reward - fmean(group)) / (stdev(group) + 1e-4) if len(group) > 1 else 0.0
+
+
+def whole_trajectories(step: PaperStep, turn: PaperTurn) -> Sequence[float]:
+    return step.rewards[turn.query]
+
+
+def same_turns(step: PaperStep, turn: PaperTurn) -> Sequence[float]:
+    """2510.11062, section 4.1: the group of (query, agent, turn)."""
+    return [t.reward for t in step.turns if (t.query, t.number) == (turn.query, turn.number)]
+
+
+def all_turns(step: PaperStep, turn: PaperTurn) -> Sequence[float]:
+    """2602.08847, eq. 5: mean and deviation over the agent's own active steps."""
+    return [t.reward for t in step.turns if t.query == turn.query]
+
+
+def clipped_tokens(
+    step: PaperStep, advantages: Sequence[Sequence[float]], low: float = 0.2, high: float = 0.2
+) -> list[list[Tensor]]:
+    """The objective of each token, by turn."""
+    return [
+        [
+            weight(logprob, engine) * ppo_clip(ratio(logprob), advantage, low, high)
+            for logprob, engine, advantage in zip(logprobs, turn.engine, each, strict=True)
+        ]
+        for turn, logprobs, each in zip(step.turns, step.logprobs, advantages, strict=True)
+    ]
+
+
+def group_advantages(
+    step: PaperStep, group: Callable[[PaperStep, PaperTurn], Sequence[float]], scale: bool = True
+) -> list[list[float]]:
+    found = []
+    for turn in step.turns:
+        rewards = group(step, turn)
+        advantage = standardised(turn.reward, rewards) if scale else turn.reward - fmean(rewards)
+        found.append([advantage] * len(turn.tokens))
+    return found
+
+
+def less_k3(step: PaperStep, objective: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [
+        [value - step.beta * k3(logprob, reference) for value, logprob, reference in zip(*each, strict=True)]
+        for each in zip(objective, step.logprobs, step.reference, strict=True)
+    ]
+
+
+def added(values: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(values)).sum()
+
+
+def token_mean(step: PaperStep, objective: Sequence[Sequence[Tensor]]) -> Tensor:
+    return -added(each for turn in objective for each in turn) / step.tokens
+
+
+def grpo(step: PaperStep) -> Tensor:
+    """2402.03300, eq. 3: 1/G sum_i 1/|o_i| sum_t, over all of the step's sequences."""
+    objective = less_k3(step, clipped_tokens(step, group_advantages(step, whole_trajectories)))
+    return -added(added(each) / len(each) for each in objective) / len(objective)
+
+
+def dr_grpo(step: PaperStep, longest: int) -> Tensor:
+    """2503.20783, section 3.2: no 1/|o_i|, no deviation; the divisor is a constant, the generation budget."""
+    advantages = group_advantages(step, whole_trajectories, scale=False)
+    objective = less_k3(step, clipped_tokens(step, advantages))
+    return -added(each for turn in objective for each in turn) / (len(objective) * longest)
+
+
+def dapo(step: PaperStep) -> Tensor:
+    """2503.14476, eq. 8: 1 / sum_i |o_i|, clip-higher."""
+    objective = clipped_tokens(step, group_advantages(step, whole_trajectories), 0.2, 0.28)
+    return token_mean(step, less_k3(step, objective))
+
+
+def at_grpo(step: PaperStep) -> Tensor:
+    return token_mean(step, less_k3(step, clipped_tokens(step, group_advantages(step, same_turns))))
+
+
+def dr_mas(step: PaperStep) -> Tensor:
+    return token_mean(step, less_k3(step, clipped_tokens(step, group_advantages(step, all_turns))))
+
+
+def gspo(step: PaperStep) -> Tensor:
+    """2507.18071, eq. 5 and 7: the ratio (pi(y) / pi_old(y))^(1/|y|) of the whole sequence. The KL, which the paper
+    omits, is GRPO's."""
+    total = torch.zeros(())
+    for turn, logprobs, reference in zip(step.turns, step.logprobs, step.reference, strict=True):
+        advantage = standardised(turn.reward, whole_trajectories(step, turn))
+        s = torch.exp((logprobs.sum() - logprobs.sum().detach()) / len(turn.tokens))
+        mean_weight = fmean(weight(lp, e) for lp, e in zip(logprobs, turn.engine, strict=True))
+        total = total + mean_weight * ppo_clip(s, advantage, 3e-4, 4e-4)
+        total = total - step.beta * k3(logprobs, reference).mean()
+    return -total / len(step.turns)
+
+
+def cispo(step: PaperStep) -> Tensor:
+    """2506.13585, eq. 4 and 5: sg(clip(r)) A log pi, over all tokens."""
+    objective = []
+    for turn, logprobs in zip(step.turns, step.logprobs, strict=True):
+        advantage = standardised(turn.reward, whole_trajectories(step, turn))
+        objective.append(
+            [
+                weight(logprob, engine) * min(ratio(logprob).item(), 5.0) * advantage * logprob
+                for logprob, engine in zip(logprobs, turn.engine, strict=True)
+            ]
+        )
+    return token_mean(step, less_k3(step, objective))
+
+
+def rloo(step: PaperStep) -> Tensor:
+    """2402.14740, eq. 1, 5 and 8: R = r - beta log(pi / pi_ref) of a trajectory, less the mean of the others."""
+    returns = [list(rewards) for rewards in step.rewards]
+    for turn, reference in zip(step.turns, step.reference, strict=True):
+        log_ratio = sum(turn.engine) - reference.sum().item()
+        returns[turn.query][turn.trajectory] -= step.beta * log_ratio
+    total = torch.zeros(())
+    for turn, logprobs in zip(step.turns, step.logprobs, strict=True):
+        mine = returns[turn.query][turn.trajectory]
+        others = [r for n, r in enumerate(returns[turn.query]) if n != turn.trajectory]
+        for logprob, engine in zip(logprobs, turn.engine, strict=True):
+            total = total + weight(logprob, engine) * (mine - fmean(others)) * logprob
+    return -total / len(step.turns)
+
+
+def normalised(advantages: Sequence[Sequence[float]]) -> list[list[float]]:
+    """2501.03262, section 3.1: over all tokens of the batch."""
+    flat = [a for each in advantages for a in each]
+    mean = fmean(flat)
+    deviation = math.sqrt(fmean((a - mean) ** 2 for a in flat))
+    return [[(a - mean) / deviation for a in each] for each in advantages]
+
+
+def reinforce_pp(step: PaperStep) -> Tensor:
+    """2501.03262, section 3.1: A_t = r - beta sum_{u >= t} KL_u with k1, normalised; PPO's clip."""
+    advantages = []
+    for turn, reference in zip(step.turns, step.reference, strict=True):
+        kl = [e - r for e, r in zip(turn.engine, reference.tolist(), strict=True)]
+        advantages.append([turn.reward - step.beta * sum(kl[t:]) for t in range(len(kl))])
+    return token_mean(step, clipped_tokens(step, normalised(advantages)))
+
+
+def reinforce_pp_baseline(step: PaperStep) -> Tensor:
+    """2501.03262, section 3.2: less the group's mean, normalised; k2 in the loss."""
+    advantages = normalised(group_advantages(step, whole_trajectories, scale=False))
+    objective = [
+        [
+            value - step.beta * (logprob - reference) ** 2 / 2
+            for value, logprob, reference in zip(*each, strict=True)
+        ]
+        for each in zip(clipped_tokens(step, advantages), step.logprobs, step.reference, strict=True)
+    ]
+    return token_mean(step, objective)
+
+
+def ppo(step: PaperStep, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """1707.06347, eq. 7, 9 and 11, with gamma 1 and lambda 0.95, and the reward of 2203.02155, eq. 2: the loss of the
+    policy and that of the critic, whose ``values`` (``[T]`` by turn) have a gradient."""
+    advantages, squares = [], torch.zeros(())
+    for turn, reference, value in zip(step.turns, step.reference, values, strict=True):
+        v = [*value.tolist(), 0.0]
+        length = len(turn.tokens)
+        rewards = [-step.beta * (turn.engine[t] - reference[t].item()) for t in range(length)]
+        rewards[-1] += turn.reward
+        deltas = [rewards[t] + v[t + 1] - v[t] for t in range(length)]
+        advantages.append([sum(0.95 ** (u - t) * deltas[u] for u in range(t, length)) for t in range(length)])
+        for t in range(length):
+            squares = squares + (value[t] - (advantages[-1][t] + v[t])) ** 2 / 2
+    return token_mean(step, clipped_tokens(step, advantages)), squares / step.tokens
