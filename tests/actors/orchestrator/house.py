@@ -1,0 +1,283 @@
+"""An orchestrator and a rollout actor among a trainer, a store and instances that only keep books."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from flexmarl.actors.errors import WrongVersion
+from flexmarl.actors.messages import (
+    GenerateRequest,
+    Generation,
+    InstanceApi,
+    LeasedBatch,
+    MicroBatchTrained,
+    OrchestratorApi,
+    PolicyStepped,
+    Published,
+    RunResult,
+    Sample,
+)
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.orchestrator.orchestrator import Orchestrator
+from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from flexmarl.actors.orchestrator.plan import Plan
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.rollout.rollout_config import RolloutConfig
+from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
+from flexmarl.actors.run_events import RunEvent
+from flexmarl.actors.step_metrics import StepMetrics
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
+from flexmarl.actors.store_client import ExperienceReader, segment_directories
+from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.transport.handle import StateHandle
+
+AGENTS = (AgentName("solver"), AgentName("judge"))
+RECIPE = """
+import asyncio
+from flexmarl.actors.workflow import Query, Rewards
+
+asked = []
+
+async def workflow(query, agents):
+    if query.id.startswith("e"):
+        return Rewards()
+    draft = await agents["solver"].generate(query.text)
+    if query.data["position"] % 3 == query.data["hangs"]:
+        await asyncio.Event().wait()
+    await asyncio.gather(*(agents["judge"].generate([draft, str(n)]) for n in range(2)))
+    asked.append(query.data["position"])
+    if query.data["position"] % 3 == query.data["equal"]:
+        return Rewards(solver=0.5, judge=0.5)
+    return Rewards(solver=float(len(asked)), judge=float(len(asked)))
+
+def train_query(position, seed, hangs=-1, equal=-1):
+    return Query(f"q{position}", "2+2", {"position": position, "hangs": hangs, "equal": equal})
+
+def eval_queries(seed, **data):
+    return [Query("e0", "1+1")]
+
+def sft(agent, batch, size, seed, **data): ...
+"""
+
+
+PLAIN = RolloutConfig()
+
+
+class Instance(Actor, InstanceApi):
+    """Serves one version at a time, as the real one does; a turn takes some rounds of the loop."""
+
+    def __init__(self) -> None:
+        self.version: Version | None = None
+
+    @endpoint
+    async def apply_weights(self, published: Published) -> Version:
+        self.version = None
+        await asyncio.sleep(0)
+        self.version = published.version
+        return published.version
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        version = self.version
+        if version is None or version not in request.versions:
+            raise WrongVersion("policy", request.versions.oldest, version)
+        for _ in range(request.seed % 20):
+            await asyncio.sleep(0)
+            if version != self.version:
+                assert request.versions.has_later_than(version), "only under async"
+                return Generation("x", (1,), (9,), (-0.5,), version, "interrupted")
+        return Generation("x", (1,), (2, 3), (-0.5, -0.5), version, "stop")
+
+
+class Store(Actor):
+    def __init__(self, memory: Path, folder: Path) -> None:
+        self.ready: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
+        self.places = segment_directories(memory, folder)
+        self.arena = SegmentArena(self.places, ArenaLimits(segment_bytes=2**16))
+
+    async def on_start(self) -> None:
+        self.reader = ExperienceReader(self.ref, self.places)
+
+    @endpoint
+    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+        return self.arena.grant(writer, at_least_bytes)
+
+    @endpoint
+    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        for agent, columns in parts.items():
+            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
+            self.ready[agent] += await self.reader.samples(batch)
+
+
+class Trainer(Actor):
+    def __init__(self, store: Store, agents_of: dict[PolicyName, list[AgentName]]) -> None:
+        self.store = store
+        self.agents_of = agents_of
+        self.versions = dict.fromkeys(agents_of, Version(0))
+        self.trained: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
+        self.staleness: list[int] = []
+        self.batches: dict[str, list[int]] = {policy: [] for policy in agents_of}
+        self.accumulated = dict.fromkeys(agents_of, 0)
+        self.sft_batches: list[tuple[str, int, int]] = []
+
+    @endpoint
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        self.sft_batches.append((policy, first_batch, count))
+        return 0.5
+
+    @endpoint
+    async def publish(self, policy: PolicyName) -> Published:
+        version = self.versions[policy]
+        return Published(policy, version, StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ()))
+
+    @endpoint
+    async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
+        rows = [row for agent in self.agents_of[policy] for row in self.store.ready[agent]]
+        rows.sort(key=lambda row: row.step)
+        taken = rows[:count]
+        assert policy_version == self.versions[policy] and len(taken) == count
+        for row in taken:
+            self.store.ready[row.agent].remove(row)
+            self.trained[row.agent].append(row)
+        await asyncio.sleep(0)
+        self.staleness += [policy_version - row.policy_version for row in taken]
+        self.accumulated[policy] += count
+        versions = {
+            v: sum(row.policy_version == v for row in taken) for v in {row.policy_version for row in taken}
+        }
+        return MicroBatchTrained(count, 2 * count, versions, count, 0.0)
+
+    @endpoint
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
+        self.versions[policy] = Version(self.versions[policy] + 1)
+        count, self.accumulated[policy] = self.accumulated[policy], 0
+        self.batches[policy].append(count)
+        return PolicyStepped(await self.publish(policy), count, 2 * count, 0.0, 1.0, 1e-3, 0.0, 0.0, 0.0, 0.0)
+
+    @endpoint
+    async def save(self, policy: PolicyName, folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+
+
+class Console(Actor):
+    def __init__(self) -> None:
+        self.steps: list[StepMetrics] = []
+        self.result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+
+    @endpoint
+    async def step(self, metrics: StepMetrics) -> None:
+        self.steps.append(metrics)
+
+    @endpoint
+    async def phase(self, text: str, done: int | None, total: int | None) -> None: ...
+
+    @endpoint
+    async def event(self, event: RunEvent) -> None: ...
+
+    @endpoint
+    async def ended(self, result: RunResult) -> None:
+        self.result.set_result(result)
+
+
+def plan(
+    policies: tuple[PolicyName, ...],
+    replacement_queries: int = 0,
+    max_staleness: int = 0,
+    global_batch: dict[PolicyName, int] | None = None,
+) -> Plan:
+    return Plan(
+        mode="async" if max_staleness else "strict",
+        policies=policies,
+        first_step=Step(1),
+        last_step=Step(6),
+        queries=3,
+        micro_batch=2,
+        save_every=3,
+        max_staleness=max_staleness,
+        global_batch=global_batch or {},
+        replacement_queries=replacement_queries,
+    )
+
+
+class House:
+    """``policy_of``: of each agent, by default one of its own name."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        folder: Path,
+        max_staleness: int = 0,
+        policy_of: dict[str, str] | None = None,
+        sft_batches: int = 0,
+    ) -> None:
+        self.system, self.folder = system, folder
+        self.policy_of = {agent: PolicyName((policy_of or {}).get(agent, agent)) for agent in AGENTS}
+        self.agents_of: dict[PolicyName, list[AgentName]] = {}
+        for agent, policy in self.policy_of.items():
+            self.agents_of.setdefault(policy, []).append(agent)
+        self.store, self.console = Store(folder / "memory", folder / "store"), Console()
+        self.trainer = Trainer(self.store, self.agents_of)
+        self.max_staleness, self.sft_batches = max_staleness, sft_batches
+        self.instances: dict[PolicyName, list[Instance]] = {
+            p: [Instance(), Instance()] for p in self.agents_of
+        }
+
+    async def run(
+        self,
+        data: dict[str, Any],
+        rollout: RolloutConfig = PLAIN,
+        *,
+        global_batch: dict[PolicyName, int] | None = None,
+    ) -> RunResult:
+        (self.folder / "workflow.py").write_text(RECIPE)
+        recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
+        (self.folder / "checkpoints").mkdir()
+        system = self.system
+        instances: dict[PolicyName, list[ActorRef[Any]]] = {
+            policy: [await system.add(instance, f"{policy}-{n}") for n, instance in enumerate(own)]
+            for policy, own in self.instances.items()
+        }
+        store: ActorRef[Any] = await system.add(self.store, "store")
+        setup = RolloutSetup(
+            recipe=recipe,
+            agents={agent: RolloutAgent(policy) for agent, policy in self.policy_of.items()},
+            policies={policy: RolloutPolicy("one", refs) for policy, refs in instances.items()},
+            store=store,
+            orchestrator=system.ref("orchestrator", store.address, OrchestratorApi),
+            config=rollout,
+            runtime_dir=self.folder / "memory",
+            store_dir=self.folder / "store",
+        )
+        orchestrator = Orchestrator(
+            OrchestratorSetup(
+                plan=plan(
+                    tuple(self.agents_of), rollout.replacement_queries, self.max_staleness, global_batch
+                ),
+                policies={
+                    policy: OrchestratorPolicy(tuple(self.agents_of[policy]), refs, self.sft_batches)
+                    for policy, refs in instances.items()
+                },
+                trajectories_per_query=2,
+                max_failed_share=1.0,
+                group_order="arrival",
+                recipe=recipe,
+                trainer=await system.add(self.trainer, "trainer"),
+                rollout=await system.add(Rollout(setup), "rollout"),
+                console=await system.add(self.console, "console"),
+                checkpoints=self.folder / "checkpoints",
+                checkpoints_kept=2,
+                resume_from=None,
+            )
+        )
+        await (await system.add(orchestrator, "orchestrator")).api.start()
+        done: set[asyncio.Future[Any]] = {self.console.result, system.failure}
+        await asyncio.wait(done, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        if system.failure.done():
+            raise system.failure.result()
+        return self.console.result.result()
+
+    def groups(self, agent: str) -> set[str]:
+        return {sample.group for sample in self.trainer.trained[agent]}
