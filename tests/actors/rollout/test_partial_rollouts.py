@@ -31,7 +31,7 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
-from .test_rollout import serve, start_step
+from .house import serve, start_step
 
 ENGINE: dict[str, Any] = {"median_tokens": 20, "sigma": 0.8, "token_s": 1.0, "prompt_share": 0.0}
 """A token per second, the first one second after its turn has begun."""

@@ -15,7 +15,7 @@ from flexmarl.actors.workflow import Turn
 from flexmarl.core.system import ActorSystem
 
 from ..stores import SOLVER
-from .test_rollout import House, evaluate, serve, start_step
+from .house import House, evaluate, serve, start_step
 
 COLUMNS = {
     "difficulty": Column(type="float"),

@@ -3,7 +3,6 @@ weights interrupt. The rollout actor with a real store."""
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,8 @@ from flexmarl.actors.names import Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.core.actor import endpoint
-from flexmarl.core.system import ActorSystem
 
-from ..test_rollout import JUDGE, SOLVER, FakeInstance, House, evaluate, serve, start_step
+from ..house import JUDGE, SOLVER, FakeInstance, House, evaluate, serve, start_step
 
 ALONE = "turn = await agents['solver'].generate('x'); return Rewards(solver=float(turn.text == 'x'))"
 QUERY = Query("q", "2+2")
@@ -44,11 +42,6 @@ class Hanging(FakeInstance):
 
 def of_trajectories(*numbers: int) -> Callable[[GenerateRequest], bool]:
     return lambda request: int(request.sample_id.rpartition("_")[2]) in numbers
-
-
-@pytest.fixture
-def house(system: ActorSystem, tmp_path: Path) -> House:
-    return House(system, tmp_path)
 
 
 async def group_of(house: House, rollout: Rollout, trajectories: int, step: int = 1) -> GroupClosed:

@@ -1,0 +1,183 @@
+"""A rollout actor with a real store, and instances whose answers the test chooses."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.messages import (
+    Evaluation,
+    GenerateRequest,
+    Generation,
+    GroupClosed,
+    Grouping,
+    InstanceApi,
+    Published,
+    Query,
+    Sample,
+    TableStatistics,
+    VersionRange,
+)
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
+from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceReader, segment_directories
+from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.system import ActorSystem
+
+from ..stores import store_setup
+
+TWO_TURNS = """
+    draft = await agents["solver"].generate(query.text)
+    final = await agents["judge"].generate([draft, "?"])
+    return Rewards(solver=float(len(draft.text)), judge=1.0, metrics={"accuracy": 0.5})
+"""
+RECIPE = """
+import asyncio
+from flexmarl.actors.workflow import Query, Rewards
+
+async def workflow(query, agents):
+    {body}
+
+def train_query(position, seed): ...
+def eval_queries(seed): ...
+"""
+
+
+class FakeInstance(Actor, InstanceApi):
+    """Answers with ``answer(request)`` and keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[GenerateRequest], tuple[int, ...]]) -> None:
+        self.asked: list[GenerateRequest] = []
+        self._answer = answer
+
+    @endpoint
+    async def apply_weights(self, published: Published) -> Version:
+        return published.version
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self.asked.append(request)
+        tokens = self._answer(request)
+        prompt = tuple(
+            t for part in request.prompt for t in (part if isinstance(part, tuple) else map(ord, part))
+        )
+        return Generation(
+            "x" * len(tokens), prompt, tokens, (-0.5,) * len(tokens), request.versions.oldest, "stop"
+        )
+
+
+class Events(Actor):
+    """Stands for the orchestrator: keeps the groups that closed."""
+
+    def __init__(self) -> None:
+        self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
+
+    @endpoint
+    async def start(self) -> None: ...
+
+    @endpoint
+    async def stop(self) -> None: ...
+
+    @endpoint
+    async def group_closed(self, group: GroupClosed) -> None:
+        self.closed.put_nowait(group)
+
+
+class House:
+    """A rollout actor among the others it talks to."""
+
+    def __init__(self, system: ActorSystem, folder: Path) -> None:
+        self.system = system
+        self.folder = folder
+        self.events = Events()
+        places = segment_directories(folder / "memory", folder / "store")
+        for path in (*places.all(), folder / "store"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.columns: dict[str, dict[str, Column]] = {}
+        self.places = places
+        self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
+        self.policies = {"solver": "solver", "judge": "judge"}
+        """The policy of each agent."""
+        self.tokenizers = {"solver": "one", "judge": "one"}
+        self.grouping: dict[str, Grouping] = {}
+        self.instances = {
+            "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
+            "judge": [FakeInstance(lambda request: (66,))],
+        }
+
+    async def open(self, body: str, **config: Any) -> Rollout:
+        (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
+        memory, folder = str(self.folder / "memory"), str(self.folder / "store")
+        policies = {AgentName(agent): PolicyName(policy) for agent, policy in self.policies.items()}
+        self.store = Store(store_setup(policies, memory, folder, columns=self.columns, policies=policies))
+        setup = RolloutSetup(
+            recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
+            agents={
+                AgentName(agent): RolloutAgent(
+                    PolicyName(self.policies[agent]),
+                    sampling,
+                    self.grouping.get(agent, "trajectory"),
+                    self.columns.get(agent, {}),
+                )
+                for agent, sampling in self.sampling.items()
+            },
+            policies={
+                PolicyName(policy): RolloutPolicy(
+                    self.tokenizers[policy],
+                    [await self.system.add(fake, f"{policy}-{n}") for n, fake in enumerate(fakes)],
+                )
+                for policy, fakes in self.instances.items()
+            },
+            store=await self.system.add(self.store, "store"),
+            orchestrator=await self.system.add(self.events, "orchestrator"),
+            config=RolloutConfig(**config),
+            runtime_dir=self.folder / "memory",
+            store_dir=self.folder / "store",
+        )
+        rollout = Rollout(setup)
+        await self.system.add(rollout, "rollout")
+        return rollout
+
+    async def closed(self) -> GroupClosed:
+        return await asyncio.wait_for(self.events.closed.get(), 5)
+
+    async def rows(self, policy: str, version: int, count: int) -> list[Sample]:
+        """Leases rows of the policy's agents."""
+        leased = await self.store.lease(PolicyName(policy), version, count)
+        return await ExperienceReader(self.store.ref, self.places).samples(leased)
+
+    async def statistics(self, agent: str) -> TableStatistics:
+        return (await self.store.table_statistics())[agent]
+
+
+async def serve(rollout: Rollout, policy: str, version: int) -> None:
+    await rollout.weights_applied(PolicyName(policy), Version(version))
+
+
+async def start_step(
+    rollout: Rollout,
+    step: int,
+    queries: list[Query],
+    trajectories: int,
+    versions: dict[str, int],
+    *,
+    allow_newer: bool = False,
+) -> None:
+    ranges = {
+        PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
+        for policy, oldest in versions.items()
+    }
+    await rollout.start_step(Step(step), list(enumerate(queries)), trajectories, ranges)
+
+
+async def evaluate(rollout: Rollout, queries: list[Query], versions: dict[str, int]) -> Evaluation:
+    return await rollout.evaluate(queries, {PolicyName(p): Version(v) for p, v in versions.items()})
+
+
+SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
+QUERY = Query("q7", "2+2")
