@@ -1,9 +1,6 @@
-"""One policy on one rank: the gradient, the step, the SFT."""
+"""One policy on one rank: the gradient, its construction, and samples that are refused."""
 
-import functools
 import math
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -18,104 +15,22 @@ from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.advantage import group_advantage
-from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, StepStats
-from flexmarl.actors.trainer.backends.torch_policy import forward_batches
-from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
+from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.padding import split_by_length
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
-torch.set_num_threads(1)
-MODEL = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 16,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 64,
-}
-OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), schedule="linear", warmup_steps=2, weight_decay=0.01)
-
-
-def make_policy(
-    name: str = "solver", seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, **model: Any
-) -> TorchPolicy:
-    return TorchPolicy(
-        PolicyName(name),
-        PolicySetup(
-            model=ModelConfig(config=MODEL | model, tokenizer="unused"),
-            credit={AgentName("solver"): CreditConfig()},
-            loss=LossConfig(name="dapo"),  # a token of any sequence weighs the same
-            optimizer=optimizer,
-        ),
-        seed=seed,
-        total_steps=10,
-    )
-
-
-def make_samples(seed: int, groups: int = 3, group_size: int = 4, version: int = 0) -> list[Sample]:
-    """Groups of uneven prompts and completions; the last group's rewards are all equal."""
-    rng = random.Random(seed)
-    samples = []
-    for group in range(groups):
-        rewards = [rng.choice((0.0, 0.5, 1.0)) for _ in range(group_size)]
-        rewards[:2] = (0.0, 1.0)
-        if group == groups - 1:
-            rewards = [1.0] * group_size
-        for index, reward in enumerate(rewards):
-            tokens = tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9)))
-            samples.append(
-                Sample(
-                    sample_id=f"q{group}_0_{index}",
-                    agent="solver",
-                    step=version,
-                    policy_version=version,
-                    group=f"q{group}",
-                    reward=reward,
-                    group_rewards=tuple(rewards),
-                    prompt_tokens=tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
-                    tokens=tokens,
-                    logprobs=tuple(rng.uniform(-3.2, -2.4) for _ in tokens),
-                )
-            )
-    return samples
-
-
-def reference_loss(policy: TorchPolicy, samples: Sequence[Sample], temperature: float = 1.0) -> torch.Tensor:
-    """The summed loss token by token, row by row, zero advantages included, written out plainly."""
-    total = torch.zeros((), dtype=next(policy.model.parameters()).dtype)
-    for sample in samples:
-        advantage = group_advantage(sample.reward, sample.group_rewards, scale=True)
-        row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
-        logprobs = (policy.model(input_ids=row).logits[0] / temperature).log_softmax(-1)
-        for index, (token, old) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
-            logprob = logprobs[len(sample.prompt_tokens) + index - 1, token]
-            weight = torch.exp(logprob.detach() - torch.tensor(old, dtype=torch.float32)).clamp(max=2.0)
-            ratio = torch.exp(logprob - logprob.detach())
-            total = total - weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
-    return total
-
-
-def gradient(policy: TorchPolicy) -> torch.Tensor:
-    gradients = [parameter.grad for parameter in policy.model.parameters()]
-    return torch.cat([g.flatten() for g in gradients if g is not None])
-
-
-def parameters(policy: TorchPolicy) -> torch.Tensor:
-    return torch.cat([tensor.flatten().clone() for tensor in policy.weights().values()])
-
-
-def moments_of(policy: TorchPolicy) -> torch.Tensor:
-    return torch.cat([m.flatten() for state in policy._optimizer.state.values() for m in state.values()])
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+from .policies import (
+    MODEL,
+    OPTIMIZER,
+    gradient,
+    make_policy,
+    make_samples,
+    parameters,
+    reference_loss,
+    relative_error,
+    replace_tokens,
+)
 
 
 def test_is_a_policy_backend() -> None:
@@ -158,40 +73,6 @@ def test_the_gradient_is_that_of_the_plain_loss(temperature: float) -> None:
     torch.autograd.backward(loss)
     # Advantages and the engine's log-probabilities are float32: that is what limits the agreement.
     assert relative_error(gradient(policy), gradient(plain)) < 1e-6
-
-
-def test_long_and_short_rows_in_one_batch_give_the_same_gradient() -> None:
-    """Uneven enough that the batch is computed in several forwards."""
-    rng = random.Random(0)
-    samples = make_samples(2, groups=2, group_size=16)
-    long = tuple(rng.randrange(16) for _ in range(60))
-    samples[0] = replace_tokens(samples[0], long)
-    policy, plain = make_policy(), make_policy()
-    assert len(policy._chunks(policy._checked(samples))) == 2
-    policy.accumulate(samples)
-    torch.autograd.backward(reference_loss(plain, samples))
-    assert relative_error(gradient(policy), gradient(plain)) < 1e-5
-
-
-def test_a_bound_on_the_tokens_of_a_forward_leaves_the_gradient_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    samples = make_samples(2, groups=2, group_size=16)
-    whole, bounded = make_policy(), make_policy()
-    assert len(whole._chunks(whole._checked(samples))) == 1
-    whole.accumulate(samples)
-    monkeypatch.setattr(
-        forward_batches, "split_by_length", functools.partial(split_by_length, most_tokens=40)
-    )
-    forwards = [chunk.rows.input_ids.numel() for chunk in bounded._chunks(bounded._checked(samples))]
-    assert len(forwards) > 4 and max(forwards) <= 40
-    bounded.accumulate(samples)
-    assert relative_error(gradient(bounded), gradient(whole)) < 1e-5
-
-
-def replace_tokens(sample: Sample, tokens: tuple[int, ...]) -> Sample:
-    fields = {name: getattr(sample, name) for name in Sample.__slots__}
-    return Sample(**fields | {"tokens": tokens, "logprobs": (-2.8,) * len(tokens)})
 
 
 def test_on_policy_ratios_are_one() -> None:
@@ -301,155 +182,6 @@ def test_greedy_samples_can_not_be_trained_on() -> None:
         make_policy().accumulate([greedy])
 
 
-# --------------------------------------------------------------------------- the optimizer step
-
-
-def test_steps_equal_plain_torch_with_every_row_computed() -> None:
-    """Three steps against torch's own clipping and AdamW on the mean loss over all tokens, none skipped."""
-    policy, plain = make_policy(), make_policy()
-    named = list(plain.model.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [parameter for name, parameter in named if "norm" not in name]},
-        {"params": [parameter for name, parameter in named if "norm" in name], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        lr=OPTIMIZER.lr,
-        betas=OPTIMIZER.betas,
-        weight_decay=OPTIMIZER.weight_decay,
-    )
-    for step, expected_lr in enumerate((1e-3 / 3, 2e-3 / 3, 1e-3)):
-        samples = make_samples(step, version=step)
-        policy.accumulate(samples[::2])
-        policy.accumulate(samples[1::2])
-        stats = policy.optimizer_step()
-
-        optimizer.zero_grad()
-        torch.autograd.backward(reference_loss(plain, samples) / sum(len(s.tokens) for s in samples))
-        norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), OPTIMIZER.max_grad_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = expected_lr
-        optimizer.step()
-
-        assert policy.version == step + 1
-        assert stats.lr == pytest.approx(expected_lr)
-        assert stats.grad_norm == pytest.approx(float(norm), rel=1e-4)
-        # Adam divides by the gradient's size, so rounding in tiny gradients shows at the scale of lr.
-        assert float((parameters(policy) - parameters(plain)).abs().max()) < 1e-2 * expected_lr
-
-
-def test_clipping_bounds_the_gradient_that_is_stepped_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make_policy()
-    for parameter in policy.model.parameters():
-        assert parameter.grad is not None
-        parameter.grad.fill_(1.0)
-    seen: list[float] = []
-    real_step = policy._optimizer.step
-
-    def record_and_step() -> None:
-        seen.append(float(gradient(policy).norm()))
-        real_step()
-
-    monkeypatch.setattr(policy._optimizer, "step", record_and_step)
-    stats = policy.optimizer_step()
-    assert stats.grad_norm == pytest.approx(math.sqrt(gradient(policy).numel()), rel=1e-5)
-    assert seen == pytest.approx([OPTIMIZER.max_grad_norm], rel=1e-4)
-
-
-def trained_once(**optimizer: Any) -> TorchPolicy:
-    """A policy with momentum, at version 1."""
-    policy = make_policy(optimizer=OPTIMIZER.model_copy(update=optimizer))
-    policy.accumulate(make_samples(7))
-    assert not policy.optimizer_step().skipped_update
-    return policy
-
-
-def test_a_step_without_any_advantage_leaves_the_weights_alone() -> None:
-    policy = trained_once()
-    before, moments = parameters(policy), moments_of(policy)
-    samples = make_samples(8, groups=1, version=1)
-    assert policy.accumulate(samples).trained_samples == 0
-    stats = policy.optimizer_step()
-    assert (policy.version, stats.grad_norm, stats.loss, stats.skipped_update) == (2, 0.0, 0.0, True)
-    assert stats.tokens == sum(len(s.tokens) for s in samples)
-    assert torch.equal(parameters(policy), before) and torch.equal(moments_of(policy), moments)
-
-
-def test_a_zero_gradient_may_step_by_the_momentum() -> None:
-    policy = trained_once(zero_gradient="step")
-    before = parameters(policy)
-    policy.accumulate(make_samples(8, groups=1, version=1))
-    stats = policy.optimizer_step()
-    assert (stats.grad_norm, stats.skipped_update) == (0.0, False)
-    assert float((parameters(policy) - before).abs().max()) > 0.1 * stats.lr
-    assert {state["step"].item() for state in policy._optimizer.state.values()} == {2.0}
-
-
-def test_a_gradient_that_is_not_finite_may_be_skipped_so_often_in_a_row() -> None:
-    policy = trained_once(non_finite_gradient="skip", max_non_finite_steps=2)
-    before, moments = parameters(policy), moments_of(policy)
-
-    def broken_step() -> StepStats:
-        policy.accumulate(make_samples(8, version=policy.version))
-        parameter = next(policy.model.parameters())
-        assert parameter.grad is not None
-        parameter.grad.view(-1)[0] = math.nan
-        return policy.optimizer_step()
-
-    for _ in range(2):
-        assert broken_step().skipped_update
-    assert policy.version == 3
-    assert torch.equal(parameters(policy), before) and torch.equal(moments_of(policy), moments)
-    policy.accumulate(make_samples(9, version=3))
-    assert not policy.optimizer_step().skipped_update and not torch.equal(parameters(policy), before)
-    for _ in range(2):
-        assert broken_step().skipped_update
-    with pytest.raises(NonFiniteGradient):
-        broken_step()
-
-
-def test_the_schedule_follows_the_runs_steps_if_the_policy_has_fewer() -> None:
-    policy = make_policy()
-    rates = []
-    for run_step in (0, 5, 9):
-        policy.accumulate(make_samples(8, version=policy.version))
-        rates.append(policy.optimizer_step(run_step).lr)
-    assert policy.version == 3
-    assert rates == pytest.approx([learning_rate(OPTIMIZER, step, 10) for step in (0, 5, 9)])
-    assert rates[2] < 0.2 * OPTIMIZER.lr
-
-
-def test_gradients_and_moments_are_allocated_once() -> None:
-    policy = make_policy()
-
-    def addresses() -> list[int]:
-        tensors = [p.grad for p in policy.model.parameters() if p.grad is not None]
-        tensors += [moment for state in policy._optimizer.state.values() for moment in state.values()]
-        return [tensor.data_ptr() for tensor in tensors]
-
-    before = addresses()
-    for version in range(2):
-        policy.accumulate(make_samples(9, version=version))
-        policy.optimizer_step()
-    assert addresses() == before
-    assert not gradient(policy).any()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "warmup", "expected"),
-    [
-        ("constant", 0, [1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("constant", 1, [0.5, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", 0, [1.0, 0.75, 0.5, 0.25, 0.0]),
-        ("linear", 2, [1 / 3, 2 / 3, 1.0, 0.5, 0.0]),
-        ("linear", 4, [0.2, 0.4, 0.6, 0.8, 0.0]),
-    ],
-)
-def test_the_learning_rate_follows_the_schedule(schedule: Any, warmup: int, expected: list[float]) -> None:
-    config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
-    assert [learning_rate(config, step, 4) for step in range(5)] == pytest.approx(expected)
-
-
 # --------------------------------------------------------------------------- construction and SFT
 
 
@@ -538,39 +270,3 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
     assert 1e-4 < relative_error(gradient(half), gradient(full)) < 0.2
     half.optimizer_step()
     assert half.version == 1
-
-
-EXAMPLES = [((index % 10, 11), (index % 10, 12, 13)) for index in range(32)]
-
-
-def test_sft_reduces_the_loss_and_leaves_fresh_moments() -> None:
-    policy = make_policy()
-    losses = [policy.sft(EXAMPLES) for _ in range(20)]
-    assert losses[0] == pytest.approx(math.log(16), abs=0.5)
-    assert losses[-1] < 0.5 * losses[0]
-    with pytest.raises(RuntimeError, match="sft_done"):
-        policy.accumulate(make_samples(12))
-    with structlog.testing.capture_logs() as logs:
-        policy.sft_done()
-    assert [(entry["batches"], entry["loss"]) for entry in logs] == [(20, losses[-1])]
-    assert policy.version == 0
-    assert not any(tensor.any() for state in policy._optimizer.state.values() for tensor in state.values())
-    assert not gradient(policy).any()
-    assert policy.accumulate(make_samples(12)).trained_samples > 0
-
-
-def test_the_sft_loss_is_the_mean_over_completion_tokens() -> None:
-    policy, plain = make_policy(), make_policy()
-    examples = [((1, 2, 3), (4,)), ((5,), (6, 7, 8))]
-    losses = []
-    for prompt, completion in examples:
-        logits = plain.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(completion), reduction="sum"))
-    assert policy.sft(examples) == pytest.approx(sum(loss.item() for loss in losses) / 4, rel=1e-5)
-
-
-def test_sft_after_reinforcement_learning_has_begun_is_refused() -> None:
-    policy = make_policy()
-    policy.accumulate(make_samples(13))
-    with pytest.raises(RuntimeError, match="solver"):
-        policy.sft(EXAMPLES)

@@ -24,13 +24,8 @@ from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from ...algorithm import algorithm
+from .policies import SMALLER_MODEL, relative_error, stepped_gradient
 
-torch.set_num_threads(1)
-MODEL = {
-    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
-    "tie_word_embeddings": False, "max_position_embeddings": 32, "initializer_range": 0.3,
-}  # fmt: skip
 EXAMPLES = [((index % 10, 11), (index % 10, 12, 13)) for index in range(16)]
 
 
@@ -39,7 +34,7 @@ def make_policy(max_staleness: int = 0, **given: Any) -> TorchPolicy:
     return TorchPolicy(
         PolicyName("solver"),
         PolicySetup(
-            model=ModelConfig(config=MODEL, tokenizer="unused"),
+            model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
             credit={AgentName("solver"): halves.credit},
             loss=halves.loss.with_constant_length(8),
             optimizer=OptimizerConfig(lr=1e-2),
@@ -69,30 +64,9 @@ def make_samples(seed: int, version: int = 0) -> list[Sample]:
     return samples
 
 
-def stepped_gradient(policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The divided and clipped gradient that the optimizers would step with; they take no step."""
-    seen: list[torch.Tensor] = []
-    trained = [(policy.model, policy._optimizer)]
-    if policy._critic is not None:
-        trained.append((policy._critic.model, policy._critic._optimizer))
-    for model, optimizer in trained:
-
-        def noted(model: torch.nn.Module = model) -> None:
-            grads = [parameter.grad for parameter in model.parameters()]
-            seen.append(torch.cat([grad.flatten() for grad in grads if grad is not None]).clone())
-
-        monkeypatch.setattr(optimizer, "step", noted)
-    policy.optimizer_step()
-    return torch.cat(seen)
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
     fast: Any = PreTrainedTokenizerFast  # its constructor has no types
     return fast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))  # type: ignore[no-any-return]
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 ALL = [{"name": name} for name in ALGORITHMS] + [

@@ -19,13 +19,8 @@ from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from ...algorithm import algorithm
+from .policies import SMALLER_MODEL
 
-torch.set_num_threads(1)
-MODEL = {
-    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
-    "tie_word_embeddings": False, "max_position_embeddings": 32, "initializer_range": 0.3,
-}  # fmt: skip
 PROMPTS = [((index % 10, 11), (index % 10, 12, 13)) for index in range(16)]
 
 
@@ -40,7 +35,7 @@ def make_policy(
     return TorchPolicy(
         PolicyName("solver"),
         PolicySetup(
-            model=ModelConfig(config=MODEL | (model or {}), tokenizer="unused", dtype=dtype),
+            model=ModelConfig(config=SMALLER_MODEL | (model or {}), tokenizer="unused", dtype=dtype),
             credit={AgentName("solver"): halves.credit},
             loss=halves.loss,
             optimizer=OptimizerConfig(lr=lr, schedule="linear", warmup_steps=2),

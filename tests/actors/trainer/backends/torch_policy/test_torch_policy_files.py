@@ -18,19 +18,7 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import STATE_FIL
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
-torch.set_num_threads(1)
-MODEL = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 16,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 64,
-}
+from .policies import MODEL
 
 
 def make_policy(seed: int = 0, **model: Any) -> TorchPolicy:

@@ -19,15 +19,10 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from ... import papers
 from ...algorithm import Algorithm, algorithm
 from ...papers import PaperStep, PaperTurn
+from .policies import SMALLER_MODEL
 
-torch.set_num_threads(1)
 SOLVER = AgentName("solver")
 LONGEST = 8
-MODEL = {
-    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
-    "tie_word_embeddings": False, "max_position_embeddings": 32, "initializer_range": 0.3,
-}  # fmt: skip
 LOSSES: dict[str, Callable[[PaperStep], Tensor]] = {
     "grpo": papers.grpo,
     "dr_grpo": lambda step: papers.dr_grpo(step, LONGEST),
@@ -44,7 +39,7 @@ LOSSES: dict[str, Callable[[PaperStep], Tensor]] = {
 
 def make_policy(of: Algorithm) -> TorchPolicy:
     setup = PolicySetup(
-        model=ModelConfig(config=MODEL, tokenizer="unused"),
+        model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
         credit={SOLVER: of.credit},
         loss=of.loss.with_constant_length(LONGEST),
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),

@@ -16,14 +16,10 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
-torch.set_num_threads(1)
+from .policies import SMALLER_MODEL, relative_error, stepped_gradient
+
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
 TEMPERATURES = {SOLVER: 1.0, JUDGE: 0.7}
-MODEL = {
-    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
-    "tie_word_embeddings": False, "max_position_embeddings": 32, "initializer_range": 0.3,
-}  # fmt: skip
 # The policy's algorithm, the solver's, the judge's.
 MIXES: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "grpo"}, "grpo", "grpo"),
@@ -42,7 +38,7 @@ def make_policy(loss: dict[str, Any], solver: str, judge: str) -> TorchPolicy:
         agent: CreditConfig.model_validate({"name": n}) for agent, n in ((SOLVER, solver), (JUDGE, judge))
     }
     setup = PolicySetup(
-        model=ModelConfig(config=MODEL, tokenizer="unused"),
+        model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
         credit=credit,
         loss=LossConfig.model_validate(loss),
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),
@@ -78,26 +74,6 @@ def make_samples(seed: int) -> list[Sample]:
                         )
                     )  # fmt: skip
     return samples
-
-
-def stepped_gradient(policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The divided gradient that the optimizers would step with, the critic's behind the policy's; they take no step."""
-    seen: list[torch.Tensor] = []
-    trained = [(policy.model, policy._optimizer)]
-    if policy._critic is not None:
-        trained.append((policy._critic.model, policy._critic._optimizer))
-    for model, optimizer in trained:
-
-        def noted(model: torch.nn.Module = model) -> None:
-            seen.extend(p.grad.flatten().clone() for p in model.parameters() if p.grad is not None)
-
-        monkeypatch.setattr(optimizer, "step", noted)
-    policy.optimizer_step()
-    return torch.cat(seen)
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: "-".join((*map(str, mix[0].values()), *mix[1:])))
