@@ -1,0 +1,9 @@
+"""Fixtures of the tests of engines."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
