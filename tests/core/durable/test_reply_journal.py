@@ -1,13 +1,8 @@
-"""ReplyCache that outlive their process: a model against random use, kills at every byte, bad files, full disks."""
+"""ReplyCache that outlive their process: a model against random use, bounds, kills."""
 
 import itertools
-import os
 import struct
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -24,10 +19,8 @@ from flexmarl.core.durable.reply_journal import ReplyJournal
 from flexmarl.core.errors import JournalError
 from flexmarl.core.protocol.reply_cache import Key, ReplyCache
 
-from ...full_disk import room_for
-
-HEAD = b"flexmarl replies\x02\x00\x00\x00"
-SOURCES = Path(__file__).parents[3] / "scripts" / "src"
+from ...processes import process
+from .journals import HEAD
 
 senders = st.sampled_from(["trainer", "rollout/0", "ü\ud83d"])
 epochs = st.sampled_from([1, 2, 2**63 - 1])
@@ -248,6 +241,7 @@ for seq in itertools.count(int(sys.argv[2])):
     os.write(1, seq.to_bytes(8, "big"))
 """
 
+
 _HOLDER = """
 import sys
 from pathlib import Path
@@ -258,17 +252,6 @@ if "compact" in sys.argv:
 print("open", flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def process(script: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-c", script, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
 
 
 def test_what_a_killed_process_has_said_is_there(tmp_path: Path) -> None:
@@ -305,204 +288,7 @@ def test_two_processes_cannot_have_it(tmp_path: Path, also: str) -> None:
     ReplyJournal.open(path).close()
 
 
-# --------------------------------------------------------------------------- bad files
-
-
-def filled(path: Path, count: int = 3) -> bytes:
-    with ReplyJournal.open(path) as journal:
-        for seq in range(count):
-            journal.put(("a", 1, seq), b"reply %d" % seq)
-    return path.read_bytes()
-
-
-def test_the_file_is_private(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    with ReplyJournal.open(path) as journal:
-        assert path.stat().st_mode & 0o7777 == 0o600
-        assert journal.compact()
-        assert path.stat().st_mode & 0o7777 == 0o600
-        assert [file.name for file in tmp_path.iterdir()] == ["journal"]
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (HEAD[:-4] + b"\x01\0\0\0", "it is of version 1, and this program reads version 2"),
-        (b"SQLite format 3\0" + bytes(100), "SQLite format 3"),
-        (bytes(100), "does not begin as a journal"),
-        (b"x", "does not begin as a journal"),
-    ],
-)
-def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes, problem: str) -> None:
-    path = tmp_path / "journal"
-    path.write_bytes(content)
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(JournalError, match=problem) as raised:
-        ReplyJournal.open(path)
-    assert raised.value.path == path
-    assert str(path) in str(raised.value)
-    assert path.read_bytes() == content
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(JournalError, match="not a regular file"):
-        ReplyJournal.open(tmp_path / "fifo")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    with pytest.raises(OSError, match="symbolic links"):
-        ReplyJournal.open(tmp_path / "link")
-    assert not (tmp_path / "target").exists()
-
-
-def test_a_cut_tail_is_logged_with_figures(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    content = filled(path)
-    path.write_bytes(content[:-5])
-    record = (len(content) - len(HEAD)) // 3
-    with capture_logs() as logs, ReplyJournal.open(path) as journal:
-        assert len(journal) == 2
-        assert journal.statistics().cut_bytes == record - 5
-    (line,) = logs
-    assert line["log_level"] == "warning"
-    assert (line["path"], line["replies"]) == (str(path), 2)
-    assert (line["kept_bytes"], line["cut_bytes"]) == (len(content) - record, record - 5)
-    assert f"claims {record - 12} bytes, {record - 17} are left" in line["problem"]
-
-
-def test_a_flipped_byte_ends_the_reading_there(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    content = bytearray(filled(path))
-    record = (len(content) - len(HEAD)) // 3
-    content[-record - 1] ^= 1  # in the second of three
-    path.write_bytes(content)
-    with capture_logs() as logs, ReplyJournal.open(path) as journal:
-        assert len(journal) == 1
-    assert "digest" in logs[0]["problem"]
-    assert (logs[0]["kept_bytes"], logs[0]["cut_bytes"]) == (len(HEAD) + record, 2 * record)
-    assert path.read_bytes() == bytes(content[: len(HEAD) + record])
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [],
-        [4, "a", 1, 1],
-        [1, "a", 1, 1],
-        [1, b"a", 1, 1, b"r"],
-        [1, "a", 1, 1, "r"],
-        [1, "a", 1.0, 1, b""],
-        {"a": 1},
-        7,
-    ],
-)
-def test_a_record_that_is_none_ends_the_reading(tmp_path: Path, fields: object) -> None:
-    path = tmp_path / "journal"
-    content = filled(path)
-    body = msgpack.packb(fields)
-    path.write_bytes(content + struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body)
-    with ReplyJournal.open(path) as journal:
-        assert len(journal) == 3
-    assert path.read_bytes() == content
-
-
-@given(
-    tail=st.binary(max_size=200),
-    bodies=st.lists(st.binary(max_size=40), max_size=3),
-    zeros=st.integers(0, 9000),
-)
-@settings(deadline=None)
-def test_rubbish_is_never_an_error(tail: bytes, bodies: list[bytes], zeros: int) -> None:
-    records = [struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body for body in bodies]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal"
-        content = filled(path)
-        path.write_bytes(content + b"".join(records) + tail + bytes(zeros))
-        with ReplyJournal.open(path) as journal:
-            assert [journal.get(("a", 1, seq)) for seq in range(3)] == [b"reply 0", b"reply 1", b"reply 2"]
-
-
-def test_what_a_killed_compaction_left_is_removed(tmp_path: Path) -> None:
-    content = filled(tmp_path / "journal")
-    (tmp_path / "journal.new").write_bytes(content[:-9])
-    with ReplyJournal.open(tmp_path / "journal") as journal:
-        assert len(journal) == 3
-        assert not (tmp_path / "journal.new").exists()
-
-
 # --------------------------------------------------------------------------- full disks, closing
-
-
-def after_a_kill_now(path: Path) -> list[int]:
-    """The seqs of sender ``a`` that a process started now would know."""
-    copy = path.with_name("copy")
-    copy.write_bytes(path.read_bytes())
-    with ReplyJournal.open(copy) as journal:
-        return [key[2] for key, _ in journal._replies.items()]
-
-
-def test_on_a_full_disk_replies_stay_in_memory_and_are_written_later(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    filled(path, count=2)
-    with ReplyJournal.open(path) as journal, capture_logs() as logs:
-        size = path.stat().st_size
-        with room_for(size + 40):
-            for seq in range(2, 6):
-                assert journal.put(("a", 1, seq), bytes(100))
-                assert journal.get(("a", 1, seq)) == bytes(100)
-        assert path.stat().st_size == size + 40, "the write stopped in the middle"
-        assert after_a_kill_now(path) == [0, 1]
-        statistics = journal.statistics()
-        assert (statistics.missing, statistics.failed_writes, statistics.file_bytes) == (4, 4, size)
-        failures = [line for line in logs if line["log_level"] == "error"]
-        assert len(failures) == 1 and failures[0]["path"] == str(path) and "too large" in failures[0]["error"]
-
-        journal.put(("a", 1, 6), b"there is room again")
-        assert journal.statistics().missing == 0
-        assert after_a_kill_now(path) == [0, 1, 2, 3, 4, 5, 6]
-        assert [line["event"] for line in logs].count("journal whole again") == 1
-
-
-def test_a_log_on_the_full_disk_is_no_error_either(tmp_path: Path) -> None:
-    path, log = tmp_path / "journal", mock.Mock()
-    log.error.side_effect = [OSError(28, "No space left on device"), None]
-    filled(path)
-    with mock.patch.object(journal_module, "log", log), ReplyJournal.open(path) as journal:
-        with room_for(path.stat().st_size):
-            for seq in range(3, 6):
-                assert journal.put(("a", 1, seq), b"reply")
-        assert log.error.call_count == 2, "said again until it is said, and then no more"
-        assert log.error.call_args.kwargs["path"] == str(path)
-        log.warning.side_effect = OSError(28, "No space left on device")
-        assert journal.put(("a", 1, 6), b"reply")
-        assert journal.statistics().missing == 0
-
-
-def test_half_a_record_does_not_spoil_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    filled(path, count=2)
-    with ReplyJournal.open(path) as journal:
-        with room_for(path.stat().st_size + 40):
-            journal.put(("a", 1, 2), bytes(100))
-        (tmp_path / "journal.new").mkdir()  # so that no replacement can be written
-        with capture_logs() as logs:
-            for seq in range(3, 10):
-                journal.put(("a", 1, seq), b"fits")
-        assert [line["event"] for line in logs] == ["journal not compacted"], "tried once, not at every reply"
-        assert after_a_kill_now(path) == [0, 1, *range(3, 10)]
-        (tmp_path / "journal.new").rmdir()
-    assert after_a_kill_now(path) == list(range(10)), "closing writes what was missing"
-
-
-def test_closing_on_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    content = filled(path)
-    journal = ReplyJournal.open(path)
-    with room_for(len(content) + 40):
-        journal.put(("a", 1, 3), bytes(100))
-        journal.close()
-    assert path.read_bytes() == content
-    assert [file.name for file in tmp_path.iterdir()] == ["journal"]
 
 
 def test_closed(tmp_path: Path) -> None:
