@@ -1,0 +1,99 @@
+"""The start of an actor in a process of its own, and starts that fail."""
+
+import asyncio
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+import structlog
+
+from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
+from flexmarl.core.supervision.child_process import ChildProcess
+from flexmarl.core.supervision.restart_policy import Intensity
+from flexmarl.core.system import ActorSystem
+
+from ..echo import Echo
+from .workers import PATIENCE_S, bench, eventually, fate
+
+
+class TestStart:
+    async def test_a_class_that_no_other_process_can_import_is_refused(
+        self, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Local(Echo): ...
+
+        with pytest.raises(
+            LocalProtocolError, match=r"Local is defined inside a function.*move it to a module"
+        ):
+            await system.spawn(Local, "local", process=True)
+        main = type("Main", (Echo,), {"__module__": "__main__"})
+        monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+        with pytest.raises(LocalProtocolError, match="Main is defined at a prompt"):
+            await system.spawn(main, "main", process=True)
+        assert await (await system.spawn(Local, "local")).api.greet("you") == "hello you"
+
+    async def test_spawned_by_its_class_an_actor_inherits_where_to_import_from(
+        self, system: ActorSystem
+    ) -> None:
+        echo = await system.spawn(Echo, "echo", {"greeting": "good morning"}, process=True)
+        assert await echo.api.greet("you") == "good morning you"
+        assert [number async for number in echo.api.count(2)] == [0, 1]  # the reference knows the class
+        assert (system.directory / "echo.log").exists()
+
+    async def test_a_first_start_that_fails_is_not_tried_again_and_leaves_the_name_free(
+        self, system: ActorSystem
+    ) -> None:
+        for process in (True, False):
+            with pytest.raises((ActorFailed, ValueError), match="nothing to serve"):
+                await system.spawn(f"{Echo.__module__}:RefusesToStart", "echo", process=process)
+            echo = await system.spawn(Echo, "echo", process=process)
+            assert await echo.api.greet("you") == "hello you"
+            with pytest.raises(ValueError, match="already has an actor named 'echo'"):
+                await system.spawn(Echo, "echo", process=process)
+            await system.remove("echo")
+            with pytest.raises(ActorNotFound):
+                await system.lookup("echo", Echo)
+        assert not system.failure.done()
+
+    async def test_what_is_never_ready_is_killed(
+        self, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("flexmarl.core.supervision.child_process.START_TIMEOUT_S", 0.5)
+        async with bench(private, tmp_path) as made:
+            before = psutil.Process().children()
+            with pytest.raises(ActorDead, match=r"not ready within 0.5 s"):
+                await made.supervisor.spawn("echo:NeverReady", "late", {})
+            assert psutil.Process().children() == before
+
+    async def test_a_start_that_is_given_up_leaves_no_process(self, private: Path, tmp_path: Path) -> None:
+        async with bench(private, tmp_path) as made:
+            starting = asyncio.create_task(made.supervisor.spawn("echo:NeverReady", "late", {}))
+            await eventually(lambda: asyncio.to_thread(psutil.Process().children), bool)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            assert psutil.Process().children() == []
+            assert (await made.start("late")).name == "late"
+
+    async def test_nobody_waits_for_ever_for_what_outlives_sigkill(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("flexmarl.core.supervision.child_process._KILL_GRACE_S", 0.05)
+        process = await ChildProcess.start(
+            "stuck", [str(tmp_path), "stuck", "shared"], b"", tmp_path / "log", None
+        )
+        process.kill()
+        with structlog.testing.capture_logs() as logs:
+            await process.wait_gone()  # no watch reports its end
+        assert [line["event"] for line in logs] == ["process does not end"]
+        await process.wait_ended()
+
+    async def test_restarts_that_do_not_help_set_the_failure_of_the_system(self, private: Path) -> None:
+        async with ActorSystem("tests", private, intensity=Intensity(1, 60)) as system:
+            echo = await system.spawn(Echo, "echo")
+            for _ in range(2):
+                await eventually(lambda: fate(echo.api.crash_in_background()), lambda how: how == "answered")
+            failure = await asyncio.wait_for(system.failure, PATIENCE_S)
+        assert isinstance(failure, TooManyRestarts) and (failure.actor, failure.restarts) == ("echo", 1)
