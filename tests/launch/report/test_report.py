@@ -1,10 +1,10 @@
+"""The report's page: what it shows of a run, and of damaged or empty folders."""
+
 import json
-import math
 import re
 import time
 from collections.abc import Sequence
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,60 +22,16 @@ from flexmarl.actors.run_events import (
     RunStarted,
     TrajectoryFailed,
 )
-from flexmarl.actors.step_metrics import StepMetrics
-from flexmarl.launch.formatting import change, compact, duration
-from flexmarl.launch.json_lines import event_to_json, metrics_from_json
-from flexmarl.launch.report.charts import (
-    NARROW,
-    WIDE,
-    Axes,
-    Band,
-    Line,
-    column_chart,
-    line_chart,
-    smooth,
-    thin,
-    ticks,
-)
+from flexmarl.launch.json_lines import event_to_json
 from flexmarl.launch.report.report import write_report
-from flexmarl.launch.report.run_history import PARTS, History, first_and_last, load_history, split_step
+from flexmarl.launch.report.run_history import load_history
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
-AXES = Axes(name="chart", title="A <title>", description="d & d", x_label="step", y_label="y")
+from .records import record
+
 STARTED = event_to_json(RunStarted(Step(0), "3.12", "linux", 2, 17))
 RESUMED = event_to_json(RunResumed(Step(1), "3.12", "linux", 2, 17))
 ENDED = event_to_json(RunEnded(False, Step(1)))
 VOID = {"meta", "br", "link", "img", "input", "hr"}
-
-
-def record(step: int, agents: Sequence[str] = ("sorter", "checker"), **more: Any) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "step": step,
-        "time_s": 0.07 * step,
-        "step_s": 0.07,
-        "versions": dict.fromkeys(agents, step),
-        "generated_by": dict.fromkeys(agents, step - 1),
-        "tokens": 1024,
-        "tokens_per_s": 14400.0,
-        "overlap_s": 0.012,
-        "rollout_s": 0.05,
-        "failed_trajectories": 0,
-        "stale_samples": 0,
-        "loop_lag_ms/store": 0.4,
-        "rss_mib/store": 350.0 + step,
-    }
-    for agent in agents:
-        line |= {
-            f"reward/{agent}": 0.5 + 0.4 * math.sin(step / 50),
-            f"backward_s/{agent}": 0.013,
-            f"optimizer_s/{agent}": 0.001,
-            f"publish_s/{agent}": 0.002,
-            f"loss/{agent}": 0.01,
-            f"grad_norm/{agent}": 0.4,
-            f"samples/{agent}": 128,
-            f"nonzero_advantage_share/{agent}": 0.7,
-        }
-    return line | more
 
 
 def written(folder: Path, records: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]] = ()) -> str:
@@ -121,9 +77,6 @@ def check(page: str) -> Checker:
         ElementTree.fromstring(svg)
         assert not re.search(r'[ ",](nan|inf|-inf)[ ",]', svg)
     return checker
-
-
-# --------------------------------------------------------------------------- the page
 
 
 def test_the_headline_says_what_was_learned(tmp_path: Path) -> None:
@@ -303,168 +256,3 @@ def test_20000_steps_are_fast_and_small(tmp_path: Path) -> None:
     path = write_report(tmp_path)
     assert time.process_time() - began < 5  # 1 s on an idle machine
     assert path.stat().st_size < 2_000_000
-
-
-# --------------------------------------------------------------------------- reading a run
-
-
-def step_of(line: dict[str, Any]) -> StepMetrics:
-    step = metrics_from_json(line)
-    assert step is not None
-    return step
-
-
-def load(folder: Path, records: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]] = ()) -> History:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
-    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
-    return load_history(folder)
-
-
-def test_steps_lost_before_a_resume_are_replaced(tmp_path: Path) -> None:
-    lost = [record(step, tokens=1) for step in range(1, 13)]
-    again = [record(step, tokens=2, time_s=0.07 * (step - 9)) for step in range(10, 12)]
-    history = load(tmp_path, [*lost, *again])
-    assert [step.step for step in history.steps] == list(range(1, 12))
-    assert history.total(lambda step: step.tokens) == 9 * 1 + 2 * 2
-    assert history.resumes == [10]
-    assert history.wall_s == pytest.approx(0.07 * (12 + 2))
-
-
-def test_a_clock_that_goes_on_after_a_resume_counts_once(tmp_path: Path) -> None:
-    first = [record(step) for step in range(1, 11)]
-    again = [record(step, time_s=0.07 * step) for step in range(6, 21)]
-    assert load(tmp_path, [*first, *again]).wall_s == pytest.approx(0.07 * (10 + 15))
-
-
-def test_a_clock_that_starts_again_is_a_resume_too(tmp_path: Path) -> None:
-    """The lost steps may have been removed from the file before the run resumed."""
-    again = [record(step, time_s=0.07 * (step - 10)) for step in range(11, 21)]
-    history = load(tmp_path, [*(record(step) for step in range(1, 11)), *again])
-    assert history.resumes == [11] and len(history.steps) == 20
-    assert history.wall_s == pytest.approx(0.07 * 20)
-
-
-def test_an_evaluation_written_apart_joins_its_step(tmp_path: Path) -> None:
-    evaluated = event_to_json(Evaluated(Step(2), 1.0, {"accuracy": 0.5}))
-    history = load(tmp_path, [record(1), record(2)], [evaluated])
-    assert history.evaluated("accuracy") == [(2, 0.5)]
-    assert len(history.steps) == 2 and not history.resumes
-    assert history.of_step(lambda step: step.tokens) == [(1, 1024), (2, 1024)]
-
-
-def test_split_of_a_step_where_agents_train_one_after_the_other() -> None:
-    split = dict(zip(PARTS, split_step(step_of(record(1, ["a", "b"]))), strict=True))
-    assert split == pytest.approx(
-        {
-            "rollout only": 0.038,
-            "rollout and training": 0.012,
-            "training only": 0.014,
-            "optimizer": 0.002,
-            "publishing weights": 0.004,
-            "other": 0.0,
-        }
-    )
-
-
-@settings(deadline=None)
-@given(st.lists(FINITE, min_size=9, max_size=9))
-def test_the_parts_of_a_step_add_up_and_are_never_negative(values: list[float]) -> None:
-    keys = [
-        "rollout_s",
-        "overlap_s",
-        *(f"{key}_s/{agent}" for key in ("backward", "optimizer", "publish") for agent in "ab"),
-    ]
-    step_s = abs(values[-1])
-    line = record(1, ["a", "b"]) | dict(zip(keys, values, strict=False)) | {"step_s": step_s}
-    parts = split_step(step_of(line))
-    assert min(parts) >= 0
-    assert sum(parts) == pytest.approx(step_s, rel=1e-6, abs=1e-6)
-
-
-def test_first_and_last() -> None:
-    points = [(float(step), float(step)) for step in range(1, 41)]
-    assert first_and_last(points) == (1.5, 39.5)
-    assert first_and_last(points[:1]) == (1.0, 1.0)
-    assert first_and_last([]) is None
-
-
-# --------------------------------------------------------------------------- charts and words
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), max_size=40), st.sampled_from([WIDE, NARROW]))
-def test_curves_stay_inside_the_frame(points: list[tuple[int, float]], width: int) -> None:
-    line = Line("<a&b>", sorted({x: (float(x), y) for x, y in points}.values()), 9)
-    root = ElementTree.fromstring(line_chart(AXES, [line], width))
-    assert [child.text for child in root if child.tag in ("title", "desc")] == ["A <title>", "d & d"]
-    for polyline in root.iter("polyline"):
-        for pair in (polyline.get("points") or "").split():
-            x, y = map(float, pair.split(","))
-            assert 0 <= x <= width and 0 <= y <= 250
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30))
-def test_columns_stand_on_one_another(values: list[float]) -> None:
-    edges = [float(index) for index in range(len(values) + 1)]
-    bands = [Band("a", values, "c0"), Band("b", values, "c1")]
-    root = ElementTree.fromstring(column_chart(AXES, edges, bands))
-    groups = root.findall("g")
-    assert len(groups) == len(values)
-    for group in groups:
-        rects = [(float(rect.get("y", "")), float(rect.get("height", ""))) for rect in group.findall("rect")]
-        for (lower_y, _), (upper_y, upper_height) in pairwise(rects):
-            assert upper_y + upper_height == pytest.approx(lower_y, abs=0.11)
-
-
-@settings(deadline=None)
-@given(FINITE, st.floats(1e-6, 1e12), st.integers(1, 10))
-def test_ticks_are_round_and_inside(low: float, span: float, wanted: int) -> None:
-    high = low + span
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        return
-    found = ticks(low, high, wanted)
-    slack = 1e-6 * span + 1e-9 * abs(low)
-    assert all(low - slack <= tick <= high + slack for tick in found)
-    assert len(found) <= wanted + 1
-
-
-@settings(deadline=None)
-@given(st.lists(FINITE, min_size=1, max_size=300), st.integers(4, 50))
-def test_thinning_keeps_the_extremes_and_the_ends(values: list[float], limit: int) -> None:
-    points = [(float(index), value) for index, value in enumerate(values)]
-    kept = thin(points, limit)
-    assert len(kept) <= max(limit, 4)
-    assert kept[0] == points[0] and kept[-1] == points[-1]
-    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
-    assert max(y for _, y in kept) == max(values) and min(y for _, y in kept) == min(values)
-
-
-def test_smoothing_is_a_running_mean() -> None:
-    points = [(float(index), float(index * index)) for index in range(5)]
-    assert smooth(points, 0) == points
-    assert smooth(points, 1) == [(0, 0.5), (1, 5 / 3), (2, 14 / 3), (3, 29 / 3), (4, 12.5)]
-    assert smooth([], 3) == []
-
-
-def test_a_change_in_words() -> None:
-    assert change(0.041, 0.934, ".1%") == "rose from 4.1% to 93.4%"
-    assert change(0.5, 0.25, ".3f") == "fell from 0.500 to 0.250"
-    assert change(0.5, 0.50001, ".1%") == "stayed at 50.0%"
-
-
-def test_numbers_in_words() -> None:
-    assert [compact(x) for x in (0, 0.01234, 999.9, 14400, 2_000_000, 3e9)] == [
-        "0",
-        "0.0123",
-        "1k",
-        "14.4k",
-        "2M",
-        "3G",
-    ]
-    assert [duration(x) for x in (0.012, 35.1, 125, 11220)] == [
-        "0.012 s",
-        "35.1 s",
-        "2 min 05 s",
-        "3 h 07 min",
-    ]
