@@ -1,0 +1,166 @@
+"""Ends of real runs: deaths of actors, signals, and the terminal that they leave."""
+
+import os
+import pty
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import ONE_AGENT, PATIENCE_S, Launched, Launcher, wait_until
+
+
+@pytest.fixture
+def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
+    """A run with one agent that has taken its first step and now waits in its second."""
+    hold = tmp_path / "hold"
+    hold.write_text("1")
+    settings = (
+        "training.queries_per_step=1",
+        "training.micro_batch=4",
+        "checkpoint.every=1",
+        f"data.hold={hold}",
+    )
+    run = launcher.train(f"held-{tmp_path.name}", *ONE_AGENT, *settings)
+    run.wait_for_step(1)
+    yield run
+    run.close()
+
+
+class TestDeath:
+    @pytest.mark.parametrize("actor", ["store", "trainer", "solver-0", "rollout", "orchestrator"])
+    def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
+        held.actors()[actor].kill()
+        began = time.monotonic()
+        assert held.wait() == 1
+        assert time.monotonic() - began < 15
+        last = held.text.splitlines()[-3:]
+        assert re.fullmatch(rf"The run failed: actor {actor} died: process \d+ killed by signal 9", last[0])
+        assert last[2].endswith(f"flexmarl train --resume {held.directory}")
+        assert held.events[-1]["event"] == "run_ended" and actor in held.events[-1]["error"]
+        held.assert_nothing_is_left()
+
+    def test_is_survived_as_often_as_was_asked_for(self, launcher: Launcher, tmp_path: Path) -> None:
+        """Once without a new checkpoint in between; a new checkpoint resets the count."""
+        hold = tmp_path / "hold"
+        hold.write_text("1")
+        settings = ("training.queries_per_step=1", "training.micro_batch=4", "checkpoint.every=1")
+        name = f"phoenix-{tmp_path.name}"
+        run = launcher.train(name, *ONE_AGENT, *settings, f"data.hold={hold}", "--restarts", "1")
+        for step in (1, 2):
+            run.wait_for_output(f"checkpoints/step_00000{step}")
+            run.actors()["trainer"].kill()
+            run.wait_for_output(f"continuing after step {step}")
+            hold.write_text(str(step + 1))
+        run.wait_for_output("checkpoints/step_000003")
+        run.actors()["rollout"].kill()
+        run.wait_for_output("continuing after step 3")
+        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        run.actors()["store"].kill()
+        assert run.wait() == 1
+        assert [line["step"] for line in run.metrics] == [1, 2, 3]
+        assert [event["event"] for event in run.events].count("run_resumed") == 3
+        run.assert_nothing_is_left()
+
+
+class TestSignals:
+    def test_a_second_one_stops_at_once_even_where_an_actor_is_stuck(self, held: Launched) -> None:
+        held.actors()["trainer"].suspend()
+        held.signal(signal.SIGINT)
+        held.wait_for_output("once more stops at once")
+        held.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert held.wait() == 130
+        assert time.monotonic() - began < 10
+        assert "The run was stopped by SIGTERM" in held.text
+        held.assert_nothing_is_left()
+        held.assert_logs_are_clean()
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_one_before_the_actors_are_ready_stops_at_once(
+        self, launcher: Launcher, number: signal.Signals, tmp_path: Path
+    ) -> None:
+        run = launcher.train(f"early-{number.name}", *ONE_AGENT)
+        run.wait_for_output("starting actors")
+        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        run.signal(number)
+        assert run.wait() == 130
+        assert f"The run was stopped by {number.name}" in run.text
+        run.assert_nothing_is_left()
+
+    def test_where_the_launcher_is_killed_actors_end_though_they_are_busy_starting(
+        self, launcher: Launcher
+    ) -> None:
+        run = launcher.train("orphans", *ONE_AGENT)
+        run.wait_for_output("starting actors")
+        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        run.signal(signal.SIGKILL)
+        run.wait()
+        run.assert_nothing_is_left()
+
+    def test_one_during_sft_stops_before_the_first_step(self, launcher: Launcher) -> None:
+        sft = ("agent_defaults.sft={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
+        run = launcher.train("warm", *ONE_AGENT, *sft)
+        run.wait_for_output("warming up solver")
+        run.actors()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert "Stopped after step 0. Continue with" in run.text
+        assert run.metrics == [] and list((run.directory / "checkpoints").iterdir()) == []
+        run.assert_nothing_is_left()
+        run.assert_logs_are_clean()
+
+
+class Screen:
+    """A terminal that a run is shown on, and all that it has shown."""
+
+    def __init__(self) -> None:
+        self._controller, self.terminal = pty.openpty()
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._controller, 4096):
+                self._shown += data
+        except OSError:  # EIO: no process has the terminal open any more
+            pass
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._controller, keys)
+
+    @property
+    def text(self) -> str:
+        return self._shown.decode(errors="replace")
+
+    def close(self) -> None:
+        self._reader.join(PATIENCE_S)
+        os.close(self._controller)
+
+
+def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Path) -> None:
+    """A conversation in three turns besides: its tokens are those of the turns before, or trajectories fail."""
+    hold = tmp_path / "hold"
+    hold.write_text("2")
+    screen = Screen()
+    run = launcher.train(
+        "terminal", *ONE_AGENT, "data.shape=talk", f"data.hold={hold}", terminal=screen.terminal
+    )
+    os.close(screen.terminal)
+    run.wait_for_step(1)
+    screen.press(b"\x03")
+    wait_until(lambda: "once more stops at once" in screen.text, "the answer to ctrl-C")
+    hold.unlink()
+    assert run.wait() == 130
+    screen.close()
+    assert "\x1b[?25l" in screen.text
+    assert screen.text.rindex("\x1b[?25h") > screen.text.rindex("\x1b[?25l"), "the cursor is shown again"
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.text).splitlines()
+    assert plain[-4].startswith("Stopped after step 2. Continue with:")
+    assert [line["failed_trajectories"] for line in run.metrics] == [0, 0]
+    run.assert_nothing_is_left()

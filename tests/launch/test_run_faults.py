@@ -1,0 +1,73 @@
+"""Real runs whose workflow or recipe is at fault."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import ONE_AGENT, Launcher
+
+
+class TestFaults:
+    def test_single_trajectories_are_dropped_and_counted(self, launcher: Launcher) -> None:
+        run = launcher.train(
+            "faults",
+            "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
+            "data.faults=[raise, nan, long prompt, hang]",
+            "rollout.trajectory_timeout_s=1",
+        )
+        run.wait_for_step(1)
+        assert run.wait() == 0, run.text
+        assert [line["failed_trajectories"] for line in run.metrics] == [1, 1, 1, 1]
+        assert [line["samples/solver"] for line in run.metrics] == [3, 3, 3, 3]
+        failures = [event for event in run.events if event["event"] == "trajectory_failed"]
+        assert [failure["step"] for failure in failures] == [1, 2, 3, 4]
+        raised, not_a_number, too_long, timed_out = (failure["error"] for failure in failures)
+        assert raised == "ValueError: no luck with q000"
+        assert "in _misbehave" in failures[0]["traceback"]
+        assert "reward of 'solver' is nan" in not_a_number
+        assert "100 prompt tokens + 3 new ones exceed" in too_long and "64" in too_long
+        assert timed_out == "not done within rollout.trajectory_timeout_s=1"
+        assert "warning: trajectory 1:q000_" in run.text
+        run.assert_nothing_is_left()
+        run.assert_logs_are_clean()
+
+    @pytest.mark.parametrize(
+        ("fault", "faulty", "message"),
+        [
+            ("raise", 2, r"step 1: 2 of 4 trajectories failed \(rollout.max_failed_share allows 25%\)"),
+            ("unknown agent", 1, r"asks for agent 'judge', which the config lacks; it has: solver"),
+        ],
+    )
+    def test_what_no_run_can_succeed_with_ends_it(
+        self, launcher: Launcher, fault: str, faulty: int, message: str
+    ) -> None:
+        training = "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}"
+        run = launcher.train(
+            f"fatal-{faulty}", *ONE_AGENT, training, f"data.faults=[{fault}]", f"data.faulty={faulty}"
+        )
+        run.wait_for_output("before training")
+        assert run.wait() == 1
+        assert re.search(message, run.text)
+        if fault == "raise":
+            assert "ValueError: no luck with q000" in run.text and "in _misbehave" in run.text
+        assert re.match("The run failed: actor (rollout|orchestrator) failed: ", run.text.splitlines()[-3])
+
+    @pytest.mark.parametrize(
+        ("code", "message"),
+        [
+            ("def workflow(:", "SyntaxError"),
+            ("raise RuntimeError('out of luck')", "RuntimeError: out of luck"),
+            ("async def workflow(query, agents): ...", "defines no function 'train_query'"),
+        ],
+    )
+    def test_a_recipe_that_does_not_load_is_named(
+        self, launcher: Launcher, tmp_path: Path, code: str, message: str
+    ) -> None:
+        (tmp_path / "config.yaml").write_text((launcher.recipe / "config.yaml").read_text())
+        (tmp_path / "tokenizer").symlink_to(launcher.recipe / "tokenizer")
+        (tmp_path / "workflow.py").write_text(code)
+        run = launcher.train(f"broken-{tmp_path.name}", recipe=tmp_path)
+        assert run.wait() == 1
+        assert message in run.text
+        assert "The run failed: actor " in run.text
