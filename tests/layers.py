@@ -1,0 +1,349 @@
+"""The rules about imports and names that a file may use, read from its source without importing it.
+
+The rules are data, at the top; ``check`` holds a file against them.
+"""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePath
+from typing import TypeGuard
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "flexmarl"
+LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
+# The files and packages of core, each of which imports only what stands before it.
+CORE = (
+    "front_door", "task_groups", "errors", "names", "call_context", "telemetry", "protocol", "wire_types",
+    "declared_errors", "signature", "wire", "durable",
+    "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
+)  # fmt: skip
+ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
+SHARED_BY_ROLES = (
+    "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
+    "run_events", "sample_id", "step_metrics", "store_client", "workflow",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Files under ``where`` (but not under ``except_in``) use no name that is, or is inside, one of ``banned``.
+
+    Names are dotted and absolute, also if a file uses an alias: ``flexmarl.core.errors``, ``os.environ``, ``torch``.
+    ``.name`` is an attribute of anything, ``name=`` an argument of any call that is not literally None or False.
+    """
+
+    name: str
+    where: str  # a pattern that a file's path, relative to the checkout, begins with
+    banned: tuple[str, ...]
+    allowed: tuple[str, ...] = ()  # exceptions from banned
+    except_in: str | None = None  # a pattern like where
+    for_types_too: bool = True  # also inside `if TYPE_CHECKING:`
+
+
+RULES = (
+    *(
+        Rule(
+            f"{layer} imports nothing of a layer above it (launch -> actors -> transport -> core)",
+            where=f"{layer}/",
+            banned=tuple(f"{PACKAGE}.{above}" for above in LAYERS[depth + 1 :]),
+        )
+        for depth, layer in enumerate(LAYERS[:-1])
+    ),
+    *(
+        Rule(
+            f"{role} imports no other role; roles share messages.py and workflow.py only",
+            where=f"actors/{role}/",
+            banned=(f"{PACKAGE}.actors",),
+            allowed=tuple(f"{PACKAGE}.actors.{name}" for name in (role, *SHARED_BY_ROLES)),
+        )
+        for role in ROLES
+    ),
+    Rule(
+        "what the roles share knows no role",
+        where=r"actors/(messages/)?\w+\.py",
+        banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
+    ),
+    Rule(
+        "the package is flexmarl: a service that embeds it may have a core of its own",
+        where="",
+        banned=LAYERS,
+    ),
+    Rule(
+        "core knows buffers, no arrays and no engines",
+        where="core/",
+        banned=("numpy", "safetensors", "torch", "transformers", "vllm"),
+    ),
+    Rule(
+        "in transport only paths/ and message_tensors.py import torch",
+        where="transport/",
+        except_in=r"transport/(paths/|message_tensors\.py)",
+        banned=("torch",),
+        for_types_too=False,
+    ),
+    Rule(
+        "only launch/env.py reads the environment",
+        where="",
+        except_in=r"launch/env\.py",
+        banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
+    ),
+    Rule(
+        "nothing that arrives, from a peer or from a file, can name code to run",
+        where="",
+        banned=(
+            "_pickle",
+            "cPickle",
+            "cloudpickle",
+            "dill",
+            "joblib",
+            "jsonpickle",
+            "marshal",
+            "pickle",
+            "shelve",
+            "torch.load",
+            "trust_remote_code=",
+            # sockets and pipes whose messages are pickles
+            ".recv_pyobj",
+            ".send_pyobj",
+            "multiprocessing.Manager",
+            "multiprocessing.Pipe",
+            "multiprocessing.Pool",
+            "multiprocessing.Process",
+            "multiprocessing.Queue",
+            "multiprocessing.connection",
+            "multiprocessing.managers",
+            "multiprocessing.pool",
+            "multiprocessing.queues",
+            "concurrent.futures.ProcessPoolExecutor",
+            "concurrent.futures.process",
+            "torch.distributed.all_gather_object",
+            "torch.distributed.broadcast_object_list",
+            "torch.distributed.gather_object",
+            "torch.distributed.recv_object_list",
+            "torch.distributed.rpc",
+            "torch.distributed.scatter_object_list",
+            "torch.distributed.send_object_list",
+            "torch.multiprocessing",
+            # text as code
+            "__import__",
+            "code",
+            "codeop",
+            "compile",
+            "eval",
+            "exec",
+            "pkgutil.resolve_name",
+            "pydantic.ImportString",
+            "pydantic.types.ImportString",
+            "pydoc.locate",
+            "runpy",
+        ),
+    ),
+    Rule(
+        "YAML is read by yaml.safe_load: the other loaders build objects",
+        where="",
+        banned=(
+            *(f"yaml.{name}" for name in ("load", "load_all", "full_load", "full_load_all")),
+            *(f"yaml.{name}" for name in ("unsafe_load", "unsafe_load_all", "Loader", "FullLoader")),
+            *(
+                f"yaml.{name}"
+                for name in ("UnsafeLoader", "CLoader", "CFullLoader", "CUnsafeLoader", "loader")
+            ),
+            *(f"yaml.{name}" for name in ("constructor", "add_constructor", "add_multi_constructor")),
+        ),
+    ),
+    Rule(
+        "NumPy reads no pickles from its files",
+        where="",
+        banned=("allow_pickle=", "numpy.lib.format.read_array"),
+    ),
+    Rule(
+        "no decoder builds objects; MessagePack's extension types are the codec's",
+        where="",
+        except_in=r"core/protocol/codec\.py",
+        banned=("ext_hook=",),
+    ),
+    Rule(
+        "a decoder gives plain data: what it becomes is decided by the receiver's annotations",
+        where="",
+        banned=("object_pairs_hook=",),
+    ),
+    Rule(
+        "only the codec looks at containers while they are decoded, to count them",
+        where="",
+        except_in=r"core/protocol/codec\.py",
+        banned=("list_hook=", "object_hook="),
+    ),
+    Rule(
+        "flexmarl.testing is for tests: it stands above all layers",
+        where="",
+        banned=(f"{PACKAGE}.testing",),
+    ),
+    Rule(
+        "modules are imported by name only for an actor's class, for a front door's names, and for a recipe",
+        where="",
+        except_in=r"core/supervision/worker_init\.py|core/front_door\.py|actors/workflow\.py",
+        banned=(
+            ".exec_module",
+            ".load_module",
+            "importlib.__import__",
+            "importlib.import_module",
+            "importlib.machinery",
+            "importlib.reload",
+            "importlib.util.LazyLoader",
+            "importlib.util.module_from_spec",
+            "importlib.util.spec_from_file_location",
+            "importlib.util.spec_from_loader",
+            "zipimport",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name that a file imports or refers to, an attribute (``.name``) or an argument (``name=``)."""
+
+    name: str
+    line: int
+    for_types: bool  # inside `if TYPE_CHECKING:`
+
+
+def check(path: str, source: str) -> list[str]:
+    """The violations in a file, as ``path:line: uses NAME (RULE)``. ``path`` is relative to the checkout."""
+    rules = [rule for rule in RULES if _applies(rule, path)]
+    return [
+        f"{path}:{use.line}: uses {use.name} ({rule.name})"
+        for use in sorted(set(_uses(path, ast.parse(source))), key=lambda use: (use.line, use.name))
+        for rule in rules
+        if (rule.for_types_too or not use.for_types)
+        and _inside(use.name, rule.banned)
+        and not _inside(use.name, rule.allowed)
+    ]
+
+
+def _applies(rule: Rule, path: str) -> bool:
+    return bool(re.match(rule.where, path)) and not (rule.except_in and re.match(rule.except_in, path))
+
+
+def _inside(name: str, parents: tuple[str, ...]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+def _uses(path: str, tree: ast.Module) -> Iterator[Use]:
+    blocks = [node for node in ast.walk(tree) if _is_type_checking(node)]
+    for_types = {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
+    meanings = {}
+    for alias, local, imported in _imports(path, tree):
+        # `import os.path` gives the file the name os, which means os
+        meanings[local] = local if imported.startswith(f"{local}.") else imported
+        yield Use(imported, alias.lineno, id(alias) in for_types)
+    parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in parts and (name := _dotted(node)):
+            first, dot, rest = name.partition(".")
+            if first in meanings or hasattr(builtins, first):
+                meaning = f"{meanings.get(first, first)}{dot}{rest}".removeprefix("builtins.")
+                yield Use(meaning, node.lineno, id(node) in for_types)
+        if isinstance(node, ast.Attribute):
+            yield Use(f".{node.attr}", node.lineno, id(node) in for_types)
+        if isinstance(node, ast.keyword) and node.arg and not _is_off(node.value):
+            yield Use(f"{node.arg}=", node.lineno, id(node) in for_types)
+
+
+def _is_off(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in (None, False)
+
+
+def _is_type_checking(node: ast.AST) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and _dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _imports(path: str, tree: ast.Module) -> Iterator[tuple[ast.alias, str, str]]:
+    """Every import: where it is, the name that it gives the file, and what is imported."""
+    package = (PACKAGE, *Path(path).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias, alias.asname or alias.name.partition(".")[0], alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*above, *filter(None, [node.module])))
+            for alias in node.names:
+                yield alias, alias.asname or alias.name, f"{module}.{alias.name}"
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """``a.b.c`` for an attribute of an attribute of a name; None for any other expression."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name):
+            before = _dotted(value)
+            return f"{before}.{name}" if before else None
+        case _:
+            return None
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """The files that each file imports, for types and inside functions too; ``sources``: their texts, by path.
+
+    The front door of a package is its ``__init__.py``: ``from ..core import Actor`` imports that file, which imports
+    the files of its package. So no file of a package may import from its own front door.
+    """
+    modules = {_module(path): path for path in sources}
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        imported = {
+            modules[found]
+            for _, _, name in _imports(path, ast.parse(source))
+            if (found := _longest_prefix(name, modules)) is not None
+        }
+        graph[path] = imported - {path}
+    return graph
+
+
+def import_cycle(sources: Mapping[str, str]) -> list[str]:
+    """The files of one cycle, each imported by the next; empty if there is none."""
+    try:
+        TopologicalSorter(import_graph(sources)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def against_the_order_of_core(sources: Mapping[str, str]) -> list[str]:
+    """Imports of a part of core that stands after the importing one in ``CORE``, as ``path imports path``."""
+    return [
+        f"{path} imports {imported}"
+        for path, imports in import_graph(sources).items()
+        if path.startswith("core/") and path != "core/__init__.py"
+        for imported in sorted(imports)
+        if imported.startswith("core/") and _place_in_core(imported) > _place_in_core(path)
+    ]
+
+
+def _place_in_core(path: str) -> int:
+    """Its index in ``CORE``; the front door comes after everything else."""
+    part = PurePath(path).parts[1].removesuffix(".py")
+    return len(CORE) if part == "__init__" else CORE.index(part)
+
+
+def named_like_a_library(path: str, source: str) -> bool:
+    """True if the file imports a library of its own name, so that the two look alike in an import or a traceback."""
+    libraries = {name.partition(".")[0] for _, _, name in _imports(path, ast.parse(source))}
+    return PurePath(path).stem in libraries - {PACKAGE}
+
+
+def _module(path: str) -> str:
+    parts = PurePath(path).with_suffix("").parts
+    return ".".join((PACKAGE, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def _longest_prefix(name: str, modules: Mapping[str, str]) -> str | None:
+    """The module that ``name`` is, or is in; None if it is not one of ``modules``."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
