@@ -68,7 +68,9 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
             gc.set_threshold(*_GC_THRESHOLD)
             await supervisor.ask("ready", name, os.getpid(), system.address)
             error = await _wait_stopped(system)
-        except Exception as raised:  # noqa: BLE001  # supervision: any error is reported to the parent, and the process ends
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            raise
+        except BaseException as raised:  # noqa: BLE001  # supervision: any error is reported to the parent, and the process ends
             error = raised
         if error is None:
             return 0

@@ -246,7 +246,9 @@ class Mailbox:
                     self._answer_misfit(delivery, text_of(error))
                 except asyncio.CancelledError as error:
                     self._answer_cancelled(delivery, error)
-                except Exception as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
+                except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                    raise  # asyncio ends the loop with the first two, and a task with the third
+                except BaseException as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
                     self._answer_error(delivery, error)
                 delivery.task = None  # breaks the cycle task, context, delivery
                 if delivery.suspended:
@@ -312,6 +314,11 @@ class Mailbox:
         if delivery.kind == Kind.TELL:
             text = traceback_of(error)
             log.error("one-way message failed", actor=self.name, endpoint=delivery.endpoint, error=text)
+        elif not isinstance(
+            error, Exception | asyncio.CancelledError
+        ):  # a defect, as a panic of a Rust library
+            text = traceback_of(error)
+            log.error("endpoint panicked", actor=self.name, endpoint=delivery.endpoint, error=text)
         known = self._endpoints.get(delivery.endpoint)
         errors = NO_ERRORS if known is None else known.signature.errors
         delivery.asker.answer_error(delivery, error, errors)

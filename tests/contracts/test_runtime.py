@@ -5,6 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from flexmarl.core.errors import (
     ActorDead,
@@ -80,6 +81,31 @@ class TestCalls:
             await subject.ask("hear", object())
         assert await subject.api.move(Point(1)) == Point(2)
         assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_an_endpoint_that_panics_answers_at_once(self, cluster: Cluster) -> None:
+        asking, _, far = await two(cluster)
+        near = await asking.add(Subject(), "near")
+        for subject in (far, near):
+            with structlog.testing.capture_logs() as logs:
+                async with asyncio.timeout(10):
+                    for call in (
+                        subject.api.panic("oh"), subject.api.panic("oh", 0.01), subject.api.panic_once("oh")
+                    ):  # fmt: skip
+                        with pytest.raises(RemoteError, match="raised Panic: oh") as caught:
+                            await call
+                        assert "in panic" in caught.value.remote_traceback
+                    with pytest.raises(RemoteError, match="raised Panic: no more numbers"):
+                        async for _ in subject.api.count_and_panic(2):
+                            pass
+                    await subject.tell("panic", "oh")
+                    assert await subject.api.move(Point(1)) == Point(2)
+            events = [entry["event"] for entry in logs]
+            assert events == ["endpoint panicked"] * 4 + ["one-way message failed"]
+            requests = asking._local.network.peer(subject.address).session.requests
+            await until(lambda all_open=requests: not len(all_open))  # type: ignore[misc]
+            credit = requests.credit(subject.name)
+            assert (credit.requests, credit.size_bytes) == (0, 0)
 
     @over_every_transport
     async def test_one_way_messages_arrive_in_order(self, cluster: Cluster) -> None:
