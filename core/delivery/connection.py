@@ -88,12 +88,18 @@ class Peer(Caller):
         if header != self._header or self.session.epoch is None:
             node, epoch = codec.unpack_header(header)
             envelopes = codec.unpack_envelopes(body, buffers)
-            if node == self.node and self.session.is_over(epoch):
+            if self.session.is_over(epoch) or self._home.is_replaced(epoch):
+                if self._incoming:
+                    raise RemoteProtocolError(
+                        f"{node} was replaced: a later incarnation of it has been started"
+                    )
                 return  # it was under way when its sender was restarted
+            self._home.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
             if self._header and header != self._header:
                 self.serving.forget()
-            self._header, self.serving.node = header, node
+            self._header = header
+            self.serving.identify(node, epoch)
             if effects is not None:
                 self._carry_out(effects)
         else:
@@ -103,6 +109,11 @@ class Peer(Caller):
         on = self._on
         for envelope in envelopes:
             on[envelope[0]](envelope)
+
+    def replaced(self) -> None:
+        """A later incarnation of the peer is known: this one is not served any more, should it still run."""
+        self._header = b""  # its next message is checked again
+        self.serving.forget()
 
     def _on_pong(self, envelope: Envelope) -> None:
         self._carry_out(self.session.pong(envelope[1], envelope[2]))

@@ -11,6 +11,7 @@ from ..declared_errors import DeclaredErrors
 from ..errors import LocalProtocolError, text_of, traceback_of
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
+from ..protocol.incarnations import count_of, lineage_of
 from ..protocol.reply_cache import Key
 from ..protocol.session import Admission, Session, Settings
 from ..telemetry import get_logger
@@ -44,6 +45,14 @@ class Home(Protocol):
         """True if this system will learn the exit reason of the process at ``address``."""
         ...
 
+    def is_replaced(self, epoch: int) -> bool:
+        """True if a later incarnation of that process is known."""
+        ...
+
+    def heard_incarnation(self, epoch: int) -> None:
+        """An incarnation that is not replaced; earlier ones are over from now on."""
+        ...
+
     def peer_left(self, link: Link) -> None: ...
 
 
@@ -62,6 +71,9 @@ class Serving:
         """``whole``: encodes answers that are remembered, with their buffers inside; ``arm``: sets the timer to the
         session's next work."""
         self.node = ""
+        self._sender = ""
+        """The name of the peer in keys of remembered answers: other systems may have the same name."""
+        self._incarnation = 0
         self.window_bytes = home.settings.window_bytes
         self._home = home
         self._link = link
@@ -79,6 +91,12 @@ class Serving:
 
     def ids(self) -> list[int]:
         return list(self._serving)
+
+    def identify(self, node: str, epoch: int) -> None:
+        """The peer's header, at its first message and when it changes."""
+        self.node = node
+        self._sender = f"{node}.{lineage_of(epoch):x}"
+        self._incarnation = count_of(epoch)
 
     def forget(self) -> None:
         """The process that sent these requests has ended; its successor uses the same ids for other requests."""
@@ -191,7 +209,7 @@ class Serving:
 
     def _key(self, request_id: int, link_number: int) -> Key:
         """The key of an idempotent call that arrived; its sender counts ids per link."""
-        return f"{self.node}/{link_number}", self._session.epoch or 0, request_id
+        return f"{self._sender}/{link_number}", self._incarnation, request_id
 
     def _end(self, delivery: Delivery) -> bool:
         if self._serving.get(delivery.id) is not delivery:

@@ -1,9 +1,9 @@
 """Messages between two actor systems.
 
-One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch`` grows from one incarnation of a node
-to the next), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the envelopes
-refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An envelope is
-one of
+One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch``: the sender's incarnation, see
+``incarnations.py``), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the
+envelopes refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An
+envelope is one of
 
     [CALL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                answered once
     [IDEMPOTENT_CALL, id, actor, endpoint, timeout_s, args, kwargs, trace_id, acknowledged_below, link]
