@@ -116,7 +116,10 @@ class Peer(Caller):
         self.serving.forget()
 
     def _on_pong(self, envelope: Envelope) -> None:
-        self._carry_out(self.session.pong(envelope[1], envelope[2]))
+        if envelope[1] < 0:
+            self.serving.on_mark(-envelope[1])
+        else:
+            self._carry_out(self.session.pong(envelope[1], envelope[2]))
 
     def _on_refuse(self, envelope: Envelope) -> None:
         self.refused(envelope[2])
@@ -184,6 +187,7 @@ class Peer(Caller):
         for handle in (self._timer, self._down):
             if handle is not None:
                 handle.cancel()
+        self.serving.drop_held()
         self._send([Kind.BYE, 0])
         name = self._home.name
         effects = self.session.close(f"{name} was closed before they were known to be processed")
@@ -253,7 +257,7 @@ class Peer(Caller):
     def was_heard(self) -> bool:
         """True if a message came since the last call of this, or a request of the peer is in service."""
         was_heard, self._was_heard = self._was_heard, False
-        return was_heard or len(self.serving) > 0
+        return was_heard or self.serving.is_active
 
     def statistics(self) -> PeerStatistics:
         session = self.session

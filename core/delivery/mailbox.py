@@ -168,6 +168,12 @@ class Mailbox:
             if delivery.task is not None and delivery in self._running:
                 delivery.task.cancel()
 
+    def take_waiting(self, asker: Requester) -> list[Delivery]:
+        """Removes the requests of one peer that have not begun, and returns them in order."""
+        taken = [delivery for delivery in self._queue if delivery.asker is asker]
+        self._queue = deque(delivery for delivery in self._queue if delivery.asker is not asker)
+        return taken
+
     def fail(self, error: BaseException) -> list[asyncio.Task[None]]:
         """The actor has ended: fails all its requests. Returns the tasks that are being cancelled."""
         self._actor = None

@@ -230,8 +230,10 @@ class Network:
                     peer.replaced()
 
     def peer_left(self, link: Link) -> None:
-        self._incoming.pop(link.peer, None)
-        link.peer = None
+        if link.peer is not None:
+            link.peer.serving.drop_held()
+            self._incoming.pop(link.peer, None)
+            link.peer = None
         self._wire.disconnect(link)
 
     def _drop_silent(self) -> None:

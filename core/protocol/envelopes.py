@@ -17,7 +17,8 @@ envelope is one of
     [CANCEL, id]                           the caller has given up; the request is answered all the same
     [GRANT,  id, count]                    the stream ``id`` may send so many more items
     [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been processed
-    [PING,   last]                         ``last``: the id of the newest request sent on this link
+    [PING,   last]                         ``last``: the id of the newest request sent on this link; or, below 0, a mark
+                                           among large answers, whose PONG confirms all messages before it
     [PONG,   last, [id, ...]]              answers PING: of the requests up to ``last``, these are still being served
     [REFUSE, 0, reason]                    the peer's message is malformed; the same in every protocol version
     [BYE,    0]                            the sender leaves

@@ -56,6 +56,7 @@ class Subject(Actor):
         self.produced = 0
         self.hanging = 0
         self.streaming = 0
+        self.filled = 0
         self.added: dict[int, int] = {}
         self.gate = asyncio.Event()
         self.gate.set()
@@ -141,6 +142,11 @@ class Subject(Actor):
     async def take(self, data: bytes) -> int:
         await self.gate.wait()
         return len(data)
+
+    @endpoint
+    async def fill(self, size_bytes: int) -> bytes:
+        self.filled += 1
+        return bytes(size_bytes)
 
     @endpoint
     async def buffers(self, sizes: list[int]) -> AsyncIterator[Buffer]:

@@ -524,6 +524,32 @@ class TestBackPressure:
         assert [call.cancelled() for call in calls] == [False] * 2 + [True] * 18
         await until(lambda: all_credit_is_back(asking, subject))
 
+    @over_every_transport
+    async def test_answers_to_a_caller_that_does_not_read_are_bounded(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster)
+        frozen = Stranger()
+        async with cluster.stranger(codec.pack_header("frozen", 1), frozen) as wire:
+            link = wire.connect(subject.address)
+            for number in range(1, 1001):
+                link.send(packed(Kind.CALL, number, "subject", "fill", 60.0, [10**6], {}, 1))
+            await until(lambda: frozen.marks)
+            await until(lambda: actor.filled >= 9)
+            assert await subject.api.fill(1) == bytes(1), "another caller is served"
+            for _ in range(3):  # and the marks have arrived by then
+                await asyncio.sleep(0.05)
+                assert actor.filled == 9 + 1, "a window of answers, and those of the other caller"
+            frozen.reads = True
+            link.send(packed(Kind.PONG, frozen.marks[-1], []))
+            await until(lambda: len(frozen.replies) == 1000)
+        assert sorted(frozen.replies) == list(range(1, 1001)) and actor.filled == 1001
+
+    @over_every_transport
+    async def test_large_answers_flow_to_a_caller_that_reads(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        answers = await asyncio.gather(*(subject.api.fill(20_000) for _ in range(200)))
+        assert {len(answer) for answer in answers} == {20_000} and actor.filled == 200
+        assert all_credit_is_back(asking, subject)
+
 
 class Stranger:
     """Sends what it likes to a system and keeps what it is answered (``wire.Listener``)."""
@@ -531,9 +557,20 @@ class Stranger:
     def __init__(self) -> None:
         self.answers: list[list[envelopes.Envelope]] = []
         self.header = b""
+        self.replies: list[int] = []
+        self.marks: list[int] = []
+        self.reads = False
+        """Confirms what it receives."""
 
     def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
         self.answers.append(codec.unpack_envelopes(body, buffers))
+        for kind, number, *_ in self.answers[-1]:
+            if kind == Kind.REPLY:
+                self.replies.append(number)
+            elif kind == Kind.PING:
+                self.marks.append(number)
+                if self.reads:
+                    link.send(packed(Kind.PONG, number, []))
 
     def connected(self, link: Link) -> None: ...
 
