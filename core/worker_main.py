@@ -27,7 +27,7 @@ from .supervision.worker_init import WorkerInit, import_class, read_init
 from .system import ActorSystem
 from .telemetry import configure_logging, get_logger
 from .wire.curve import Keys
-from .wire.zeromq import ipc_address
+from .wire.zeromq import ZmqWire, ipc_address
 
 log = get_logger(__name__)
 
@@ -57,7 +57,10 @@ def main() -> NoReturn:
 async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
-    async with ActorSystem(name, directory, tcp=init.tcp, keys=keys, settings=init.settings) as system:
+    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch)
+    async with ActorSystem(
+        name, directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
+    ) as system:
         system._local.reserve(name)  # calls to an actor that is being restarted wait for the end of its start
         system._directory.add_upstream(init.supervisor["address"])
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
@@ -68,7 +71,9 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
             gc.set_threshold(*_GC_THRESHOLD)
             await supervisor.ask("ready", name, os.getpid(), system.address)
             error = await _wait_stopped(system)
-        except Exception as raised:  # noqa: BLE001  # supervision: any error is reported to the parent, and the process ends
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            raise
+        except BaseException as raised:  # noqa: BLE001  # supervision: any error is reported to the parent, and the process ends
             error = raised
         if error is None:
             return 0

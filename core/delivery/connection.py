@@ -88,12 +88,18 @@ class Peer(Caller):
         if header != self._header or self.session.epoch is None:
             node, epoch = codec.unpack_header(header)
             envelopes = codec.unpack_envelopes(body, buffers)
-            if node == self.node and self.session.is_over(epoch):
+            if self.session.is_over(epoch) or self._home.is_replaced(epoch):
+                if self._incoming:
+                    raise RemoteProtocolError(
+                        f"{node} was replaced: a later incarnation of it has been started"
+                    )
                 return  # it was under way when its sender was restarted
+            self._home.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
             if self._header and header != self._header:
                 self.serving.forget()
-            self._header, self.serving.node = header, node
+            self._header = header
+            self.serving.identify(node, epoch)
             if effects is not None:
                 self._carry_out(effects)
         else:
@@ -104,8 +110,16 @@ class Peer(Caller):
         for envelope in envelopes:
             on[envelope[0]](envelope)
 
+    def replaced(self) -> None:
+        """A later incarnation of the peer is known: this one is not served any more, should it still run."""
+        self._header = b""  # its next message is checked again
+        self.serving.forget()
+
     def _on_pong(self, envelope: Envelope) -> None:
-        self._carry_out(self.session.pong(envelope[1], envelope[2]))
+        if envelope[1] < 0:
+            self.serving.on_mark(-envelope[1])
+        else:
+            self._carry_out(self.session.pong(envelope[1], envelope[2]))
 
     def _on_refuse(self, envelope: Envelope) -> None:
         self.refused(envelope[2])
@@ -173,6 +187,7 @@ class Peer(Caller):
         for handle in (self._timer, self._down):
             if handle is not None:
                 handle.cancel()
+        self.serving.drop_held()
         self._send([Kind.BYE, 0])
         name = self._home.name
         effects = self.session.close(f"{name} was closed before they were known to be processed")
@@ -242,7 +257,7 @@ class Peer(Caller):
     def was_heard(self) -> bool:
         """True if a message came since the last call of this, or a request of the peer is in service."""
         was_heard, self._was_heard = self._was_heard, False
-        return was_heard or len(self.serving) > 0
+        return was_heard or self.serving.is_active
 
     def statistics(self) -> PeerStatistics:
         session = self.session

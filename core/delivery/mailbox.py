@@ -168,6 +168,12 @@ class Mailbox:
             if delivery.task is not None and delivery in self._running:
                 delivery.task.cancel()
 
+    def take_waiting(self, asker: Requester) -> list[Delivery]:
+        """Removes the requests of one peer that have not begun, and returns them in order."""
+        taken = [delivery for delivery in self._queue if delivery.asker is asker]
+        self._queue = deque(delivery for delivery in self._queue if delivery.asker is not asker)
+        return taken
+
     def fail(self, error: BaseException) -> list[asyncio.Task[None]]:
         """The actor has ended: fails all its requests. Returns the tasks that are being cancelled."""
         self._actor = None
@@ -246,7 +252,9 @@ class Mailbox:
                     self._answer_misfit(delivery, text_of(error))
                 except asyncio.CancelledError as error:
                     self._answer_cancelled(delivery, error)
-                except Exception as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
+                except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                    raise  # asyncio ends the loop with the first two, and a task with the third
+                except BaseException as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
                     self._answer_error(delivery, error)
                 delivery.task = None  # breaks the cycle task, context, delivery
                 if delivery.suspended:
@@ -312,6 +320,11 @@ class Mailbox:
         if delivery.kind == Kind.TELL:
             text = traceback_of(error)
             log.error("one-way message failed", actor=self.name, endpoint=delivery.endpoint, error=text)
+        elif not isinstance(
+            error, Exception | asyncio.CancelledError
+        ):  # a defect, as a panic of a Rust library
+            text = traceback_of(error)
+            log.error("endpoint panicked", actor=self.name, endpoint=delivery.endpoint, error=text)
         known = self._endpoints.get(delivery.endpoint)
         errors = NO_ERRORS if known is None else known.signature.errors
         delivery.asker.answer_error(delivery, error, errors)

@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..protocol import codec
 from ..protocol.envelopes import Kind
+from ..protocol.incarnations import Incarnations
 from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
 from ..protocol.session import Settings
 from ..telemetry import get_logger
@@ -28,6 +29,8 @@ log = get_logger(__name__)
 
 # Peers that have connected, are idle this long and have no request in service are dropped.
 _IDLE_S = 600.0
+# A process that was replaced is refused for as long as its successor is one of so many that were heard last.
+_REMEMBERED_LINEAGES = 4096
 
 
 class Network:
@@ -44,6 +47,7 @@ class Network:
         self.on_crash: Callable[[], None] = lambda: None
         self._dead: dict[str, FlexmarlError] = {}
         self._watched_processes: set[str] = set()
+        self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
         self._answers: ReplyJournal | ReplyCache | None = None
         self.link_numbers: Iterator[int] = itertools.count()
         self.trace_ids: Iterator[int] = itertools.count(zlib.crc32(f"{name} {wire.epoch}".encode()) << 31 | 1)
@@ -216,9 +220,20 @@ class Network:
     def exit_reason_follows(self, address: str) -> bool:
         return address in self._watched_processes
 
+    def is_replaced(self, epoch: int) -> bool:
+        return self._incarnations.is_over(epoch)
+
+    def heard_incarnation(self, epoch: int) -> None:
+        if self._incarnations.heard(epoch):
+            for peer in self.peers:
+                if peer.session.epoch is not None and self.is_replaced(peer.session.epoch):
+                    peer.replaced()
+
     def peer_left(self, link: Link) -> None:
-        self._incoming.pop(link.peer, None)
-        link.peer = None
+        if link.peer is not None:
+            link.peer.serving.drop_held()
+            self._incoming.pop(link.peer, None)
+            link.peer = None
         self._wire.disconnect(link)
 
     def _drop_silent(self) -> None:

@@ -3,6 +3,7 @@ answer to ``answer``, ``answer_error`` or ``answer_fault``.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -11,11 +12,13 @@ from ..declared_errors import DeclaredErrors
 from ..errors import LocalProtocolError, text_of, traceback_of
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
+from ..protocol.incarnations import count_of, lineage_of
 from ..protocol.reply_cache import Key
 from ..protocol.session import Admission, Session, Settings
 from ..telemetry import get_logger
 from ..wire.wire import Link
 from .mailbox import Delivery, Mailbox
+from .unread import SMALL_BYTES, Unread
 
 log = get_logger(__name__)
 
@@ -44,6 +47,14 @@ class Home(Protocol):
         """True if this system will learn the exit reason of the process at ``address``."""
         ...
 
+    def is_replaced(self, epoch: int) -> bool:
+        """True if a later incarnation of that process is known."""
+        ...
+
+    def heard_incarnation(self, epoch: int) -> None:
+        """An incarnation that is not replaced; earlier ones are over from now on."""
+        ...
+
     def peer_left(self, link: Link) -> None: ...
 
 
@@ -62,6 +73,9 @@ class Serving:
         """``whole``: encodes answers that are remembered, with their buffers inside; ``arm``: sets the timer to the
         session's next work."""
         self.node = ""
+        self._sender = ""
+        """The name of the peer in keys of remembered answers: other systems may have the same name."""
+        self._incarnation = 0
         self.window_bytes = home.settings.window_bytes
         self._home = home
         self._link = link
@@ -73,16 +87,32 @@ class Serving:
         self._serving: dict[int, Delivery] = {}
         self._done: list[int] = []
         """One-way messages that were processed, as ranges of ids; not reported yet."""
+        self._unread = Unread(home.settings.window_bytes)
+        self._held: deque[Delivery] | None = None
+        """Requests that begin when the peer has read enough of its answers; None if there is no need to wait."""
+        self._mark_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._serving)
 
+    @property
+    def is_active(self) -> bool:
+        """True if a request is in service, and not only held."""
+        return len(self._serving) > len(self._held or ())
+
     def ids(self) -> list[int]:
         return list(self._serving)
+
+    def identify(self, node: str, epoch: int) -> None:
+        """The peer's header, at its first message and when it changes."""
+        self.node = node
+        self._sender = f"{node}.{lineage_of(epoch):x}"
+        self._incarnation = count_of(epoch)
 
     def forget(self) -> None:
         """The process that sent these requests has ended; its successor uses the same ids for other requests."""
         served, self._serving = self._serving, {}
+        self.drop_held()
         for delivery in served.values():
             if delivery.kind != Kind.TELL:
                 delivery.mailbox.cancel(delivery)
@@ -119,7 +149,10 @@ class Serving:
                 self._send_fault(request_id, Fault.DEAD, f"{self._home.name} has no actor of that name")
             return
         delivery = self._serving[request_id] = Delivery(self, mailbox, envelope)
-        mailbox.deliver(delivery)
+        if self._held is None:
+            mailbox.deliver(delivery)
+        else:
+            self._held.append(delivery)
 
     def on_cancel(self, envelope: Envelope) -> None:
         delivery = self._serving.get(envelope[1])
@@ -191,7 +224,7 @@ class Serving:
 
     def _key(self, request_id: int, link_number: int) -> Key:
         """The key of an idempotent call that arrived; its sender counts ids per link."""
-        return f"{self.node}/{link_number}", self._session.epoch or 0, request_id
+        return f"{self._sender}/{link_number}", self._incarnation, request_id
 
     def _end(self, delivery: Delivery) -> bool:
         if self._serving.get(delivery.id) is not delivery:
@@ -204,6 +237,48 @@ class Serving:
             key = self._key(delivery.id, delivery.envelope[9])
             self._home.remember_answer(key, delivery.extra, packed)
         self._link.send(packed, buffers)
+        if buffers or len(packed) > SMALL_BYTES:
+            self._count_unread(len(packed) + sum(buffer.nbytes for buffer in buffers))
+
+    # ------------------------------------------------------------------ a peer that does not read its answers
+
+    def _count_unread(self, size_bytes: int) -> None:
+        """Sends marks among the answers. If a window of answers is not confirmed, the peer's next requests wait."""
+        if self._unread.sent(size_bytes):
+            self._send_mark(self._unread.mark())
+        if self._unread.is_full and self._held is None:
+            mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._serving.values())
+            self._held = deque(waiting for mailbox in mailboxes for waiting in mailbox.take_waiting(self))
+            self._mark_timer = self._loop.call_later(self._home.settings.heartbeat_s, self._mark_again)
+
+    def _mark_again(self) -> None:
+        """The last mark may have been lost."""
+        self._send_mark(self._unread.last_mark)
+        self._mark_timer = self._loop.call_later(self._home.settings.heartbeat_s, self._mark_again)
+
+    def _send_mark(self, mark: int) -> None:
+        self._link.send(self._encoder.pack([Kind.PING, -mark]))
+
+    def on_mark(self, mark: int) -> None:
+        """The peer has returned a mark."""
+        self._unread.confirmed(mark)
+        if self._held is None or self._unread.is_full:
+            return
+        held = self.drop_held()
+        for delivery in held:
+            if self._home.mailboxes.get(delivery.actor) is delivery.mailbox:
+                delivery.mailbox.deliver(delivery)
+            else:
+                self.answer_fault(
+                    delivery, Fault.DEAD, f"{self._home.name} has no actor of that name any more"
+                )
+
+    def drop_held(self) -> deque[Delivery]:
+        """Waits for the peer no longer; returns the requests that were held."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+        held, self._held = self._held, None
+        return deque() if held is None else held
 
     def _report_done(self, request_id: int) -> None:
         ranges = self._done

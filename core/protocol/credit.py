@@ -37,6 +37,10 @@ class Credit(Generic[Waiter]):
         self.size_bytes = 0
         self.waiting: deque[Waiter] = deque()
 
+    @property
+    def is_used(self) -> bool:
+        return self.requests > 0 or bool(self.waiting)
+
     def take(self) -> bool:
         """Takes credit for a request; False if its sender must wait behind others."""
         if self.waiting or self._unsized:

@@ -1,9 +1,9 @@
 """Messages between two actor systems.
 
-One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch`` grows from one incarnation of a node
-to the next), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the envelopes
-refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An envelope is
-one of
+One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch``: the sender's incarnation, see
+``incarnations.py``), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the
+envelopes refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An
+envelope is one of
 
     [CALL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                answered once
     [IDEMPOTENT_CALL, id, actor, endpoint, timeout_s, args, kwargs, trace_id, acknowledged_below, link]
@@ -17,7 +17,8 @@ one of
     [CANCEL, id]                           the caller has given up; the request is answered all the same
     [GRANT,  id, count]                    the stream ``id`` may send so many more items
     [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been processed
-    [PING,   last]                         ``last``: the id of the newest request sent on this link
+    [PING,   last]                         ``last``: the id of the newest request sent on this link; or, below 0, a mark
+                                           among large answers, whose PONG confirms all messages before it
     [PONG,   last, [id, ...]]              answers PING: of the requests up to ``last``, these are still being served
     [REFUSE, 0, reason]                    the peer's message is malformed; the same in every protocol version
     [BYE,    0]                            the sender leaves

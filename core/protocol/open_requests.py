@@ -12,6 +12,9 @@ from typing import Any, Generic
 from .credit import Credit, Waiter
 from .envelopes import Kind
 
+# From here on the credit of actors to which no request is open is forgotten.
+_KNOWN_ACTORS = 1024
+
 
 class Request(Generic[Waiter]):
     """``waiter``: waits for the answer (a future, say); None for one-way messages. ``frames``: kept for repeating."""
@@ -63,6 +66,7 @@ class OpenRequests(Generic[Waiter]):
         self._open: dict[int, Request[Waiter]] = {}
         self._repeatable: dict[int, None] = {}
         self._credit: dict[str, Credit[Waiter]] = {}
+        self._prune_at = _KNOWN_ACTORS
         self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
@@ -76,6 +80,9 @@ class OpenRequests(Generic[Waiter]):
     def credit(self, actor: str) -> Credit[Waiter]:
         credit = self._credit.get(actor)
         if credit is None:
+            if len(self._credit) >= self._prune_at:
+                self._credit = {name: known for name, known in self._credit.items() if known.is_used}
+                self._prune_at = max(_KNOWN_ACTORS, 2 * len(self._credit))
             credit = self._credit[actor] = Credit(*self._window)
         return credit
 

@@ -1,7 +1,7 @@
 """The replies of idempotent calls: a repeated call gets its first reply, and its handler runs once.
 
-The caller repeats an idempotent call under the same key ``(sender, epoch, seq)``: the sender's name, the sender's
-incarnation (a 63-bit number that grows from one to the next), and the call's number in it, from 0.
+The caller repeats an idempotent call under the same key ``(sender, epoch, seq)``: the sender's name, which holds its
+lineage, the number of the sender's incarnation in it (``incarnations.py``), and the call's number in that, from 0.
 
 Rules:
 - the first reply of a key stays its reply; a later ``put`` of the key changes nothing;

@@ -7,7 +7,7 @@ Rules:
 - A request is delivered at most once, and in the order of sending: a duplicate is ignored, a late one is refused. Only
   idempotent calls are sent again, after a loss or to a new incarnation of the peer, under the same id.
 - A link that is not up when it is needed has ``connect_timeout_s`` to come up. When it goes down, or the peer turns out
-  to be a new incarnation (a higher epoch), every request that can't be repeated fails at once.
+  to be a new incarnation (another epoch), every request that can't be repeated fails at once.
 - As long as anything depends on the peer, it is pinged every ``heartbeat_s``, and is given up within
   ``missed_heartbeats`` of them in which it is silent. They are counted in ticks of this side, not in seconds: a loop
   that was busy itself declares no peer dead. A PONG settles the requests sent before the PING: those that are neither
@@ -22,6 +22,7 @@ from typing import Generic
 from .credit import Waiter
 from .envelopes import Kind
 from .id_gaps import IdGaps
+from .incarnations import Incarnations, lineage_of
 from .open_requests import OpenRequests, Request, repeatable
 
 
@@ -43,6 +44,9 @@ class Settings:
 
 
 DEFAULT_SETTINGS = Settings()
+
+# Lineages that have followed one another at one address, and are remembered as over.
+_REMEMBERED_LINEAGES = 64
 
 
 class LinkState(Enum):
@@ -146,7 +150,9 @@ class Session(Generic[Waiter]):
         self.epoch: int | None = None
         self.next_tick: float | None = None
         """The time of the next heartbeat; None while nothing depends on the peer."""
-        self._newest_epoch: int | None = None
+        self._last_epoch: int | None = None
+        """The last that was heard, also before the link went down."""
+        self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
         self._connect_by: float | None = None
         self._heard = False
         self._missed = 0
@@ -224,7 +230,7 @@ class Session(Generic[Waiter]):
 
     def is_over(self, epoch: int) -> bool:
         """True for an earlier incarnation of the peer, whose messages are ignored."""
-        return self._newest_epoch is not None and epoch < self._newest_epoch
+        return self._incarnations.is_over(epoch)
 
     def heard(self, epoch: int) -> Effects[Waiter] | None:
         """A message arrived from the peer; effects if it comes from a new incarnation, else None."""
@@ -232,7 +238,12 @@ class Session(Generic[Waiter]):
         if epoch == self.epoch:
             return None
         known, self.epoch = self.epoch, epoch
-        self._newest_epoch = epoch
+        last, self._last_epoch = self._last_epoch, epoch
+        if last is not None and lineage_of(last) != lineage_of(
+            epoch
+        ):  # another process has taken the address
+            self._incarnations.end(last)
+        self._incarnations.heard(epoch)
         if known is None:
             return None
         self._forget_received()

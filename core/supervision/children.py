@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
+from ..protocol.incarnations import new_epoch
 from ..protocol.session import Settings
 from ..wire.curve import Keys
 from ..wire.zeromq import Tcp, ipc_address
@@ -150,6 +151,7 @@ class ProcessChild(Child):
         address = ipc_address(options.directory, name) if system.tcp is None else ""
         super().__init__(name, spec, system._local, address)
         self.process: ChildProcess | None = None
+        self._epoch = new_epoch()
         self._system = system
         self._owner = owner
         self._options = options
@@ -158,6 +160,8 @@ class ProcessChild(Child):
     async def launch(self) -> None:
         options = self._options
         private = "private" if options.directory_is_private else "shared"
+        self._epoch += 1
+        self._local.network.heard_incarnation(self._epoch)  # should its predecessor still run: it is refused
         self.process = process = await ChildProcess.start(
             self.name,
             [str(options.directory), self.name, private],
@@ -193,6 +197,7 @@ class ProcessChild(Child):
             tcp,
             None if keys_file is None else str(keys_file),
             system.settings,
+            self._epoch,
             search_path() if options.env is None else [],
         )
 

@@ -26,7 +26,7 @@ class WorkerInit:
     """``actor_class``: ``module:Class``. ``args``, ``kwargs``: for its constructor, checked against its annotations.
 
     ``tcp``: the address to listen on, without its keys, which are in ``keys_file``; None: an ipc socket.
-    ``search_path``: further entries for ``sys.path``.
+    ``epoch``: of its incarnation, one more than the last one's. ``search_path``: further entries for ``sys.path``.
     """
 
     actor_class: str
@@ -36,6 +36,7 @@ class WorkerInit:
     tcp: Tcp | None
     keys_file: str | None
     settings: Settings
+    epoch: int
     search_path: list[str]
 
 

@@ -14,6 +14,7 @@ messages under way are lost with it. Under ``virtual_time.run`` the same seed gi
 import asyncio
 import errno
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -121,7 +122,8 @@ class MemoryWire:
         self.name = name
         self.label = f"{name}#{number}"
         self.address = f"{_SCHEME}{name}"
-        self.epoch = number << 32  # distinct above the lowest 32 bits, from which trace ids are counted
+        # All nodes of one name are one lineage.
+        self.epoch = zlib.crc32(name.encode()) << 24 | number
         self.paused = False
         self.running = False
         self._links: LinkTable[_Outgoing, _Outgoing] = LinkTable()

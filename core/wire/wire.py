@@ -134,7 +134,7 @@ class Listener(Protocol):
 class Wire(Protocol):
     @property
     def epoch(self) -> int:
-        """The number of this incarnation of the node; larger than those of its earlier ones."""
+        """The number of this incarnation of the node; see ``incarnations.py``."""
         ...
 
     @property

@@ -11,7 +11,6 @@ import errno
 import functools
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TypeAlias
 
 import zmq
 
+from ..protocol.incarnations import new_epoch
 from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState, hand_over
 from .loop_socket import LINGER_MS, ConnectionMonitor, Frames, LoopSocket
@@ -149,12 +149,13 @@ class _Outgoing(OutgoingLink):
 class ZmqWire:
     """Listens on ``ipc://PATH`` or ``tcp://HOST:PORT``."""
 
-    def __init__(self, listen: str | Tcp, keys: Keys | None = None) -> None:
-        """``listen``: an ipc address or a ``Tcp``; ``keys``: for listening on and connecting to TCP."""
+    def __init__(self, listen: str | Tcp, keys: Keys | None = None, epoch: int | None = None) -> None:
+        """``listen``: an ipc address or a ``Tcp``; ``keys``: for listening on and connecting to TCP; ``epoch``: None
+        begins a lineage."""
         self._listen = listen
         self._keys = keys
         self.address = listen if isinstance(listen, str) else f"tcp://{_host(listen.host)}:{listen.port}"
-        self.epoch = time.time_ns()
+        self.epoch = new_epoch() if epoch is None else epoch
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: Gate | None = None
         self._router: LoopSocket | None = None

@@ -48,7 +48,9 @@ class Cluster:
                 return ActorSystem(name, wire=self._network.wire(name), settings=settings)
 
     @asynccontextmanager
-    async def stranger(self, header: bytes, listener: Listener) -> AsyncIterator[Wire]:
+    async def stranger(
+        self, header: bytes, listener: Listener, name: str = "stranger"
+    ) -> AsyncIterator[Wire]:
         """A bare wire of the cluster's kind, on which anything may be sent."""
         wire: Wire
         with tempfile.TemporaryDirectory() as directory:
@@ -58,7 +60,7 @@ class Cluster:
                 case "tcp+curve":
                     wire = ZmqWire(Tcp(keys=self._keys), self._keys)
                 case _:
-                    wire = self._network.wire("stranger")
+                    wire = self._network.wire(name)
             wire.start(header, listener)
             try:
                 yield wire

@@ -43,6 +43,10 @@ class Misread:
             self.number = number
 
 
+class Panic(BaseException):
+    """As PyO3's PanicException, which a Rust library raises: no Exception."""
+
+
 class Subject(Actor):
     """Does what it is asked and remembers it."""
 
@@ -52,6 +56,7 @@ class Subject(Actor):
         self.produced = 0
         self.hanging = 0
         self.streaming = 0
+        self.filled = 0
         self.added: dict[int, int] = {}
         self.gate = asyncio.Event()
         self.gate.set()
@@ -63,6 +68,22 @@ class Subject(Actor):
     @endpoint
     async def fail(self, message: str) -> None:
         raise KeyError(message)
+
+    @endpoint
+    async def panic(self, message: str, wait_s: float = 0.0) -> None:
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        raise Panic(message)
+
+    @endpoint(idempotent=True)
+    async def panic_once(self, message: str) -> None:
+        raise Panic(message)
+
+    @endpoint
+    async def count_and_panic(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+        raise Panic("no more numbers")
 
     @endpoint(raises=(Refused, Late))
     async def refuse(self, number: int, how: str = "") -> None:
@@ -121,6 +142,11 @@ class Subject(Actor):
     async def take(self, data: bytes) -> int:
         await self.gate.wait()
         return len(data)
+
+    @endpoint
+    async def fill(self, size_bytes: int) -> bytes:
+        self.filled += 1
+        return bytes(size_bytes)
 
     @endpoint
     async def buffers(self, sizes: list[int]) -> AsyncIterator[Buffer]:

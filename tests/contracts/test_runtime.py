@@ -1,10 +1,13 @@
 """The runtime's contract: promises between two systems, over every wire."""
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import replace
+from unittest import mock
 
 import pytest
+import structlog
 
 from flexmarl.core.errors import (
     ActorDead,
@@ -17,6 +20,7 @@ from flexmarl.core.errors import (
 from flexmarl.core.protocol import codec, envelopes
 from flexmarl.core.protocol.codec import Buffer
 from flexmarl.core.protocol.envelopes import Kind
+from flexmarl.core.protocol.incarnations import new_epoch
 from flexmarl.core.protocol.session import LinkState, SessionStatistics, Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.system_actor import SystemActor
@@ -80,6 +84,31 @@ class TestCalls:
             await subject.ask("hear", object())
         assert await subject.api.move(Point(1)) == Point(2)
         assert all_credit_is_back(asking, subject)
+
+    @over_every_transport
+    async def test_an_endpoint_that_panics_answers_at_once(self, cluster: Cluster) -> None:
+        asking, _, far = await two(cluster)
+        near = await asking.add(Subject(), "near")
+        for subject in (far, near):
+            with structlog.testing.capture_logs() as logs:
+                async with asyncio.timeout(10):
+                    for call in (
+                        subject.api.panic("oh"), subject.api.panic("oh", 0.01), subject.api.panic_once("oh")
+                    ):  # fmt: skip
+                        with pytest.raises(RemoteError, match="raised Panic: oh") as caught:
+                            await call
+                        assert "in panic" in caught.value.remote_traceback
+                    with pytest.raises(RemoteError, match="raised Panic: no more numbers"):
+                        async for _ in subject.api.count_and_panic(2):
+                            pass
+                    await subject.tell("panic", "oh")
+                    assert await subject.api.move(Point(1)) == Point(2)
+            events = [entry["event"] for entry in logs]
+            assert events == ["endpoint panicked"] * 4 + ["one-way message failed"]
+            requests = asking._local.network.peer(subject.address).session.requests
+            await until(lambda all_open=requests: not len(all_open))  # type: ignore[misc]
+            credit = requests.credit(subject.name)
+            assert (credit.requests, credit.size_bytes) == (0, 0)
 
     @over_every_transport
     async def test_one_way_messages_arrive_in_order(self, cluster: Cluster) -> None:
@@ -495,6 +524,32 @@ class TestBackPressure:
         assert [call.cancelled() for call in calls] == [False] * 2 + [True] * 18
         await until(lambda: all_credit_is_back(asking, subject))
 
+    @over_every_transport
+    async def test_answers_to_a_caller_that_does_not_read_are_bounded(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster)
+        frozen = Stranger()
+        async with cluster.stranger(codec.pack_header("frozen", 1), frozen) as wire:
+            link = wire.connect(subject.address)
+            for number in range(1, 1001):
+                link.send(packed(Kind.CALL, number, "subject", "fill", 60.0, [10**6], {}, 1))
+            await until(lambda: frozen.marks)
+            await until(lambda: actor.filled >= 9)
+            assert await subject.api.fill(1) == bytes(1), "another caller is served"
+            for _ in range(3):  # and the marks have arrived by then
+                await asyncio.sleep(0.05)
+                assert actor.filled == 9 + 1, "a window of answers, and those of the other caller"
+            frozen.reads = True
+            link.send(packed(Kind.PONG, frozen.marks[-1], []))
+            await until(lambda: len(frozen.replies) == 1000)
+        assert sorted(frozen.replies) == list(range(1, 1001)) and actor.filled == 1001
+
+    @over_every_transport
+    async def test_large_answers_flow_to_a_caller_that_reads(self, cluster: Cluster) -> None:
+        asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        answers = await asyncio.gather(*(subject.api.fill(20_000) for _ in range(200)))
+        assert {len(answer) for answer in answers} == {20_000} and actor.filled == 200
+        assert all_credit_is_back(asking, subject)
+
 
 class Stranger:
     """Sends what it likes to a system and keeps what it is answered (``wire.Listener``)."""
@@ -502,9 +557,20 @@ class Stranger:
     def __init__(self) -> None:
         self.answers: list[list[envelopes.Envelope]] = []
         self.header = b""
+        self.replies: list[int] = []
+        self.marks: list[int] = []
+        self.reads = False
+        """Confirms what it receives."""
 
     def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
         self.answers.append(codec.unpack_envelopes(body, buffers))
+        for kind, number, *_ in self.answers[-1]:
+            if kind == Kind.REPLY:
+                self.replies.append(number)
+            elif kind == Kind.PING:
+                self.marks.append(number)
+                if self.reads:
+                    link.send(packed(Kind.PONG, number, []))
 
     def connected(self, link: Link) -> None: ...
 
@@ -551,3 +617,70 @@ class TestRubbish:
         assert not pending.done()
         pending.cancel()
         await until(lambda: all_credit_is_back(asking, subject))
+
+
+def add_once(request_id: int, key: int) -> bytes:
+    """An idempotent call of a stranger."""
+    return packed(Kind.IDEMPOTENT_CALL, request_id, "subject", "add_once", 30.0, [key], {}, 1, 1, 0)
+
+
+class TestIncarnations:
+    @over_every_transport
+    async def test_two_systems_of_one_name_are_both_served(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster)
+        one, other = Stranger(), Stranger()
+        epochs = sorted((new_epoch(), new_epoch()))
+        async with (
+            cluster.stranger(codec.pack_header("twin", epochs[0]), one, "one") as wire,
+            cluster.stranger(codec.pack_header("twin", epochs[1]), other, "other") as other_wire,
+        ):
+            link, other_link = wire.connect(subject.address), other_wire.connect(subject.address)
+            for number in (1, 2, 3):
+                for answers, sending, key in ((one, link, number), (other, other_link, -number)):
+                    sending.send(add_once(number, key))
+                    await until(lambda: len(answers.answers) == number)  # noqa: B023
+                    assert answers.answers[-1] == [[Kind.REPLY, number, 1]]
+        assert actor.added == dict.fromkeys((1, 2, 3, -1, -2, -3), 1)
+
+    @over_every_transport
+    async def test_a_process_that_was_replaced_is_refused(self, cluster: Cluster) -> None:
+        _, actor, subject = await two(cluster)
+        zombie, successor = Stranger(), Stranger()
+        epoch = new_epoch()
+        async with (
+            cluster.stranger(codec.pack_header("worker", epoch), zombie, "zombie") as old_wire,
+            cluster.stranger(codec.pack_header("worker", epoch + 1), successor, "successor") as new_wire,
+        ):
+            old, new = old_wire.connect(subject.address), new_wire.connect(subject.address)
+            old.send(add_once(1, 1))
+            old.send(packed(Kind.CALL, 2, "subject", "hang", 30.0, [], {}, 1))
+            await until(lambda: zombie.answers and actor.hanging)
+            new.send(add_once(1, 2))
+            await until(lambda: successor.answers)
+            assert actor.hanging == 0, "the call of a process that has ended is cancelled"
+            old.send(packed(Kind.TELL, 3, "subject", "hear", 0.0, [1], {}, 1))
+            old.send(add_once(4, 4))
+            await until(lambda: len(zombie.answers) >= 2)
+            (kind, _, reason) = zombie.answers[-1][0]
+            assert kind == Kind.REFUSE and "worker was replaced: a later incarnation" in reason
+        assert actor.heard == [] and actor.added == {1: 1, 2: 1}
+
+    @over_every_transport
+    async def test_a_system_that_starts_after_the_clock_was_set_back_is_reachable(
+        self, cluster: Cluster
+    ) -> None:
+        asking = await cluster.start("asking", Settings(connect_timeout_s=10))
+        address, now_ns = "", time.time_ns()
+        for turn in range(3):
+            with mock.patch.object(time, "time_ns", lambda: now_ns - turn * 3600 * 10**9):  # noqa: B023
+                serving = cluster.system("serving", again_at=address)
+                await serving.__aenter__()
+            try:
+                address = serving.address
+                await serving.add(Subject(), "subject")
+                subject = asking.ref("subject", address, Subject)
+                assert await subject.within(10).add(turn) == 1
+                assert await subject.within(10).add_once(turn) == 2
+            finally:
+                await serving.__aexit__(None, None, None)
+            await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023

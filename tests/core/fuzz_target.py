@@ -109,7 +109,7 @@ class Fuzzed:
 
 
 def header() -> bytes:
-    return codec.pack_header("stranger", 5)
+    return codec.pack_header("stranger", 5 << 24 | 1)  # another lineage than that of other peers
 
 
 def valid_envelopes() -> list[list[Any]]:

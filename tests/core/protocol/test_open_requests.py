@@ -1,8 +1,10 @@
 """The requests of one side: ids, answers, deadlines, and the credit that they hold."""
 
+import tracemalloc
+
 import pytest
 
-from .sessions import CALL, IDEMPOTENT_CALL, STREAM, TELL, ask, up
+from .sessions import CALL, IDEMPOTENT_CALL, STREAM, TELL, Caller, ask, up
 
 
 def test_ids_ascend_without_a_gap() -> None:
@@ -89,3 +91,28 @@ def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
         session.requests.finish(ask(session, CALL).id)
     assert len(session.requests._deadlines) < 2000
     assert session.wake_at() == 1.0
+
+
+def test_credit_of_actors_that_were_called_once_does_not_accumulate() -> None:
+    requests = up().requests
+    waiter = Caller("one of many")
+
+    def call(actor: str) -> int:
+        assert requests.credit(actor).take()
+        number = requests.next_id()
+        requests.add(0.0, number, CALL, actor, "endpoint", 1.0, waiter, 100)
+        return number
+
+    kept = [(f"kept {number}", call(f"kept {number}")) for number in range(10)]
+    tracemalloc.start()
+    try:
+        for number in range(100_000):
+            requests.finish(call(f"unknown {number}"))
+        assert tracemalloc.get_traced_memory()[0] < 2**20
+    finally:
+        tracemalloc.stop()
+    for actor, number in kept:
+        credit = requests.credit(actor)
+        assert (credit.requests, credit.size_bytes) == (1, 100), "credit in use is kept"
+        requests.finish(number)
+        assert (credit.requests, credit.size_bytes) == (0, 0)
