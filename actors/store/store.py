@@ -81,6 +81,7 @@ class Store(Actor, StoreApi):
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
         self._full = False
+        self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
         self._rows_moved = asyncio.Event()
         self._waits_reported: set[str] = set()
         self._moved_at = asyncio.get_running_loop().time()
@@ -158,9 +159,12 @@ class Store(Actor, StoreApi):
         queue = self._tables.queue(policy)
         staleness = min(self._setup.max_staleness, policy_version)
         while True:
-            await self._wait_until_written(queue, policy_version, count, staleness)
-            deadline = asyncio.get_running_loop().time() + self._setup.lease_s
-            batch = queue.lease(policy_version, count, deadline, staleness)
+            async with self._leasing[
+                policy
+            ]:  # in the order of the requests, also if the first one has to wait
+                await self._wait_until_written(queue, policy_version, count, staleness)
+                deadline = asyncio.get_running_loop().time() + self._setup.lease_s
+                batch = queue.lease(policy_version, count, deadline, staleness)
             await self._journal.wait_settled()
             if queue.is_active(batch.fence):
                 self._moved_at = asyncio.get_running_loop().time()

@@ -51,7 +51,7 @@ class Trainer(Actor, TrainerApi):
         self._policies: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}
-        self._leasing = {policy: asyncio.Lock() for policy in setup.policies}
+        self._in_order = {policy: asyncio.Lock() for policy in setup.policies}
 
     async def on_start(self) -> None:
         self._recipe = Recipe(self._setup.recipe)
@@ -85,11 +85,17 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
-        # One lease after the other: the store may answer a later one first, and a sum of floats depends on its order.
-        async with self._leasing[policy]:
-            leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
-            self._leases[policy].append(leased.fence)
-            samples = await self._experience.samples(leased)
+        leasing = asyncio.ensure_future(
+            self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
+        )
+        try:
+            # The store may answer a later lease first, and a sum of floats depends on its order.
+            async with self._in_order[policy]:
+                leased = await leasing
+                self._leases[policy].append(leased.fence)
+                samples = await self._experience.samples(leased)
+        finally:
+            leasing.cancel()
         stats = await self._compute(lambda: self._policies[policy].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(

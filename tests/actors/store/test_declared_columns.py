@@ -138,6 +138,20 @@ async def test_a_row_waits_for_what_is_written_by_an_external_writer(house: Hous
         await house.store.api.lease(SOLVER, 0, 2)
 
 
+async def test_a_small_lease_does_not_overtake_a_large_one_that_waits(house: House) -> None:
+    """A trainer asks for several at once and adds up their gradients in the order of its requests."""
+    await house.open({"judged": JUDGED})
+    await house.put(sample(0), sample(1), sample(2))
+    await house.write(sample_id=["1:q_0_2"], judged=[0.5])
+    large = asyncio.ensure_future(house.store.api.lease(SOLVER, 0, 2))
+    small = asyncio.ensure_future(house.store.api.lease(SOLVER, 0, 1))
+    await settled()
+    assert not small.done()
+    await house.write(sample_id=["1:q_0_0", "1:q_0_1"], judged=[1.0, 1.0])
+    assert (await large).columns["sample_id"] == ["1:q_0_0", "1:q_0_1"]
+    assert (await small).columns["sample_id"] == ["1:q_0_2"]
+
+
 async def test_rows_of_an_older_version_are_not_passed_over_while_they_wait(house: House) -> None:
     """They would be too old for the next optimizer step."""
     await house.open({"judged": JUDGED}, max_staleness=1)
