@@ -24,6 +24,7 @@ from ..names import AgentName, PolicyName, Step, Version
 from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe
+from .arrival_order import ArrivalOrder
 from .backends.policy_backend import PolicyBackend, StepStats
 from .backends.torch_policy.torch_policy import TorchPolicy
 from .trainer_setup import PolicySetup, TrainerSetup
@@ -51,7 +52,7 @@ class Trainer(Actor, TrainerApi):
         self._policies: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}
-        self._in_order = {policy: asyncio.Lock() for policy in setup.policies}
+        self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
 
     async def on_start(self) -> None:
         self._recipe = Recipe(self._setup.recipe)
@@ -85,17 +86,12 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
-        leasing = asyncio.ensure_future(
-            self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
-        )
-        try:
+        with self._arrivals[policy].place() as turn:
+            leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
+            self._leases[policy].append(leased.fence)
+            samples = await self._experience.samples(leased)
             # The store may answer a later lease first, and a sum of floats depends on its order.
-            async with self._in_order[policy]:
-                leased = await leasing
-                self._leases[policy].append(leased.fence)
-                samples = await self._experience.samples(leased)
-        finally:
-            leasing.cancel()
+            await turn
         stats = await self._compute(lambda: self._policies[policy].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
