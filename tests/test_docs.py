@@ -370,7 +370,7 @@ def test_the_workflows_page_names_the_errors_of_generate() -> None:
     options = endpoint_options(InstanceApi.generate)
     assert options is not None
     # The rollout actor asks for versions that are served, and resumes turns that new weights end.
-    seen = {CallTimeout, *options.raises} - {WrongVersion, TurnAborted}
+    seen: set[type[Exception]] = {CallTimeout, *options.raises} - {WrongVersion, TurnAborted}
     page = PAGES["workflows.md"].read_text()
     paragraph = page[page.index("- `generate` raises") :].split("\n- ")[0].split("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", paragraph)) - {"generate", "turn_timeout_s", "max_new_tokens"}
