@@ -4,11 +4,13 @@ from flexmarl.core.protocol.session import SessionStatistics, Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
-from .clusters import QUICK, Cluster
+from .clusters import Cluster
 from .runtime_actors import Subject
 
 
-async def two(cluster: Cluster, settings: Settings = QUICK) -> tuple[ActorSystem, Subject, ActorRef[Subject]]:
+async def two(
+    cluster: Cluster, settings: Settings | None = None
+) -> tuple[ActorSystem, Subject, ActorRef[Subject]]:
     """A system that asks, an actor of another one, and the former's reference to it."""
     asking, serving = await cluster.start("asking", settings), await cluster.start("serving", settings)
     subject = Subject()

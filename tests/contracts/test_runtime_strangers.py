@@ -9,6 +9,7 @@ from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.incarnations import new_epoch
 from flexmarl.core.protocol.session import LinkState, Settings
 
+from ..patience import PATIENCE_S
 from .clusters import Cluster, over_every_transport, until
 from .pairs import all_credit_is_back, two
 from .runtime_actors import Point, Subject
@@ -108,8 +109,8 @@ class TestIncarnations:
                 address = serving.address
                 await serving.add(Subject(), "subject")
                 subject = asking.ref("subject", address, Subject)
-                assert await subject.within(10).add(turn) == 1
-                assert await subject.within(10).add_once(turn) == 2
+                assert await subject.within(PATIENCE_S).add(turn) == 1
+                assert await subject.within(PATIENCE_S).add_once(turn) == 2
             finally:
                 await serving.__aexit__(None, None, None)
             await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,8 @@ from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.supervision.system_actor import SystemActor
 
-from .clusters import QUICK, Cluster, over_every_transport, until
+from ..patience import PATIENCE_S
+from .clusters import Cluster, over_every_transport, until
 from .pairs import all_credit_is_back, session_of, two
 from .runtime_actors import Point, Subject
 from .strangers import Stranger, packed
@@ -34,9 +34,9 @@ class TestStreams:
 
     @over_every_transport
     async def test_items_of_any_size_come(self, cluster: Cluster) -> None:
-        _, _, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        _, _, subject = await two(cluster, Settings(window_bytes=2**16))
         sizes = [2**10, 2**20, 2**16, 1, *[2**15] * 100]
-        assert [buffer.view.nbytes async for buffer in subject.within(5).buffers(sizes)] == sizes
+        assert [buffer.view.nbytes async for buffer in subject.within(PATIENCE_S).buffers(sizes)] == sizes
 
     @over_every_transport
     async def test_leaving_early_ends_the_producer(self, cluster: Cluster) -> None:
@@ -72,10 +72,10 @@ class TestStreams:
     async def test_the_deadline_is_each_items(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster)
         items = []
-        with pytest.raises(CallTimeout, match=r"count_and_hang: .* 0.05 s \(waiting for the next item\)"):
-            async for item in subject.within(0.05).count_and_hang(3):
+        with pytest.raises(CallTimeout, match=r"count_and_hang: .* 1 s \(waiting for the next item\)"):
+            async for item in subject.within(1.0).count_and_hang(3):
                 items.append(item)
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.4)
         assert items == [0, 1, 2]
         await until(lambda: actor.streaming == 0)
         await until(lambda: all_credit_is_back(asking, subject))
@@ -161,7 +161,7 @@ class TestBackPressure:
 
     @over_every_transport
     async def test_callers_that_wait_stay_within_the_byte_window(self, cluster: Cluster) -> None:
-        asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        asking, actor, subject = await two(cluster, Settings(window_bytes=2**16))
         credit = asking._local.network.peer(subject.address).session.requests.credit("subject")
         actor.gate.clear()
         calls = [asyncio.ensure_future(subject.api.take(b"x" * 2**15)) for _ in range(50)]
@@ -206,7 +206,7 @@ class TestBackPressure:
 
     @over_every_transport
     async def test_large_answers_flow_to_a_caller_that_reads(self, cluster: Cluster) -> None:
-        asking, actor, subject = await two(cluster, replace(QUICK, window_bytes=2**16))
+        asking, actor, subject = await two(cluster, Settings(window_bytes=2**16))
         answers = await asyncio.gather(*(subject.api.fill(20_000) for _ in range(200)))
         assert {len(answer) for answer in answers} == {20_000} and actor.filled == 200
         assert all_credit_is_back(asking, subject)

@@ -27,6 +27,8 @@ from flexmarl.launch.bench.pipeline import (
 )
 from flexmarl.launch.cli import main
 
+from ...patience import PATIENCE_S
+
 _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 _PROGRAM = "import sys; from flexmarl.launch.cli import main; sys.exit(main())"
 _TINY = (
@@ -111,7 +113,7 @@ def run() -> Iterator[tuple[dict[str, Any], str]]:
     """The JSON object and the text on standard error."""
     process = _start("--json", "--rounds=1", "--steps=3")
     try:
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         yield json.loads(out), err  # nothing else on standard output, or this raises
     finally:
@@ -154,12 +156,12 @@ def test_ctrl_c_leaves_nothing() -> None:
         while len(children := family.children(recursive=True)) < 7:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "flexmarl: stopped" in err and "Traceback" not in err and not out
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 
 
