@@ -50,9 +50,8 @@ class Column(Config):
     ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
     of one dimension.
 
-    ``written_by``: its writer. If the ``workflow`` leaves out a required column, the trajectory fails. A required
-    column by an ``external`` writer makes training wait for it, at most ``timeout_s`` seconds from when training needs
-    the row.
+    ``written_by``: its writer. If the ``workflow`` leaves out a required column, the trajectory fails. Training waits
+    for a required column of an ``external`` writer: at most ``timeout_s`` seconds after it needs the row.
     """
 
     type: Literal["float", "int", "bool", "str", "tokens", "tensor"]

@@ -67,8 +67,9 @@ class Agent(Protocol):
         token by token: a conversation continues as ``[turn, "next question"]`` and is never tokenised again. A turn
         of an agent with another tokenizer is refused (RecipeError): pass its ``text``.
 
-        Raises PromptTooLong if the prompt and the new tokens do not fit the engine's context, and CallTimeout after the
-        turn's deadline."""
+        Raises PromptTooLong if the prompt and the new tokens do not fit the engine's context, InvalidRequest if no
+        engine can serve the prompt (an empty one, for example), NonFiniteLogits if the model's output is infinite or
+        not a number, and CallTimeout after the turn's deadline."""
 
 
 Agents = Mapping[str, Agent]

@@ -48,7 +48,7 @@ THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
 @dataclass(frozen=True, slots=True)
 class SystemStatistics:
     """``mailboxes``: by actor. ``refused_messages``: messages that could not be decoded. ``answers``: the remembered
-    replies of idempotent calls; None if none was served. ``clients``: accepted and refused clients over TCP; None if
+    replies of idempotent calls; None before the first. ``clients``: accepted and refused clients over TCP; None if
     the system does not check them."""
 
     mailboxes: dict[str, MailboxStatistics]

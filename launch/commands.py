@@ -199,7 +199,7 @@ def _run_name(name: str | None, config: RunConfig) -> str:
 def _train(config: RunConfig, directory: RunDirectory, restarts: int, *, resume: bool) -> int:
     """Runs until the end, and again after the loss of an actor. Returns the exit status.
 
-    ``resume``: from the newest checkpoint, or from the beginning if there is none; so does every restart. ``restarts``:
+    ``resume``: from the newest checkpoint, or from the beginning before the first; so does every restart. ``restarts``:
     at most this many without a newer checkpoint in between.
     """
     left = restarts

@@ -18,7 +18,10 @@ def actor_environment() -> dict[str, str]:
 
 
 def runtime_base() -> Path:
-    """The folder for a run's sockets and shared memory: /dev/shm, or another one if that can't be written."""
+    """The folder for the directories of runs, with their sockets and shared memory: the variable
+    ``FLEXMARL_RUNTIME_BASE``, else /dev/shm, or the folder for temporary files if /dev/shm can't be written."""
+    if given := os.environ.get("FLEXMARL_RUNTIME_BASE"):
+        return Path(given)
     shared_memory = Path("/dev/shm")
     if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):
         return shared_memory

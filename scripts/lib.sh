@@ -63,7 +63,7 @@ _make_venv() {
     "$python" -m venv --clear "$root/.venv"
 }
 
-# Prints a Python that can make .venv. If there is none, reports what is missing and exits.
+# Prints a Python that can make .venv. If no Python can, reports what is missing and exits.
 _find_python() {
     local name incomplete='' names=(python3 python3.11 python3.12 python3.13 python3.14 python)
     [[ -z ${PYTHON:-} ]] || names=("$PYTHON")

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -12,7 +13,21 @@ from flexmarl.core.supervision.supervisor import Supervisor, private_directory
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
 
+from .leftovers import LeftoversPlugin
+
 TESTS = Path(__file__).parent
+
+# A busy machine may take any time for an example.
+hypothesis.settings.register_profile(
+    "flexmarl",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("flexmarl")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftoversPlugin())
 
 
 @pytest.fixture(autouse=True)

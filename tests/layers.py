@@ -306,7 +306,7 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def import_cycle(sources: Mapping[str, str]) -> list[str]:
-    """The files of one cycle, each imported by the next; empty if there is none."""
+    """The files of one cycle, each imported by the next; empty without a cycle."""
     try:
         TopologicalSorter(import_graph(sources)).prepare()
     except CycleError as error:

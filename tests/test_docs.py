@@ -27,7 +27,10 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from flexmarl.actors.config_base import Config
+from flexmarl.actors.messages import InstanceApi
 from flexmarl.actors.trainer.algorithms import ALGORITHMS
+from flexmarl.core.errors import CallTimeout
+from flexmarl.core.signature import endpoint_options
 from flexmarl.launch.commands import cli
 from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.run_config import RunConfig
@@ -360,3 +363,17 @@ def _check_metrics(page: str, folder: Path) -> None:
 def _explained(key: str, explained: set[str]) -> bool:
     name, slash, _ = key.partition("/")
     return key in explained or (bool(slash) and any(other.startswith(f"{name}/<") for other in explained))
+
+
+def test_the_workflows_page_names_the_errors_of_generate() -> None:
+    options = endpoint_options(InstanceApi.generate)
+    assert options is not None
+    # The rollout actor asks for versions that are served, and resumes turns that new weights end.
+    seen = {CallTimeout.__name__, *(error.__name__ for error in options.raises)} - {
+        "WrongVersion",
+        "TurnAborted",
+    }
+    page = PAGES["workflows.md"].read_text()
+    paragraph = page[page.index("- `generate` raises") :].split("\n- ")[0].split("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", paragraph)) - {"generate", "turn_timeout_s", "max_new_tokens"}
+    assert named == seen

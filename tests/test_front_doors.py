@@ -10,6 +10,8 @@ import pytest
 
 from flexmarl.core.front_door import lazy_exports
 
+from .patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 DOORS = ("flexmarl.core", "flexmarl.transport", "flexmarl.actors", "flexmarl.testing")
 HEAVY = {"torch", "numpy", "transformers"}
@@ -20,7 +22,11 @@ def loaded_by(program: str) -> set[str]:
     code = f"{program}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     environment = {"PYTHONPATH": str(ROOT / "scripts" / "src")}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))

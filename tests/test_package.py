@@ -18,6 +18,8 @@ from packaging.utils import canonicalize_name
 import flexmarl
 from flexmarl.launch.config_reading import resolve
 
+from .patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 LAYERS = ("core", "transport", "actors", "launch")
 DIST_INFO = f"flexmarl-{flexmarl.__version__}.dist-info"
@@ -27,7 +29,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
     """A command's standard output. Raises AssertionError with its whole output if it fails."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        command, cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, timeout=120
+        command, cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

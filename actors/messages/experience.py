@@ -68,8 +68,8 @@ class TableStatistics:
 @dataclass(frozen=True, slots=True)
 class LeasedBatch:
     """Rows of one policy under a fence, by column, in the order of the policy's queue. The rows may be of several
-    agents' tables: ``columns["agent"]`` names each row's, and a column that its table lacks is None for it. Columns of
-    token lists and arrays are references (``column_refs.py``)."""
+    agents' tables: ``columns["agent"]`` names each row's agent. A row has None in the columns that its table lacks.
+    Columns of token lists and arrays are references (``column_refs.py``)."""
 
     fence: int
     columns: dict[str, Any]

@@ -15,7 +15,7 @@ _REMEMBERED: Final = 4096
 
 class Fences:
     """The fences of all policies. They strictly increase over all restarts of the store: the high bits hold the epoch,
-    which counts the restarts. There is none before the first epoch."""
+    which counts the restarts. The first epoch gives out the first fence."""
 
     def __init__(self) -> None:
         self.epoch = 0

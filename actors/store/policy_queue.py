@@ -139,8 +139,8 @@ class PolicyQueue:
 
     def awaited(self, policy_version: int, count: int, max_staleness: int = 0) -> int:
         """The number of WRITING rows that a lease of ``count`` rows should wait for: it needs them, or they are of an
-        older version than others that it would get, so that it would pass them over. 0 if there are none, or if waiting
-        for all of them would not be enough."""
+        older version than others that it would get, so that it would pass them over. 0 if no row is WRITING, or if
+        waiting for all of them would not be enough."""
         ready = writing = 0
         for version in range(policy_version - max_staleness, policy_version + 1) if self._writing else ():
             ready += self._ready.count(version, version)

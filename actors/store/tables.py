@@ -200,13 +200,13 @@ class Tables:
     # ------------------------------------------------------------------ leases
 
     def table(self, agent: str) -> Table:
-        """Raises StoreError if there is none."""
+        """Raises StoreError for an unknown agent."""
         if agent not in self._tables:
             raise StoreError(f"there is no table for agent {agent!r}; there are: {', '.join(self._tables)}")
         return self._tables[agent]
 
     def queue(self, policy: PolicyName) -> PolicyQueue:
-        """Leases and what else is in no journal. Raises StoreError if there is no such policy."""
+        """Leases and what else is in no journal. Raises StoreError for an unknown policy."""
         if policy not in self._queues:
             raise StoreError(f"there is no policy {policy!r}; there are: {', '.join(self._queues)}")
         return self._queues[policy]

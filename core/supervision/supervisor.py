@@ -218,7 +218,7 @@ class Supervisor(Actor):
         return ProcessChild(name, spec, self._supervised, self, self._options)
 
     async def stop(self, name: str) -> None:
-        """Stops one actor for good, in good order. Raises KeyError if there is none of that name, and the error of the
+        """Stops one actor for good, in good order. Raises KeyError for an unknown name, and the error of the
         ``on_stop`` of a local actor."""
         child = self._children[name]
         self._restarts.remove(name)

@@ -42,7 +42,7 @@ from ...actors.messages import (
     Sample,
     VersionRange,
 )
-from ...actors.names import PolicyName, Step, Version
+from ...actors.names import AgentName, PolicyName, Step, Version
 from ...actors.orchestrator.plan import Mode
 from ...actors.rollout.rollout import Rollout
 from ...actors.step_metrics import StepMetrics
@@ -147,25 +147,30 @@ class ClosedGroup:
 def barrier_bound_s(
     groups: Sequence[ClosedGroup],
     micro_batch: int,
-    trainers: Mapping[str, SimulatedTrainerConfig],
+    trainers: Mapping[PolicyName, SimulatedTrainerConfig],
+    policy_of: Mapping[AgentName, PolicyName],
     install_s: float,
 ) -> float:
     """The least seconds of a step if no turn of the next step begins before all policies have stepped.
 
     The larger of two, for one trainer that computes one micro-batch at a time:
 
-    - the last group's closing + the shortest of the agents' last micro-batches + an optimizer step + a weight install;
-    - the time of the first complete micro-batch of any agent + all micro-batches + all optimizer steps.
+    - the last group's closing + the shortest of the policies' last micro-batches + an optimizer step + a weight
+      install;
+    - the time of the first complete micro-batch of any policy + all micro-batches + all optimizer steps.
 
-    ``trainers`` is by agent; ``groups`` in the order in which they closed.
+    A micro-batch holds rows of all agents of its policy. ``groups``: in the order in which they closed.
     """
     rolled_out_s = groups[-1].closed_s
     first_ready_s = rolled_out_s
     last_s: list[float] = []
     work_s = 0.0
-    for agent, trainer in trainers.items():
+    for policy, trainer in trainers.items():
         rows = [
-            (group.closed_s, sample) for group in groups for sample in group.samples if sample.agent == agent
+            (group.closed_s, sample)
+            for group in groups
+            for sample in group.samples
+            if policy_of[AgentName(sample.agent)] == policy
         ]
         if len(rows) >= micro_batch:
             first_ready_s = min(first_ready_s, rows[micro_batch - 1][0])
@@ -178,12 +183,13 @@ def barrier_bound_s(
 
 def lower_bounds_s(config: RunConfig) -> list[float]:
     """``barrier_bound_s`` of every step. It starts a loop, so no loop may run in this thread."""
-    trainers = {str(name): policy.simulated_trainer for name, policy in config.policies.items()}
+    trainers = {name: policy.simulated_trainer for name, policy in config.policies.items()}
+    policy_of = {name: agent.policy for name, agent in config.agents.items()}
     install_s = min(policy.simulated_engine.install_s for policy in config.policies.values())
     with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
         steps = virtual_time.run(_ideal_rollouts(config, Path(directory)))
     micro_batch = config.training.micro_batch
-    return [barrier_bound_s(groups, micro_batch, trainers, install_s) for groups in steps]
+    return [barrier_bound_s(groups, micro_batch, trainers, policy_of, install_s) for groups in steps]
 
 
 class _Recorder(Actor):

@@ -105,7 +105,7 @@ def reference(seed: int) -> dict[str, torch.Tensor]:
     return gradient("sync", tuple(range(QUERIES)), 1000, seed)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     mode=st.sampled_from(["strict", "sync"]),
     arrival=st.permutations(range(QUERIES)),

@@ -160,7 +160,7 @@ class Run:
         return len(samples)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     mode=st.sampled_from(["strict", "sync"]),
     micro_batch=st.integers(1, 12),

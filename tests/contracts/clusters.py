@@ -19,6 +19,9 @@ from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.core.wire.wire import Listener, Wire
 from flexmarl.core.wire.zeromq import Tcp, ZmqWire
 
+from ..patience import PATIENCE_S
+
+# For systems that are to find nobody.
 QUICK = Settings(connect_timeout_s=0.2)
 
 
@@ -32,12 +35,13 @@ class Cluster:
         self._network = MemoryNetwork(seed=1)
         self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
-    async def start(self, name: str, settings: Settings = QUICK) -> ActorSystem:
+    async def start(self, name: str, settings: Settings | None = None) -> ActorSystem:
         """A system that is closed with the cluster."""
         return await self._stack.enter_async_context(self.system(name, settings))
 
-    def system(self, name: str, settings: Settings = QUICK, *, again_at: str = "") -> ActorSystem:
+    def system(self, name: str, settings: Settings | None = None, *, again_at: str = "") -> ActorSystem:
         """``again_at``: the address of an earlier system of that name, which has ended."""
+        settings = settings or Settings()
         match self.transport.name:
             case "ipc":
                 return ActorSystem(name, self._directory, settings=settings)
@@ -99,7 +103,7 @@ def over_every_transport(case: Callable[[Any, Cluster], Awaitable[None]]) -> Cal
     """Makes a test of a test class's method ``case``: over each transport, on a loop of its own."""
 
     async def main(tests: Any, transport: Transport) -> None:
-        async with asyncio.timeout(60), transport.cluster() as cluster:
+        async with asyncio.timeout(PATIENCE_S), transport.cluster() as cluster:
             await case(tests, cluster)
 
     @pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda transport: transport.name)
@@ -113,6 +117,6 @@ def over_every_transport(case: Callable[[Any, Cluster], Awaitable[None]]) -> Cal
 
 async def until(condition: Callable[[], object]) -> None:
     """Waits until ``condition()`` holds: for conditions without an event."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)

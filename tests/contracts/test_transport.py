@@ -80,7 +80,7 @@ tensors = st.builds(
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(state=st.dictionaries(st.text(max_size=8), tensors, max_size=5), fresh=st.booleans())
 def test_every_bit_arrives(path: str, state: dict[str, torch.Tensor], fresh: bool) -> None:
     async def round_trip(directory: Path) -> None:

@@ -32,6 +32,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
 
+from ..patience import PATIENCE_S
 from .echo import Echo
 
 ROUNDS = 100
@@ -95,7 +96,7 @@ class Held:
 
 def assert_all_given_back(before: Held) -> None:
     """A thread that has ended is listed by the kernel for a moment longer."""
-    give_up_at = time.monotonic() + 2
+    give_up_at = time.monotonic() + PATIENCE_S
     while vars(Held()) != vars(before) and time.monotonic() < give_up_at:
         time.sleep(0.01)
     assert vars(Held()) == vars(before)
@@ -315,7 +316,7 @@ def test_systems_in_two_loops_in_two_threads(loops: list[Callable[[], Any]]) -> 
     """They reach each other as any two systems do."""
     addresses: list[str] = ["", ""]
     answers: list[list[str]] = [[], []]
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     async def main(own: int) -> None:
         async with ActorSystem(f"system-{own}") as system:
@@ -334,6 +335,6 @@ def test_systems_in_two_loops_in_two_threads(loops: list[Callable[[], Any]]) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=40)
+        thread.join(timeout=PATIENCE_S)
     assert answers == [[f"{1 - own} says {number}" for number in range(200)] for own in (0, 1)]
     assert_all_given_back(before)

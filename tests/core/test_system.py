@@ -23,6 +23,7 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 
+from ..patience import PATIENCE_S
 from .echo import Echo, Point
 
 ECHO = "echo:Echo"
@@ -92,7 +93,7 @@ class TestDeadlines:
 
 
 async def wait_until(read: Any, expected: object) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await read() != expected:
             await asyncio.sleep(0)
 
@@ -173,14 +174,14 @@ class TestSystem:
                 await asyncio.Event().wait()
 
         with structlog.testing.capture_logs() as logs:
-            async with asyncio.timeout(5), ActorSystem("closing", private) as closing:
+            async with asyncio.timeout(PATIENCE_S), ActorSystem("closing", private) as closing:
                 ref = await closing.add(Clings(), "clings")
                 await ref.tell("cling")
                 await wait_until(lambda: ref.ask("calls_hanging"), 0)
         late = [line["task"] for line in logs if line["event"] == "did not end in time"]
         assert late == ["clings.cling", "clings.on_stop"]
         release.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0)
 

@@ -13,17 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
+from ..patience import PATIENCE_S
+
 TINY = Path(__file__).parent / "recipes" / "tiny"
 SOURCES = Path(__file__).parents[2] / "scripts" / "src"
 ONE_AGENT = ("agents={solver: {}}", "data.shape=alone")
-# Generous: a machine that is busy with other things takes its time to import torch.
-PATIENCE_S = 120.0
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.02)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
@@ -101,7 +101,6 @@ def test_a_line_without_a_required_figure_is_no_step(missing: str) -> None:
     assert metrics_from_json(line) is None
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([*metrics_to_json(METRICS), "no/such", "nor this"]),

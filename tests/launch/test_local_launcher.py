@@ -13,6 +13,8 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.launch import local_launcher
 from flexmarl.launch.console.run_console import RunConsole
 
+from ..patience import PATIENCE_S
+
 
 class House:
     """A supervisor, a console and a clock: ``rounds`` gives the seconds of each round and the actors that answer."""
@@ -46,7 +48,7 @@ class House:
     async def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local_launcher, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await local_launcher._watch_processes(cast(Supervisor, self), cast(RunConsole, self))
 
 
@@ -106,7 +108,7 @@ async def test_starting_shows_how_many_are_ready_and_after_a_while_who_is_not(
 
 
 async def _shown(house: House, done: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not house.phases or house.phases[-1][1] < done:
             await asyncio.sleep(0)
 

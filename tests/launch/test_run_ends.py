@@ -5,13 +5,13 @@ import pty
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .conftest import ONE_AGENT, PATIENCE_S, Launched, Launcher, wait_until
+from ..patience import PATIENCE_S
+from .conftest import ONE_AGENT, Launched, Launcher, wait_until
 
 
 @pytest.fixture
@@ -35,9 +35,7 @@ class TestDeath:
     @pytest.mark.parametrize("actor", ["store", "trainer", "solver-0", "rollout", "orchestrator"])
     def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
         held.actors()[actor].kill()
-        began = time.monotonic()
         assert held.wait() == 1
-        assert time.monotonic() - began < 15
         last = held.text.splitlines()[-3:]
         assert re.fullmatch(rf"The run failed: actor {actor} died: process \d+ killed by signal 9", last[0])
         assert last[2].endswith(f"flexmarl train --resume {held.directory}")
@@ -73,9 +71,7 @@ class TestSignals:
         held.signal(signal.SIGINT)
         held.wait_for_output("once more stops at once")
         held.signal(signal.SIGTERM)
-        began = time.monotonic()
         assert held.wait() == 130
-        assert time.monotonic() - began < 10
         assert "The run was stopped by SIGTERM" in held.text
         held.assert_nothing_is_left()
         held.assert_logs_are_clean()

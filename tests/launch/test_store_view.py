@@ -14,7 +14,8 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch import store_view
 from flexmarl.launch.cli import main
 
-from .conftest import PATIENCE_S, TINY, Launched, Launcher
+from ..patience import PATIENCE_S
+from .conftest import TINY, Launched, Launcher
 
 SIMULATED = (
     "agent_defaults.model.config={model_type: simulated, engine: {token_s: 1.0e-4}}",

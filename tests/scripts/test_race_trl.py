@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ..patience import PATIENCE_S
 from .load import BENCH, script
 
 race_trl = script("race_trl")
@@ -106,7 +107,7 @@ def test_help_has_examples() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert "examples:" in done.stdout
     assert "--rounds" in done.stdout

@@ -65,7 +65,7 @@ class TestArraysArrive:
         order=st.sampled_from(["C", "F", "reversed", "sliced", "read-only"]),
         inline_bytes=st.sampled_from([0, 4096]),
     )
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_as_they_were_sent(self, array: np.ndarray, order: str, inline_bytes: int) -> None:
         match order:
             case "F":
@@ -90,7 +90,7 @@ class TestArraysArrive:
         seed=st.integers(0, 2**32),
         order=st.sampled_from(["C", "transposed", "sliced", "numpy's"]),
     )
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_tensors_too(self, name: str, shape: tuple[int, ...], seed: int, order: str) -> None:
         dtype = getattr(torch, name)
         size_bytes = int(np.prod(shape)) * DTYPE_BYTES[name]

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
@@ -58,7 +58,6 @@ contents = st.lists(st.one_of(arrays, st.binary(max_size=200), arrays.map(np.tra
 
 
 @given(batches=st.lists(contents, max_size=4), piece_bytes=st.integers(1, 500), taken=st.integers(1, 3))
-@settings(deadline=None)
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]], piece_bytes: int, taken: int
 ) -> None:

@@ -24,6 +24,8 @@ from flexmarl.transport.errors import (
 )
 from flexmarl.transport.state import StateTransport
 
+from ..patience import PATIENCE_S
+
 torch.set_num_threads(1)
 
 PEER = Path(__file__).with_name("peer.py")
@@ -43,7 +45,7 @@ async def peer(directory: Path, versions: int, elements: int) -> AsyncIterator[a
         env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             yield process
     finally:
         if process.returncode is None:
@@ -144,7 +146,7 @@ async def test_an_alias_is_the_tensor_itself_and_a_copy_is_not(transport: StateT
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # what another thread does to a file sets no event
             await asyncio.sleep(0)
 

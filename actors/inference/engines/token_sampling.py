@@ -40,7 +40,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Temperatures:
-    """The temperatures of n sequences, on the device. A field that no sequence needs is None.
+    """The temperatures of n sequences, on the device. None: no sequence needs the field.
 
     ``divisor``: float64 [n, 1], 1 for greedy sequences. ``greedy``: bool [n, 1].
     """

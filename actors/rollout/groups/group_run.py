@@ -58,7 +58,7 @@ class GroupRun:
         self, numbers: Sequence[int], rules: ClosingRules, dropped: str = ""
     ) -> tuple[list[Sample], GroupClosed]:
         """The samples and the report of the trajectories with these numbers, those that count. ``dropped``: the reason
-        if none does."""
+        for counting no trajectory."""
         members = [self.trajectories[number] for number in numbers]
         rewards = _rewards(members, rules.agents)
         turns = self._turns(members, rewards, rules)

@@ -11,6 +11,8 @@ from flexmarl.actors.errors import InvalidRequest, NonFiniteLogits
 from flexmarl.actors.inference.engine_thread import EngineThread
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
 
+from ...patience import PATIENCE_S
+
 
 class Recorder(Engine):
     """Finishes each request in the step after its arrival, once ``gate`` is open. ``log``: the calls."""
@@ -31,7 +33,7 @@ class Recorder(Engine):
     def step(self) -> list[EngineResult]:
         self.log.append(list(self._ids))
         self.stepping.set()
-        self.gate.wait(5)
+        self.gate.wait(PATIENCE_S)
         if broken := [name for name in self._ids if name.startswith("nan")]:
             raise NonFiniteLogits(tuple(broken))
         done, self._ids = self._ids, []

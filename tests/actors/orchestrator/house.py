@@ -34,6 +34,8 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.handle import StateHandle
 
+from ...patience import PATIENCE_S
+
 AGENTS = (AgentName("solver"), AgentName("judge"))
 RECIPE = """
 import asyncio
@@ -274,7 +276,7 @@ class House:
         )
         await (await system.add(orchestrator, "orchestrator")).api.start()
         done: set[asyncio.Future[Any]] = {self.console.result, system.failure}
-        await asyncio.wait(done, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(done, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if system.failure.done():
             raise system.failure.result()
         return self.console.result.result()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import MemoryNetwork
 
 from .house import AGENTS, RECIPE, House, plan
 
@@ -72,18 +75,28 @@ async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(
     assert max(house.trainer.staleness) <= 2
 
 
-async def test_environments_that_hang_wedge_no_step(system: ActorSystem, tmp_path: Path) -> None:
-    """Every third query hangs for ever: its group is dropped, and the next query takes its place."""
-    house = House(system, tmp_path)
-    rollout = RolloutConfig(trajectory_timeout_s=0.2, min_trajectories=2, replacement_queries=4)
-    assert (await house.run({"hangs": 1}, rollout)).last_step == 6
-    assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
-    positions = sorted(int(group.partition(":q")[2]) for group in house.groups("solver"))
-    assert positions == [n for n in range(27) if n % 3 != 1], "queries are drawn in order, each once"
-    assert sum(line.replaced_queries for line in house.console.steps) == 9
-    assert sum(line.dropped_groups for line in house.console.steps) == 9
-    (last,) = (tmp_path / "checkpoints").glob("step_000006")
-    assert checkpoint.load(last).next_position == 27
+def test_environments_that_hang_wedge_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third query hangs for ever: its group is dropped, and the next query takes its place. In virtual time:
+    on a busy machine another query could pass the deadline too."""
+
+    async def in_this_thread(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    async def main() -> None:
+        async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
+            house = House(system, tmp_path)
+            rollout = RolloutConfig(trajectory_timeout_s=0.2, min_trajectories=2, replacement_queries=4)
+            assert (await house.run({"hangs": 1}, rollout)).last_step == 6
+            assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
+            positions = sorted(int(group.partition(":q")[2]) for group in house.groups("solver"))
+            assert positions == [n for n in range(27) if n % 3 != 1], "queries are drawn in order, each once"
+            assert sum(line.replaced_queries for line in house.console.steps) == 9
+            assert sum(line.dropped_groups for line in house.console.steps) == 9
+            (last,) = (tmp_path / "checkpoints").glob("step_000006")
+            assert checkpoint.load(last).next_position == 27
+
+    monkeypatch.setattr(asyncio, "to_thread", in_this_thread)
+    virtual_time.run(main())
 
 
 async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ plans = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(plan=plans, data=st.data())
 def test_nothing_is_staler_than_it_may_be_and_everything_is_trained_once(
     plan: Plan, data: st.DataObject
@@ -197,7 +197,7 @@ def test_nothing_is_staler_than_it_may_be_and_everything_is_trained_once(
             assert set(complete.carried.values()) == {0}, "a checkpoint left rows behind"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(plan=plans, data=st.data(), stop_after=st.integers(0, 60))
 def test_a_stop_ends_it(plan: Plan, data: st.DataObject, stop_after: int) -> None:
     cluster = Cluster(plan, data, by_version=False)

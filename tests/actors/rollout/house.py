@@ -29,6 +29,7 @@ from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..stores import store_setup
 
 TWO_TURNS = """
@@ -144,7 +145,7 @@ class House:
         return rollout
 
     async def closed(self) -> GroupClosed:
-        return await asyncio.wait_for(self.events.closed.get(), 5)
+        return await asyncio.wait_for(self.events.closed.get(), PATIENCE_S)
 
     async def rows(self, policy: str, version: int, count: int) -> list[Sample]:
         """Leases rows of the policy's agents."""

@@ -175,7 +175,7 @@ def updated_after(gaps: list[int], instances: int) -> tuple[list[float], GroupCl
     return (updates, *found[0])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(gaps=st.lists(st.integers(0, 20), max_size=5), instances=st.integers(1, 2))
 def test_every_token_is_recorded_with_the_version_that_generated_it(gaps: list[int], instances: int) -> None:
     updates, group, samples = updated_after(gaps, instances)

@@ -11,6 +11,7 @@ from flexmarl.actors.names import Version
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.core.errors import RemoteError
 
+from ...patience import PATIENCE_S
 from .house import QUERY, SOLVER, TWO_TURNS, FakeInstance, House, evaluate, serve, start_step
 
 
@@ -62,9 +63,9 @@ async def test_a_turn_waits_for_its_own_agent_alone(house: House) -> None:
     await serve(rollout, "solver", 1)
     await serve(rollout, "judge", 0)
     await start_step(rollout, 2, [QUERY], 3, {"solver": 1, "judge": 1})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while sum(len(fake.asked) for fake in house.instances["solver"]) < 3:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
     assert house.instances["judge"][0].asked == []
     await serve(rollout, "judge", 1)
     assert (await house.closed()).samples == {"solver": 3, "judge": 3}
@@ -150,7 +151,7 @@ async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str,
     for agent in ("solver", "judge"):
         await serve(rollout, agent, 0)
     await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
-    failure = await asyncio.wait_for(asyncio.shield(house.system.failure), 5)
+    failure = await asyncio.wait_for(asyncio.shield(house.system.failure), PATIENCE_S)
     assert isinstance(failure, RecipeError)
     with pytest.raises(RecipeError, match=error):
         raise failure
@@ -216,9 +217,9 @@ async def test_a_turn_that_ends_after_its_workflow_is_no_part_of_it(house: House
     await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
     assert (await house.closed()).samples == {"solver": 2, "judge": 0}
     await serve(rollout, "judge", 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(house.instances["judge"][0].asked) < 2:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
     assert await house.statistics("judge") == TableStatistics(ready=0, leased=0, consumed=0)
 
 

@@ -14,6 +14,7 @@ from flexmarl.actors.store_client import ExperienceReader
 from flexmarl.actors.workflow import Turn
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..stores import SOLVER
 from .house import House, evaluate, serve, start_step
 
@@ -76,7 +77,7 @@ async def test_a_turn_names_its_sample_for_who_writes_from_outside(house: House)
 async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str, error: str) -> None:
     running = asyncio.ensure_future(run(house, f"{body}; return Rewards(solver=1.0)"))
     with pytest.raises(RecipeError, match=error):
-        raise await asyncio.wait_for(asyncio.shield(house.system.failure), 5)
+        raise await asyncio.wait_for(asyncio.shield(house.system.failure), PATIENCE_S)
     running.cancel()
 
 

@@ -25,6 +25,7 @@ from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.transport.segments import ByteRef
 
+from ...patience import PATIENCE_S
 from ..stores import SOLVER, store_setup
 from .listener import Listener
 
@@ -185,7 +186,7 @@ async def test_a_long_wait_is_reported_once(
     await house.open({"judged": JUDGED}, console=await system.add(console, "console"))
     await house.put(sample(0), sample(1))
     leasing = asyncio.ensure_future(house.store.api.lease(SOLVER, 0, 2))
-    told = await asyncio.wait_for(console.events.get(), 30)
+    told = await asyncio.wait_for(console.events.get(), PATIENCE_S)
     assert told == ColumnsAwaited(AgentName("solver"), 2, "judged")
     await house.write(sample_id=["1:q_0_0"], judged=[1.0])
     await asyncio.wait([leasing], timeout=0.1)  # ten times the interval of the report
@@ -306,7 +307,7 @@ async def test_a_process_that_sees_no_segment_reads_the_same(tmp_path: Path) -> 
             str(tmp_path / "keys"), system.address, str(tmp_path / "elsewhere"), "5",
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, _ = await asyncio.wait_for(process.communicate(), 60)
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
         house.writer.close()  # type: ignore[union-attr]
     assert process.returncode == 0
     told = json.loads(out)

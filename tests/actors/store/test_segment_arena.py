@@ -168,7 +168,7 @@ class Use(RuleBasedStateMachine):
 
 
 TestUse = Use.TestCase
-TestUse.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestUse.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 # --------------------------------------------------------------------------- limits

@@ -22,6 +22,7 @@ from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..stores import SOLVER, store_setup
 from .listener import Listener
 
@@ -58,7 +59,7 @@ class House:
         statistics = await self.system.process_statistics()
         os.kill(statistics["store"].pid, signal.SIGKILL)
         with pytest.raises(ActorDead):
-            await self.store.within(10).table_statistics()
+            await self.store.within(PATIENCE_S).table_statistics()
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_trained_twic
         consumed += ids
         lost = await house.store.api.lease(SOLVER, 0, 8)  # dies with its store
         await house.kill()
-        counts = (await house.store.within(10).table_statistics())["solver"]
+        counts = (await house.store.within(PATIENCE_S).table_statistics())["solver"]
         assert (counts.ready, counts.leased, counts.consumed) == (put - len(consumed), 0, len(consumed))
         with pytest.raises(StoreError, match="no lease with fence"):
             await house.store.api.commit(SOLVER, [lost.fence], incarnation + 2)
@@ -167,7 +168,7 @@ async def test_a_lease_that_expires_gives_its_rows_back(
     await house.open(lease_s=0.01)
     await house.writer.put([sample(n) for n in range(8)])
     first = await house.store.api.lease(SOLVER, 0, 8)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while (await house.store.api.table_statistics())["solver"].ready < 8:
             await asyncio.sleep(0.1)
     second = await house.store.api.lease(SOLVER, 0, 8)
@@ -181,7 +182,7 @@ async def test_a_full_store_makes_its_writers_wait(house: House) -> None:
     await house.open(limits=small)
     puts = [asyncio.ensure_future(house.writer.put([sample(n, tokens=4000)])) for n in range(12)]
     done = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while done < 12:
             ready = (await house.store.api.table_statistics())["solver"].ready
             if not ready:
@@ -220,7 +221,7 @@ async def test_on_a_full_disk_puts_and_commits_wait_until_it_is_cleared(
     process.rlimit(psutil.RLIMIT_FSIZE, (journal, no_limit[1]))  # as a full disk: not a byte more fits
     put = asyncio.ensure_future(house.writer.put([sample(n) for n in range(8, 16)]))
     commit = asyncio.ensure_future(house.store.api.commit(SOLVER, [leased.fence], 1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         event = await console.events.get()
         assert isinstance(event, StoreBlocked) and "no room for" in event.problem
         assert not put.done() and not commit.done()

@@ -18,6 +18,7 @@ from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..stores import SOLVER, store_setup
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class House:
         await self.refused.wait()
         assert not task.done()
         self.full = False
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return await task
 
 
@@ -167,7 +168,7 @@ async def test_two_commits_of_one_moment_compact_the_journal_once(house: House) 
 
 
 async def settled(store: Store) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not (await store.store_statistics()).compactions:
             await asyncio.sleep(0)
 

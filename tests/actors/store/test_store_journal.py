@@ -53,7 +53,7 @@ async def write_groups(path: Path, groups: list[list[bytes]]) -> list[int]:
 
 
 @given(groups=groups, data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_damage_costs_nothing_that_was_acknowledged_before_it(
     groups: list[list[bytes]], data: st.DataObject
 ) -> None:
@@ -77,7 +77,6 @@ def test_damage_costs_nothing_that_was_acknowledged_before_it(
 
 
 @given(tail=st.binary(max_size=100), zeros=st.integers(0, 5000))
-@settings(deadline=None)
 def test_rubbish_at_the_end_is_cut_off(tail: bytes, zeros: int) -> None:
     assert recovered(HEAD + framed(b"first") + tail + bytes(zeros))[0] == b"first"
 

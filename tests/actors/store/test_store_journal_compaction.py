@@ -54,7 +54,7 @@ def counts_of(path: Path) -> dict[int, int]:
         st.one_of(st.integers(0, 20), st.sampled_from(["compact", "tick", "cancel"])), max_size=60
     ),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_kill_at_any_moment_of_a_compaction_loses_nothing(steps: list[int | str]) -> None:
     async def run(path: Path) -> None:
         state = Counters()

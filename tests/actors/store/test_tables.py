@@ -381,5 +381,5 @@ class Life(RuleBasedStateMachine):
                     assert set(lacking) == REQUIRED - self.rows[agent, sample_id].cells.keys()
 
 
-Life.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+Life.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestLife = Life.TestCase

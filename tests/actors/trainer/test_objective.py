@@ -163,7 +163,7 @@ def accumulated(config: Algorithm, batches: Sequence[Sequence[Row]]) -> tuple[fl
 
 
 @pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_any_split_gives_the_loss_and_gradient_of_the_formula(
     given_config: dict[str, Any], data: st.DataObject, seed: int
@@ -196,7 +196,7 @@ def cut(data: st.DataObject, rows: Sequence[Row]) -> list[list[Row]]:
 
 
 @pytest.mark.parametrize("given_config", [c for c in CONFIGS if c["name"] == "ppo"], ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_any_split_gives_the_critics_loss_gradient_and_foresight(
     given_config: dict[str, Any], data: st.DataObject, seed: int

@@ -30,6 +30,7 @@ from flexmarl.launch import env
 from flexmarl.launch.config_reading import RECIPES
 from flexmarl.transport.state import StateTransport
 
+from ...patience import PATIENCE_S
 from ..stores import store_setup
 
 torch.set_num_threads(1)
@@ -258,7 +259,7 @@ async def test_stopping_does_not_wait_for_what_computes(
 
     def long(*_: Any) -> None:
         begun.set()
-        release.wait(5)
+        release.wait(PATIENCE_S)
         ended.set()
 
     monkeypatch.setattr(TorchPolicy, "save", long)

@@ -7,6 +7,8 @@ import pytest
 from flexmarl.core.delivery.streams import StreamReader, StreamWriter
 from flexmarl.core.errors import ActorDead
 
+from ...patience import PATIENCE_S
+
 
 async def test_items_come_in_order_and_then_the_end() -> None:
     reader = StreamReader("far")
@@ -140,4 +142,4 @@ async def test_a_writer_that_waits_goes_on_as_soon_as_it_may() -> None:
     waiting = asyncio.ensure_future(writer.wait_room())
     await asyncio.sleep(0)
     writer.grant(1)
-    await asyncio.wait_for(waiting, 1.0)
+    await asyncio.wait_for(waiting, PATIENCE_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgpack
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -114,7 +114,6 @@ def test_a_record_that_is_none_ends_the_reading(tmp_path: Path, fields: object) 
     bodies=st.lists(st.binary(max_size=40), max_size=3),
     zeros=st.integers(0, 9000),
 )
-@settings(deadline=None)
 def test_rubbish_is_never_an_error(tail: bytes, bodies: list[bytes], zeros: int) -> None:
     records = [struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body for body in bodies]
     with tempfile.TemporaryDirectory() as folder:

@@ -195,7 +195,7 @@ class Use(RuleBasedStateMachine):
 
 
 TestUse = Use.TestCase
-TestUse.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestUse.settings = settings(max_examples=100, stateful_step_count=50)
 
 
 # --------------------------------------------------------------------------- bounds
@@ -215,7 +215,6 @@ def test_a_reply_larger_than_the_limit_pushes_out_nothing(tmp_path: Path) -> Non
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 900), st.integers(0, 9)), max_size=60))
-@settings(deadline=None)
 def test_a_journal_at_its_limit_comes_back_as_it_was(steps: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"

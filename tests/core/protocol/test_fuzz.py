@@ -17,10 +17,11 @@ from flexmarl.core.errors import ActorDead, RemoteError, RemoteProtocolError
 from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.envelopes import Kind
 
+from ...patience import PATIENCE_S
 from ..fuzz_target import Fuzzed, Refused, header, valid_envelopes
 
 ROOT = Path(__file__).parents[3]
-FEW = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 junk = st.recursive(
     st.none()
@@ -131,7 +132,7 @@ def test_an_error_with_any_fields_is_the_declared_one_a_remote_one_or_a_refused_
                     fields,
                 ]
                 fuzzed.feed(header(), codec.join([codec.Encoder().pack(error)]))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 ends = await asyncio.gather(fuzzed.calls[0], fuzzed.calls[2], return_exceptions=True)
             assert all(
                 isinstance(end, Refused | RemoteError | RemoteProtocolError | ActorDead) for end in ends
@@ -201,6 +202,6 @@ def test_coverage_guided_fuzzing_finds_nothing_in_a_few_seconds(tmp_path: Path) 
         *limits,
         f"-artifact_prefix={tmp_path}/",
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert "Done " in ended.stderr

@@ -442,7 +442,6 @@ def test_two_sessions_keep_their_promises_whatever_the_link_does() -> None:
         settings=settings(
             max_examples=400,
             stateful_step_count=15,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

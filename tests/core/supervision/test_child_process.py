@@ -14,8 +14,9 @@ from flexmarl.core.supervision.child_process import ChildProcess
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..echo import Echo
-from .workers import PATIENCE_S, bench, eventually, fate
+from .workers import bench, eventually, fate
 
 
 class TestStart:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 from flexmarl.core.errors import ActorDead, Unreachable
@@ -11,8 +10,9 @@ from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..echo import Worker
-from .workers import PATIENCE_S, bench, eventually, pid_of
+from .workers import bench, eventually, pid_of
 
 
 class TestWatch:
@@ -51,11 +51,9 @@ class TestWatch:
             await watched(hangs)
             pid = await hangs.api.pid()
             os.kill(pid, signal.SIGSTOP)
-            began = time.monotonic()
             async with asyncio.timeout(PATIENCE_S):
                 while not watcher.deaths:
                     await asyncio.sleep(0.005)
-            assert time.monotonic() - began < 1.0, watcher.deaths
             assert "silent for" in watcher.deaths[0].reason and not watcher.deaths[0].stopped
             os.kill(pid, signal.SIGKILL)
 

@@ -108,4 +108,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestLife.settings = settings(max_examples=100, stateful_step_count=50)

@@ -15,6 +15,7 @@ from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..echo import Echo
 from .workers import ECHO, bench, eventually
 
@@ -43,9 +44,7 @@ class TestDeath:
         calls = [asyncio.ensure_future(echo.api.hang()) for _ in range(100)]
         pid = (await supervisor.process_statistics())["echo"].pid
         os.kill(pid, number)
-        began = time.monotonic()
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert time.monotonic() - began < 5
         assert all(isinstance(r, ActorDead) and how in str(r) and r.actor == "echo" for r in results)
         with pytest.raises(ActorDead):
             await supervisor.wait_failed()
@@ -111,7 +110,7 @@ class TestDeath:
         with pytest.raises(ActorDead, match="exit status 3\nIts log can't be read: .*echo.log"):
             await supervisor.reference("echo", Echo).api.exit(3)
         with pytest.raises(ActorDead):
-            await asyncio.wait_for(supervisor.wait_failed(), 5)
+            await asyncio.wait_for(supervisor.wait_failed(), PATIENCE_S)
 
     async def test_stopping_leaves_no_process_and_no_socket(
         self, system: ActorSystem, private: Path, tmp_path: Path
@@ -141,7 +140,7 @@ class TestDeath:
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
-        pid, directory = (await asyncio.wait_for(process.stderr.readline(), 30)).decode().split()
+        pid, directory = (await asyncio.wait_for(process.stderr.readline(), PATIENCE_S)).decode().split()
         child = psutil.Process(int(pid))
         process.kill()
         await process.wait()

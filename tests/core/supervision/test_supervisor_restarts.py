@@ -11,8 +11,9 @@ from flexmarl.core.errors import ActorFailed, TooManyRestarts
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.wire.zeromq import Tcp
 
+from ...patience import PATIENCE_S
 from ..echo import Worker
-from .workers import PATIENCE_S, WORKER, bench, eventually, fate, pid_of
+from .workers import WORKER, bench, eventually, fate, pid_of
 
 
 class TestRestart:

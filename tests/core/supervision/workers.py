@@ -16,6 +16,7 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.zeromq import Tcp
 
+from ...patience import PATIENCE_S
 from ..echo import Worker
 
 ECHO = "echo:Echo"
@@ -25,7 +26,6 @@ ENVIRONMENT = {
         [str(Path(__file__).parents[3] / "scripts" / "src"), str(Path(__file__).parents[1])]
     )
 }
-PATIENCE_S = 15.0
 
 
 async def eventually(read: Any, accept: Any) -> Any:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from flexmarl.core.errors import Deadlock
 from flexmarl.core.testing.virtual_time import VirtualTimeLoop, run
 
+from ...patience import PATIENCE_S
 from .clock import now_s
 
 HERE = Path(__file__).parents[1]
@@ -209,7 +210,9 @@ def test_tasks_and_futures_are_equal_to_themselves_only() -> None:
 def storm(seed: int, hash_seed: str) -> bytes:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(SOURCES)}
     command = [sys.executable, str(HERE / "storm.py"), str(seed)]
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60).stdout
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
+    ).stdout
 
 
 def test_a_storm_of_tasks_logs_the_same_bytes_in_every_process() -> None:

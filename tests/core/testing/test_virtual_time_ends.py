@@ -114,7 +114,7 @@ def test_a_task_that_will_not_end_is_an_error() -> None:
         await asyncio.sleep(100)
 
     kept: list[object] = []
-    with pytest.raises(VirtualTimeExceeded, match="stubborn: .*test_virtual_time.py") as caught:
+    with pytest.raises(VirtualTimeExceeded, match="stubborn: .*test_virtual_time_ends.py") as caught:
         run(main())
     assert caught.value.limit_s == 100 + 3600
     kept.clear()

@@ -16,6 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 from flexmarl.core.errors import InvalidKeys
 from flexmarl.core.wire.curve import Gate, GateStatistics, Keys, protect_client, protect_server
 
+from ...patience import PATIENCE_S
 from .keys import KEYS
 
 REFUSED = (
@@ -33,7 +34,7 @@ Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 def run(request: pytest.FixtureRequest) -> Run:
     def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(main(), timeout=20))
+            runner.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
     return run
 

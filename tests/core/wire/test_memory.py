@@ -5,7 +5,6 @@ import functools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import Faults, MemoryNetwork
 
+from ...patience import PATIENCE_S
 from ..cluster_storm import NAMES, weather
 
 HERE = Path(__file__).parents[1]
@@ -324,9 +324,7 @@ def test_hours_of_timeouts_take_no_time() -> None:
                     await ref.within(3600.0).hang()
             assert now_s() == 3 * 3600.0
 
-    began_s = time.perf_counter()
     virtual_time.run(main())
-    assert time.perf_counter() - began_s < 5.0
 
 
 @pytest.mark.parametrize("seeds", [range(n, n + 10) for n in range(0, 60, 10)], ids=str)
@@ -343,7 +341,9 @@ def test_in_any_storm_requests_end_in_time_in_order_and_at_most_once(seeds: rang
 def log_of(seed: int, hash_seed: str) -> bytes:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(SOURCES)}
     command = [sys.executable, str(HERE / "cluster_storm.py"), str(seed)]
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60).stdout
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
+    ).stdout
 
 
 def test_a_seed_gives_the_same_log_in_every_process_byte_by_byte() -> None:

@@ -16,6 +16,8 @@ from rich.console import Console
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.cli import main
 
+from ...patience import PATIENCE_S
+
 _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 _PROGRAM = "import sys; from flexmarl.launch.cli import main; sys.exit(main())"
 _TINY = ("--rounds=2", "--seconds=0.04", "--in-flight=20", "--callers=2", "--array-mib=1", "--no-others")
@@ -44,7 +46,7 @@ def run() -> Iterator[tuple[dict[str, Any], str]]:
     """The JSON object, and the text on standard error."""
     process = _start("--json", *_TINY)
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         yield json.loads(out), err  # nothing else on standard output, or this raises
     finally:
@@ -116,12 +118,12 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 3  # two bare peers and our actor
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "flexmarl: stopped" in err and "Traceback" not in err and not out
-    gone, alive = psutil.wait_procs(family, timeout=10)
+    gone, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not alive and len(gone) == 3
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from flexmarl.actors.messages import Sample
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.pipeline import (
@@ -26,6 +26,8 @@ from flexmarl.launch.bench.pipeline import (
     scaled,
 )
 from flexmarl.launch.cli import main
+
+from ...patience import PATIENCE_S
 
 _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 _PROGRAM = "import sys; from flexmarl.launch.cli import main; sys.exit(main())"
@@ -46,20 +48,33 @@ def group(closed_s: float, **tokens: list[int]) -> ClosedGroup:
 
 
 TRAINER = SimulatedTrainerConfig(token_s=1.0, optimizer_s=10.0)
+A, B, SHARED = PolicyName("a"), PolicyName("b"), PolicyName("shared")
+OWN = {AgentName("a"): A, AgentName("b"): B}
 
 
 def test_the_bound_where_rollouts_last_longer() -> None:
     groups = [group(1.0, a=[1, 1]), group(500.0, a=[2, 3, 4])]
     # the last micro-batch is the fifth sample alone
-    assert barrier_bound_s(groups, 2, {"a": TRAINER}, install_s=7.0) == 500.0 + 4 + 10 + 7
+    assert barrier_bound_s(groups, 2, {A: TRAINER}, OWN, install_s=7.0) == 500.0 + 4 + 10 + 7
 
 
 def test_the_bound_where_training_lasts_longer() -> None:
     groups = [group(1.0, a=[1], b=[50]), group(2.0, a=[1], b=[50]), group(3.0, a=[1], b=[50])]
-    trainers = {"a": TRAINER, "b": TRAINER}
-    assert barrier_bound_s(groups, 2, trainers, install_s=7.0) == 2.0 + 3 + 150 + 2 * 10
+    trainers = {A: TRAINER, B: TRAINER}
+    assert barrier_bound_s(groups, 2, trainers, OWN, install_s=7.0) == 2.0 + 3 + 150 + 2 * 10
     # with no micro-batch full before the end, training can't begin earlier
-    assert barrier_bound_s(groups, 4, trainers, install_s=7.0) == 3.0 + 3 + 150 + 2 * 10
+    assert barrier_bound_s(groups, 4, trainers, OWN, install_s=7.0) == 3.0 + 3 + 150 + 2 * 10
+
+
+def test_the_bound_of_two_agents_with_one_policy() -> None:
+    """Their rows are trained together, and one optimizer step takes them all."""
+    one = dict.fromkeys(OWN, SHARED)
+    groups = [group(1.0, a=[1], b=[50]), group(2.0, a=[1], b=[50]), group(3.0, a=[1], b=[50])]
+    # the first group's two rows fill a micro-batch: training begins when it has closed
+    assert barrier_bound_s(groups, 2, {SHARED: TRAINER}, one, install_s=7.0) == 1.0 + 3 + 150 + 10
+    groups = [group(1.0, a=[1], b=[2]), group(500.0, a=[3], b=[4])]
+    # the last micro-batch is the fourth row alone
+    assert barrier_bound_s(groups, 3, {SHARED: TRAINER}, one, install_s=7.0) == 500.0 + 4 + 10 + 7
 
 
 def test_bounds_are_those_of_the_seed() -> None:
@@ -98,7 +113,7 @@ def run() -> Iterator[tuple[dict[str, Any], str]]:
     """The JSON object and the text on standard error."""
     process = _start("--json", "--rounds=1", "--steps=3")
     try:
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         yield json.loads(out), err  # nothing else on standard output, or this raises
     finally:
@@ -141,12 +156,12 @@ def test_ctrl_c_leaves_nothing() -> None:
         while len(children := family.children(recursive=True)) < 7:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "flexmarl: stopped" in err and "Traceback" not in err and not out
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 
 

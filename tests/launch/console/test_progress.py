@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -105,7 +105,6 @@ def test_a_resumed_run_has_no_step_line_before_its_first_step() -> None:
     assert [line.split()[1] for line in shown] == ["6/400"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "phase", "other phase", "note", "warn"]), max_size=300))
 def test_plain_lines_stay_below_about_one_a_second(calls: list[str]) -> None:
     stage = Stage(terminal=False)
@@ -323,7 +322,6 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not re.search(r"\x1b\[[0-9;]*\b(3[0-9]|38|9[0-7])\b[0-9;]*m", out.getvalue())
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=120))
 def test_any_rewards_can_be_drawn(rewards: list[float]) -> None:
     stage = Stage(terminal=True, agents=("a",))

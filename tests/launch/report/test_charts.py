@@ -4,7 +4,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.launch.report.charts import (
@@ -25,7 +25,6 @@ from .records import FINITE
 AXES = Axes(name="chart", title="A <title>", description="d & d", x_label="step", y_label="y")
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), max_size=40), st.sampled_from([WIDE, NARROW]))
 def test_curves_stay_inside_the_frame(points: list[tuple[int, float]], width: int) -> None:
     line = Line("<a&b>", sorted({x: (float(x), y) for x, y in points}.values()), 9)
@@ -37,7 +36,6 @@ def test_curves_stay_inside_the_frame(points: list[tuple[int, float]], width: in
             assert 0 <= x <= width and 0 <= y <= 250
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30))
 def test_columns_stand_on_one_another(values: list[float]) -> None:
     edges = [float(index) for index in range(len(values) + 1)]
@@ -51,7 +49,6 @@ def test_columns_stand_on_one_another(values: list[float]) -> None:
             assert upper_y + upper_height == pytest.approx(lower_y, abs=0.11)
 
 
-@settings(deadline=None)
 @given(FINITE, st.floats(1e-6, 1e12), st.integers(1, 10))
 def test_ticks_are_round_and_inside(low: float, span: float, wanted: int) -> None:
     high = low + span
@@ -63,7 +60,6 @@ def test_ticks_are_round_and_inside(low: float, span: float, wanted: int) -> Non
     assert len(found) <= wanted + 1
 
 
-@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1, max_size=300), st.integers(4, 50))
 def test_thinning_keeps_the_extremes_and_the_ends(values: list[float], limit: int) -> None:
     points = [(float(index), value) for index, value in enumerate(values)]

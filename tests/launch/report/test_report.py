@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import AgentName, PolicyName, Step
@@ -229,7 +229,6 @@ def test_values_that_are_no_numbers_count_as_missing(tmp_path: Path, bad: Any) -
     check(written(tmp_path, [*good, {"step": bad, "reward/sorter": 1.0}]))
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.dictionaries(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import Step
@@ -76,7 +76,6 @@ def test_split_of_a_step_where_agents_train_one_after_the_other() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(FINITE, min_size=9, max_size=9))
 def test_the_parts_of_a_step_add_up_and_are_never_negative(values: list[float]) -> None:
     keys = [

@@ -148,7 +148,7 @@ def test_aborting_one_leaves_the_others_untouched() -> None:
     }
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     interruptions=st.lists(st.integers(0, 25), min_size=1, max_size=4),
     temperature=st.sampled_from([0.0, 0.8]),
@@ -192,7 +192,7 @@ def test_a_result_survives_the_failure_of_its_step(monkeypatch: pytest.MonkeyPat
     assert [result.request_id for result in engine.step()] == ["short"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.booleans()), max_size=6), max_size=12

@@ -13,6 +13,7 @@ from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.core.actor import endpoint
 
+from ....patience import PATIENCE_S
 from ..house import JUDGE, SOLVER, FakeInstance, House, evaluate, serve, start_step
 
 ALONE = "turn = await agents['solver'].generate('x'); return Rewards(solver=float(turn.text == 'x'))"
@@ -51,9 +52,9 @@ async def group_of(house: House, rollout: Rollout, trajectories: int, step: int 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 def use(house: House, instance: FakeInstance) -> None:

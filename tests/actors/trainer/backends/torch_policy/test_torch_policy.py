@@ -42,7 +42,7 @@ def test_is_a_policy_backend() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_any_order_and_split_gives_the_one_batch_gradient(
     dtype: torch.dtype, tolerance: float, data: st.DataObject, seed: int

@@ -79,7 +79,7 @@ ALL = [{"name": name} for name in ALGORITHMS] + [
 
 
 @pytest.mark.parametrize("algorithm", ALL, ids=lambda a: "-".join(map(str, a.values())))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_any_order_and_split_steps_with_the_one_batch_gradient(
     algorithm: dict[str, Any], data: st.DataObject, seed: int

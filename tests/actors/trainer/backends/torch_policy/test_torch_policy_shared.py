@@ -77,7 +77,7 @@ def make_samples(seed: int) -> list[Sample]:
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: "-".join((*map(str, mix[0].values()), *mix[1:])))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_any_order_and_split_gives_the_gradient_of_one_batch_of_both_agents(
     mix: tuple[dict[str, Any], str, str], data: st.DataObject, seed: int

@@ -1,0 +1,35 @@
+"""A system that asks, and one that serves."""
+
+from flexmarl.core.protocol.session import SessionStatistics, Settings
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+
+from .clusters import Cluster
+from .runtime_actors import Subject
+
+
+async def two(
+    cluster: Cluster, settings: Settings | None = None
+) -> tuple[ActorSystem, Subject, ActorRef[Subject]]:
+    """A system that asks, an actor of another one, and the former's reference to it."""
+    asking, serving = await cluster.start("asking", settings), await cluster.start("serving", settings)
+    subject = Subject()
+    await serving.add(subject, "subject")
+    return asking, subject, asking.ref("subject", serving.address, Subject)
+
+
+def session_of(system: ActorSystem) -> SessionStatistics:
+    """Statistics of the only peer that ``system`` has called."""
+    asked = [peer.session for peer in system.statistics().peers if peer.session.requests]
+    assert len(asked) <= 1
+    return asked[0] if asked else SessionStatistics()
+
+
+def all_credit_is_back(system: ActorSystem, ref: ActorRef[Subject]) -> bool:
+    credit = system._local.network.peer(ref.address).session.requests.credit(ref.name)
+    return (session_of(system).in_flight, credit.requests, credit.size_bytes, len(credit.waiting)) == (
+        0,
+        0,
+        0,
+        0,
+    )

@@ -1,0 +1,39 @@
+"""A peer whose messages a test writes by hand."""
+
+from flexmarl.core.protocol import codec, envelopes
+from flexmarl.core.protocol.envelopes import Kind
+from flexmarl.core.wire.wire import Frames, Link
+
+
+class Stranger:
+    """Sends what it likes to a system and keeps what it is answered (``wire.Listener``)."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[envelopes.Envelope]] = []
+        self.header = b""
+        self.replies: list[int] = []
+        self.marks: list[int] = []
+        self.reads = False
+        """Confirms what it receives."""
+
+    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+        self.answers.append(codec.unpack_envelopes(body, buffers))
+        for kind, number, *_ in self.answers[-1]:
+            if kind == Kind.REPLY:
+                self.replies.append(number)
+            elif kind == Kind.PING:
+                self.marks.append(number)
+                if self.reads:
+                    link.send(packed(Kind.PONG, number, []))
+
+    def connected(self, link: Link) -> None: ...
+
+    def disconnected(self, link: Link, reason: str) -> None: ...
+
+    def refused(self, link: Link, reason: str) -> None: ...
+
+    def crashed(self) -> None: ...
+
+
+def packed(*envelope: object) -> bytes:
+    return codec.Encoder().pack(envelope)

@@ -1,0 +1,25 @@
+"""The environment's settings."""
+
+from pathlib import Path
+
+import pytest
+
+from flexmarl.launch import env
+
+
+def test_the_runtime_directories_are_in_shared_memory_or_in_the_folder_that_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FLEXMARL_RUNTIME_BASE", raising=False)
+    assert env.runtime_base() == Path("/dev/shm")
+    monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", str(tmp_path))
+    assert env.runtime_base() == tmp_path
+
+
+def test_without_shared_memory_they_are_in_the_folder_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FLEXMARL_RUNTIME_BASE", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert env.runtime_base() == tmp_path

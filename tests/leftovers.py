@@ -1,0 +1,55 @@
+"""Folders of one test session, which must be empty when it ends: nothing may stay in /dev/shm or /tmp.
+
+Other sessions may run at the same time. Each has its own folder for temporary files (``TMPDIR``) and its own for the
+directories of runs (``FLEXMARL_RUNTIME_BASE``), also in the processes that it starts.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from flexmarl.launch import env
+
+_PREFIX = "flexmarl-tests-"
+
+
+class SessionFolders:
+    """Made when the session begins, and removed with all that is in them when it ends."""
+
+    def __init__(self) -> None:
+        # pytest's own folders, of which it keeps those of failed tests, stay in their usual place.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        runtime = tempfile.mkdtemp(prefix=_PREFIX, dir=env.runtime_base())
+        temporary = tempfile.mkdtemp(prefix=_PREFIX)
+        os.environ.update(FLEXMARL_RUNTIME_BASE=runtime, TMPDIR=temporary)
+        tempfile.tempdir = temporary
+        self._folders = Path(runtime), Path(temporary)
+
+    def close(self) -> list[str]:
+        """The files and folders that were left."""
+        left = [str(path) for folder in self._folders for path in sorted(folder.iterdir())]
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        return left
+
+
+class LeftoversPlugin:
+    """Fails a session that leaves something."""
+
+    def __init__(self) -> None:
+        self._folders = SessionFolders()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        left = self._folders.close()
+        if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if left and reporter is not None:
+            reporter.ensure_newline()
+            reporter.section("the tests left these behind", red=True)
+            for path in left:
+                reporter.line(path)

@@ -1,0 +1,112 @@
+"""Rules that the tests themselves keep, so that they hold on a busy machine and leave nothing behind."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from .patience import PATIENCE_S
+
+TESTS = Path(__file__).parent
+CLOCKS = {"monotonic", "perf_counter", "time"}
+# Programs in virtual time, whose clock stands still while anything runs.
+VIRTUAL = ("core/testing/", "core/storm.py", "core/cluster_storm.py", "core/wire/test_memory.py")
+VIRTUAL_OF_ACTORS = ("actors/rollout/", "actors/inference/test_simulated_instance.py")
+# Run as a program, which can't import this package.
+ALONE = "core/orphan_maker.py"
+
+
+def sources() -> dict[str, str]:
+    return {str(path.relative_to(TESTS)): path.read_text() for path in sorted(TESTS.rglob("*.py"))}
+
+
+def violations(path: str, source: str) -> Iterator[str]:
+    """Assertions on wall time, and waits that a busy machine may overrun. A module that is not in virtual time passes
+    ``PATIENCE_S`` to them."""
+    if path.startswith((*VIRTUAL, *VIRTUAL_OF_ACTORS, ALONE)):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            for call in ast.walk(node.test):
+                if isinstance(call, ast.Call) and not call.args and _name(call.func) in CLOCKS:
+                    yield f"{path}:{node.lineno}: an assertion on wall time"
+        if isinstance(node, ast.Call) and _name(node.func) in ("timeout", "wait_for"):
+            deadlines = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(
+                isinstance(value, ast.Constant) and type(value.value) in (int, float) for value in deadlines
+            ):
+                yield f"{path}:{node.lineno}: a deadline of its own: take PATIENCE_S"
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else ""
+
+
+def test_no_assertion_on_wall_time_and_patience_in_every_wait() -> None:
+    assert [found for path, source in sources().items() for found in violations(path, source)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert time.monotonic() - began < 5",
+        "assert 0.4 < asyncio.get_running_loop().time() - began",
+        "async with asyncio.timeout(5): ...",
+        "asyncio.wait_for(waiting, 1.0)",
+        "asyncio.wait_for(waiting, timeout=20)",
+    ],
+)
+def test_a_violation_is_found(source: str) -> None:
+    assert len(list(violations("core/test_x.py", f"async def f():\n    {source}"))) == 1
+    assert not list(violations("core/testing/test_x.py", f"async def f():\n    {source}"))
+
+
+def test_examples_of_hypothesis_have_no_deadline() -> None:
+    assert hypothesis.settings().deadline is None
+    assert hypothesis.HealthCheck.too_slow in hypothesis.settings().suppress_health_check
+    settings = re.compile(r"\bsettings\([^)]*\bdeadline=")
+    assert not [path for path, source in sources().items() if settings.search(source)], "one profile for all"
+
+
+LEAVES = {
+    "nothing": "",
+    "a runtime directory": "tempfile.mkdtemp(prefix='flexmarl-', dir=env.runtime_base())",
+    "a temporary file": "tempfile.mkstemp()",
+    "a file of its process": "subprocess.run(['mktemp'], check=True)",
+}
+
+
+@pytest.mark.parametrize("what", LEAVES)
+def test_a_session_that_leaves_something_fails_and_it_is_removed(what: str, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests.leftovers import LeftoversPlugin\n"
+        "def pytest_configure(config): config.pluginmanager.register(LeftoversPlugin())\n"
+    )
+    (tmp_path / "test_x.py").write_text(
+        f"import subprocess, tempfile\nfrom flexmarl.launch import env\ndef test_x(): {LEAVES[what] or 'pass'}\n"
+    )
+    folders = {"FLEXMARL_RUNTIME_BASE": tmp_path / "runtime", "TMPDIR": tmp_path / "temporary"}
+    for folder in folders.values():
+        folder.mkdir()
+    root = TESTS.parent
+    paths = os.pathsep.join(str(path) for path in (root, root / "scripts" / "src"))
+    environment = {**os.environ, "PYTHONPATH": paths, **{name: str(path) for name, path in folders.items()}}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    ended = subprocess.run(
+        [*command, "--rootdir", tmp_path, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    left = what != "nothing"
+    assert ended.returncode == left, ended.stdout + ended.stderr
+    assert ("the tests left these behind" in ended.stdout) == left
+    assert not any(any(folder.iterdir()) for folder in folders.values())
