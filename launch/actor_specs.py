@@ -116,6 +116,7 @@ def _store_setup(config: RunConfig, references: References, runtime_dir: Path, s
         order="query" if config.deterministic else "arrival",
         columns=config.columns(),
         limits=config.store.limits(),
+        selects=config.store.select_limits(),
         console=references.console,
     )
 
