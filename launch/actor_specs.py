@@ -19,6 +19,7 @@ from ..actors.messages import (
 from ..actors.names import PolicyName
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from ..actors.rollout.evaluation import EvaluationRules
 from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.trainer_setup import TrainerSetup
@@ -104,6 +105,7 @@ def rollout_setup(
         config=config.rollout,
         runtime_dir=runtime_dir,
         store_dir=store_dir,
+        evaluation=EvaluationRules(config.evaluation.samplings(), config.evaluation.success),
     )
 
 
