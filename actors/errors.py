@@ -53,6 +53,29 @@ class StoreFull(StoreError):
         self.problem = problem
 
 
+class SelectTimeout(StoreError):
+    """An expression of a client took longer than the store allows."""
+
+    def __init__(self, where: str, timeout_s: float) -> None:
+        super().__init__(
+            f"the expression {where!r} took longer than {timeout_s:g} s, the limit that store.select_timeout_s sets"
+        )
+        self.where = where
+        self.timeout_s = timeout_s
+
+
+class TooManySelects(StoreError):
+    """The store evaluates as many expressions as it may, and as many as it may wait."""
+
+    def __init__(self, running: int, waiting: int) -> None:
+        super().__init__(
+            f"the store evaluates {running} expressions (store.selects_at_once) and {waiting} wait for that, the "
+            "limit that store.selects_waiting sets; try again later"
+        )
+        self.running = running
+        self.waiting = waiting
+
+
 class StaleSample(FlexmarlError):
     """A sample reached the trainer of a policy whose version did not generate it."""
 

@@ -19,6 +19,7 @@ from ..actors.messages import (
 from ..actors.names import PolicyName
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from ..actors.rollout.evaluation import EvaluationRules
 from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.trainer_setup import TrainerSetup
@@ -104,6 +105,7 @@ def rollout_setup(
         config=config.rollout,
         runtime_dir=runtime_dir,
         store_dir=store_dir,
+        evaluation=EvaluationRules(config.evaluation.samplings(), config.evaluation.success),
     )
 
 
@@ -116,6 +118,7 @@ def _store_setup(config: RunConfig, references: References, runtime_dir: Path, s
         order="query" if config.deterministic else "arrival",
         columns=config.columns(),
         limits=config.store.limits(),
+        selects=config.store.select_limits(),
         console=references.console,
     )
 

@@ -1,4 +1,4 @@
-"""The commands ``flexmarl train``, ``flexmarl report``, ``flexmarl store`` and ``flexmarl bench``."""
+"""The command ``flexmarl``, with ``train``, ``report`` and ``store``; its other commands have files of their own."""
 
 import asyncio
 import contextlib
@@ -34,6 +34,7 @@ from .json_lines import JsonLines, event_to_json
 from .report.report import write_report
 from .run_config import RunConfig
 from .run_directory import RunDirectory
+from .stored_runs.command import completion, export, runs
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -46,7 +47,8 @@ def cli() -> None:
     """Trains several LLM agents together with reinforcement learning."""
 
 
-cli.add_command(bench)
+for command in (bench, runs, export, completion):
+    cli.add_command(command)
 
 
 @cli.command()

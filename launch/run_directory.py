@@ -34,6 +34,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.store = path / "store"
         self.store_address = self.store / "address"
+        self.lock = path / "lock"
 
     @classmethod
     def create(cls, path: Path, config: str) -> "RunDirectory":
@@ -66,7 +67,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Locks the run. Raises RunDirectoryError if another process works on it."""
-        with (self.path / "lock").open("w") as lock:
+        with self.lock.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

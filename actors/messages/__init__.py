@@ -4,6 +4,7 @@ Roles never import each other: they share data, and it is here, by subject. A ``
 with their signatures; the actor runtime validates arguments and results against them.
 """
 
+from .evaluating import EvaluationSampling
 from .experience import (
     MOST_VERSION_CHANGES,
     LeasedBatch,
@@ -25,6 +26,7 @@ __all__ = [
     "AgentTurns",
     "ConsoleApi",
     "Evaluation",
+    "EvaluationSampling",
     "GenerateRequest",
     "Generation",
     "GroupClosed",

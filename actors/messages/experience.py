@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from ...core.actor import endpoint
 from ...transport.segments import ByteRef, SegmentGrant
-from ..errors import StoreError
+from ..errors import SelectTimeout, StoreError, TooManySelects
 from ..names import PolicyName
 
 MOST_VERSION_CHANGES: Final = 16
@@ -130,9 +130,11 @@ class StoreApi(Protocol):
         """The bytes of ``refs``, one behind the other, in chunks of 1 MiB, for a reader on another host. Refused if one
         points to no bytes. Leased bytes stay until their lease is committed."""
 
-    @endpoint(raises=[StoreError])
+    @endpoint(raises=[SelectTimeout, TooManySelects, StoreError])
     async def select(self, where: str, limit: int) -> Selection:
-        """Rows for which an SQL expression over their scalar columns is true."""
+        """Rows for which an SQL expression over their scalar columns is true. Few expressions are evaluated at once,
+        others wait in order. Raises StoreError for one that is invalid, SelectTimeout if it takes too long,
+        TooManySelects if too many wait."""
 
     @endpoint(raises=[StoreError])
     async def trajectory(self, name: str) -> Selection:

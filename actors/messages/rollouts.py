@@ -84,9 +84,10 @@ class GroupClosed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over the evaluation queries that succeeded: the workflow's own metrics and ``reward/<agent>``."""
+    """Metrics by name, over the trajectories that did not fail: means of the workflow's own metrics and of
+    ``reward/<agent>``, and pass@k if queries were repeated."""
 
-    queries: int
+    trajectories: int
     metrics: dict[str, float]
     failures: list[TrajectoryFailure]
 
@@ -109,4 +110,4 @@ class RolloutApi(Protocol):
         """
 
     async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
-        """Runs each query once with greedy decoding, outside the store."""
+        """Runs each query as the config's ``evaluation`` says, outside the store."""

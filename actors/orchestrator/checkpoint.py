@@ -77,10 +77,22 @@ def load(folder: Path) -> RunState:
 
     Raises CheckpointIncomplete naming the file that is missing or damaged.
     """
+    check_files(folder)
+    try:
+        return TypeAdapter(RunState).validate_python(read_json(folder / "run.json"))
+    except ValidationError as error:
+        raise CheckpointIncomplete(folder / "run.json", error.errors()[0]["msg"]) from error
+
+
+def check_files(folder: Path, policy: PolicyName | None = None) -> None:
+    """Compares every file, or those of one policy, with the manifest. Raises CheckpointIncomplete naming the file that
+    is missing or damaged."""
     files = read_json(folder / "manifest.json").get("files")
     if not isinstance(files, dict):
         raise CheckpointIncomplete(folder / "manifest.json", "lists no files")
     for name, (size_bytes, digest) in files.items():
+        if policy is not None and not name.startswith(f"{policy}/"):
+            continue
         path = folder / name
         if not path.is_file():
             raise CheckpointIncomplete(path, "the file is missing")
@@ -88,10 +100,6 @@ def load(folder: Path) -> RunState:
             raise CheckpointIncomplete(path, f"has {path.stat().st_size} bytes, {size_bytes} were written")
         if _digest(path) != digest:
             raise CheckpointIncomplete(path, "is damaged (its digest differs from the manifest's)")
-    try:
-        return TypeAdapter(RunState).validate_python(read_json(folder / "run.json"))
-    except ValidationError as error:
-        raise CheckpointIncomplete(folder / "run.json", error.errors()[0]["msg"]) from error
 
 
 def remove_partial(root: Path) -> None:

@@ -302,8 +302,8 @@ class Orchestrator(Actor, OrchestratorApi):
         result = await rollout.evaluate(queries, decision.versions)
         for failure in result.failures:
             self._report_failure(failure, decision.step)
-        if len(result.failures) > self._setup.max_failed_share * result.queries:
-            failed = f"{len(result.failures)} of {result.queries} trajectories failed"
+        if len(result.failures) > self._setup.max_failed_share * result.trajectories:
+            failed = f"{len(result.failures)} of {result.trajectories} trajectories failed"
             raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
         eval_s = time.monotonic() - started

@@ -1,6 +1,14 @@
 """The user's settings of the training schedule: steps, batches, evaluations, checkpoints."""
 
+import re
+from typing import Annotated, Final
+
+from pydantic import Field, field_validator
+
 from ..config_base import Config, Count, Natural
+from ..messages import EvaluationSampling
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class TrainingConfig(Config):
@@ -14,11 +22,33 @@ class TrainingConfig(Config):
     micro_batch: Count = 32
 
 
-class EvaluationConfig(Config):
-    """Greedy decoding on the recipe's evaluation queries: before the first step, after the last, and after
-    every ``every`` steps between (0: not between)."""
+class EvaluationConfig(EvaluationSampling):
+    """Evaluations on the recipe's evaluation queries: before the first step, after the last, and after every ``every``
+    steps between (0: not between), by default with greedy decoding.
+
+    ``repeats`` > 1 gives means over them and pass@k (Chen et al. 2021, arXiv 2107.03374): the share of queries that one
+    of k trajectories solves. A trajectory has solved its query if the workflow's metric ``success`` is at least 1.
+    ``further``: more samplings of the same evaluation, by name; the name stands before their metrics.
+    """
 
     every: Natural = 0
+    success: str = "accuracy"
+    further: Annotated[dict[str, EvaluationSampling], Field(default_factory=dict)]
+
+    @field_validator("further")
+    @classmethod
+    def _names_are_plain(cls, further: dict[str, EvaluationSampling]) -> dict[str, EvaluationSampling]:
+        for name in further:
+            if not _NAME.fullmatch(name) or name == "reward":
+                raise ValueError(
+                    f"sampling {name!r}: a name is up to 32 lower-case letters, digits and _, a letter first, and not "
+                    "reward, which stands before the agents' rewards"
+                )
+        return further
+
+    def samplings(self) -> dict[str, EvaluationSampling]:
+        """All samplings; the name of the first is empty."""
+        return {"": EvaluationSampling(temperature=self.temperature, repeats=self.repeats), **self.further}
 
 
 class CheckpointConfig(Config):

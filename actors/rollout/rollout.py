@@ -12,7 +12,6 @@ its group continues without it.
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import Any
 
 import xxhash
@@ -33,6 +32,7 @@ from ..messages import (
 from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
 from ..workflow import Prompt, Recipe, Rewards, Turn
+from .evaluation import evaluation_metrics
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
 from .instance_pool import InstancePool
@@ -102,25 +102,30 @@ class Rollout(Actor, RolloutApi):
     @endpoint
     async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
         _refuse_equal_ids(queries, "the evaluation")
+        rules = self._setup.evaluation
         exactly = {policy: VersionRange.exactly(version) for policy, version in versions.items()}
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(self._run_trajectory(Trajectory(query, None, 0, exactly)))
-                    for query in queries
+                    (name, tasks.create_task(self._evaluated(name, query, number, exactly)))
+                    for name, query, number in rules.trajectories(queries)
                 ]
-        ends = [task.result() for task in running]
-        failures = [end.failure for end in ends if end.failure is not None]
-        survived = [end.trajectory for end in ends if end.failure is None]
-        values: dict[str, list[float]] = {}
-        for trajectory in survived:
-            for name, value in trajectory.rewards.metrics.items():
-                values.setdefault(name, []).append(value)
-            for agent, value in trajectory.rewards.by_agent.items():
-                values.setdefault(f"reward/{agent}", []).append(value)
-        return Evaluation(len(queries), {name: fmean(v) for name, v in values.items()}, failures)
+        ends = [(name, task.result()) for name, task in running]
+        failures = [end.failure for _, end in ends if end.failure is not None]
+        survived = [(name, end.trajectory) for name, end in ends if end.failure is None]
+        return Evaluation(
+            len(ends),
+            evaluation_metrics(rules, [(name, one.query.id, one.rewards) for name, one in survived]),
+            failures,
+        )
 
     # ------------------------------------------------------------------ one group, one trajectory, one turn
+
+    async def _evaluated(
+        self, sampling: str, query: Query, number: int, versions: dict[PolicyName, VersionRange]
+    ) -> End:
+        temperature = self._setup.evaluation.samplings[sampling].temperature
+        return await self._run_trajectory(Trajectory(query, None, number, versions, temperature))
 
     async def _run_group(self, run: GroupRun) -> None:
         with first_error():
@@ -196,7 +201,7 @@ class Rollout(Actor, RolloutApi):
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             trajectory.rewards = trajectory.unpunished = work.result()
-            if not trajectory.greedy:  # evaluations report the workflow's own rewards
+            if not trajectory.is_evaluation:  # evaluations report the workflow's own rewards
                 trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
             return End(trajectory)
         if isinstance(error, RecipeError):
@@ -231,7 +236,7 @@ class Rollout(Actor, RolloutApi):
                 self._segments(prompt, agent),
                 trajectory.versions[settings.policy],
                 xxhash.xxh3_64_intdigest(f"{self._setup.recipe.seed} {sample_id}".encode()),
-                0.0 if trajectory.greedy else sampling.temperature,
+                sampling.temperature if trajectory.temperature is None else trajectory.temperature,
                 sampling.max_new_tokens,
             )
         )

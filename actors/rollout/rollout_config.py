@@ -11,7 +11,7 @@ OnTimeout = Literal["drop", "replace"]
 
 
 class SamplingConfig(Config):
-    """The sampling of an agent's training turns; evaluations decode greedily.
+    """The sampling of an agent's training turns; evaluations have a temperature of their own (``evaluation``).
 
     ``turn_timeout_s`` and ``on_timeout``: for this agent's turns, by default those of ``rollout``. The workflow gets a
     CallTimeout; if it does not catch that, the trajectory has passed its deadline.

@@ -8,6 +8,7 @@ from ..declared_columns import Column
 from ..messages import Grouping, InstanceApi, OrchestratorApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
+from .evaluation import EvaluationRules
 from .rollout_config import RolloutConfig, SamplingConfig
 
 
@@ -41,3 +42,4 @@ class RolloutSetup:
     config: RolloutConfig
     runtime_dir: Path
     store_dir: Path
+    evaluation: EvaluationRules = field(default_factory=EvaluationRules)

@@ -64,9 +64,10 @@ class Deadline:
 
 
 class Trajectory:
-    """``step``: None for an evaluation. ``versions``: may generate its turns, by policy; if that is more than one, a
-    trajectory and even a turn may begin with one version and continue with a later one: every token keeps its own.
-    ``unpunished``: the workflow's rewards; ``rewards``: less the overlong punishment."""
+    """``step``: None for an evaluation. ``temperature``: of all agents' turns; None: each agent's own. ``versions``:
+    may generate its turns, by policy; if that is more than one, a trajectory and even a turn may begin with one version
+    and continue with a later one: every token keeps its own. ``unpunished``: the workflow's rewards; ``rewards``: less
+    the overlong punishment."""
 
     def __init__(
         self,
@@ -74,11 +75,13 @@ class Trajectory:
         step: Step | None,
         number: int,
         versions: Mapping[PolicyName, VersionRange],
+        temperature: float | None = None,
     ) -> None:
         self.query = query
         self.number = number
         self.versions = versions
-        self.greedy = step is None
+        self.temperature = temperature
+        self.is_evaluation = step is None
         self.name = str(TrajectoryName(step, query.id, number))
         self.rewards = self.unpunished = Rewards()
         self.first_turn_at = math.inf

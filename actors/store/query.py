@@ -11,10 +11,10 @@ length of its values and the number of its rows are limited.
 import re
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import StoreError
+from ..errors import SelectTimeout, StoreError
 from ..messages import Selection
 
 _NUMBERS: Final = ("abs", "avg", "count", "max", "min", "round", "sign", "sum", "total")
@@ -33,7 +33,9 @@ _TEXT: Final = (
 )
 _FUNCTIONS: Final = frozenset((*_NUMBERS, *_TEXT, "coalesce", "ifnull", "iif", "nullif", "typeof"))
 _EXPRESSION_LIMIT: Final = 10_000
-_VALUE_LIMIT_BYTES: Final = 2**20
+# These two bound the time of one step of SQLite, within which it can't be interrupted, to about 0.1 s.
+_VALUE_LIMIT_BYTES: Final = 2**16
+_PATTERN_LIMIT_BYTES: Final = 256
 _STEPS_PER_CHECK: Final = 10_000
 # Words of an expression's syntax. A column of such a name must be quoted in the expression.
 _SYNTAX: Final = frozenset((
@@ -52,13 +54,17 @@ def select(
     *,
     limit: int = 1000,
     timeout_s: float = 5.0,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> Selection:
     """The first ``limit`` of ``rows`` (in their order) for which the expression ``where`` is true; of all rows if it is
     empty.
 
     ``columns``: type by name (``float``, ``int``, ``bool``, ``str``), in the order of each row's values. Takes about
-    3 us a row, ``timeout_s`` at most: call it in a thread, with rows that do not change meanwhile. Raises StoreError
-    for an expression that is invalid, not allowed, or takes too long.
+    3 us a row, ``timeout_s`` at most: call it in a thread, with rows that do not change meanwhile. ``is_given_up``:
+    asked now and then; if it returns True, no one needs the result.
+
+    Raises StoreError for an expression that is invalid or not allowed, SelectTimeout if it takes too long or was given
+    up.
     """
     if len(where) > _EXPRESSION_LIMIT:
         raise StoreError(f"an expression of {len(where)} characters is over the limit of {_EXPRESSION_LIMIT}")
@@ -67,7 +73,7 @@ def select(
     condition = f"(\n{_quoted(where, columns) if where.strip() else '1'}\n)"
     database = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_CHECK)
+        database.set_progress_handler(lambda: time.monotonic() > deadline or is_given_up(), _STEPS_PER_CHECK)
         _fill(database, columns, rows)
         _lock(database)
         (total,) = database.execute(f"SELECT count(*) FROM samples WHERE {condition}").fetchone()
@@ -75,7 +81,9 @@ def select(
             f"SELECT * FROM samples WHERE {condition} ORDER BY rowid LIMIT {limit:d}"
         ).fetchall()
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        raise StoreError(_explained(str(error), where, columns, timeout_s)) from error
+        if str(error) == "interrupted":
+            raise SelectTimeout(where, timeout_s) from error
+        raise StoreError(_explained(str(error), where, columns)) from error
     finally:
         database.close()
     bools = [name for name, kind in columns.items() if kind == "bool"]
@@ -97,6 +105,7 @@ def _lock(database: sqlite3.Connection) -> None:
     """Restricts the connection to reading ``samples``."""
     database.execute("PRAGMA query_only = 1")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_LIMIT_BYTES)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _PATTERN_LIMIT_BYTES)
     database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     database.set_authorizer(_authorize)
 
@@ -132,11 +141,9 @@ def _known(columns: Mapping[str, str]) -> str:
     return f"there are: {', '.join(columns)}"
 
 
-def _explained(error: str, where: str, columns: Mapping[str, str], timeout_s: float) -> str:
+def _explained(error: str, where: str, columns: Mapping[str, str]) -> str:
     if error.startswith("no such column: "):
         return f"there is no column {error.removeprefix('no such column: ')}; {_known(columns)}"
-    if error == "interrupted":
-        return f"the expression {where!r} took longer than {timeout_s:g} s"
     if any(sign in error for sign in ("authoriz", "prohibited", "no such function", "vtable")):
         return (
             f"the expression {where!r} may only read the table samples, with the functions "

@@ -33,9 +33,9 @@ from ..names import AgentName, PolicyName
 from ..run_events import ColumnsAwaited, RunEvent, StoreBlocked, StoreUnblocked
 from ..store_client import ARRAY_COLUMNS, segment_directories
 from .policy_queue import PolicyQueue
-from .query import select
 from .schema import Schema
 from .segment_arena import SegmentArena
+from .select_pool import SelectPool
 from .store_journal import StoreJournal
 from .store_setup import StoreSetup
 from .tables import UNCHANGED, TableChange, Tables
@@ -78,6 +78,7 @@ class Store(Actor, StoreApi):
         }
         self._tables = Tables(setup.policies, schemas, order=setup.order)
         self._arena = SegmentArena(segment_directories(setup.runtime_dir, setup.store_dir), setup.limits)
+        self._selects = SelectPool(setup.selects)
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
         self._full = False
@@ -100,6 +101,7 @@ class Store(Actor, StoreApi):
         self.background(self._expire(), "expiry")
 
     async def on_stop(self) -> None:
+        self._selects.close()
         await self._journal.close()
         self._arena.close()
 
@@ -117,7 +119,7 @@ class Store(Actor, StoreApi):
 
     def statistics(self) -> Mapping[str, float]:
         """Bytes of segments, of what rows refer to in them, and of the journal; rows that are ready and leased; puts
-        and commits since the start."""
+        and commits since the start; expressions that are evaluated and that wait."""
         arena, counts = self._arena.statistics(), self._tables.counts().values()
         return {
             "segment_bytes": arena.memory_bytes + arena.disk_bytes,
@@ -127,6 +129,8 @@ class Store(Actor, StoreApi):
             "rows_leased": sum(of_agent.leased for of_agent in counts),
             "puts": self._puts,
             "commits": self._commits,
+            "selects_running": self._selects.running,
+            "selects_waiting": self._selects.waiting,
         }
 
     # ------------------------------------------------------------------ endpoints
@@ -188,9 +192,9 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def select(self, where: str, limit: int) -> Selection:
-        limit = min(limit, _MOST_ROWS)
-        columns, rows = self._tables.scalar_columns(), self._tables.scalars()
-        return await asyncio.to_thread(select, columns, rows, where, limit=limit)
+        return await self._selects.select(
+            self._tables.scalar_columns(), self._tables.scalars, where, min(limit, _MOST_ROWS)
+        )
 
     @endpoint
     async def trajectory(self, name: str) -> Selection:

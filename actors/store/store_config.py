@@ -1,19 +1,31 @@
 """Settings of the store."""
 
-from ..config_base import Config, Count, Natural
+from ..config_base import Config, Count, Natural, Seconds
 from .segment_arena import ArenaLimits
+from .select_pool import SelectLimits
 
 _DEFAULT = ArenaLimits()
+_SELECTS = SelectLimits()
 
 
 class StoreConfig(Config):
     """The room for samples that are not trained yet: ``memory_bytes`` of shared memory, then ``disk_bytes`` in the
-    run's folder, on a disk with ``disk_free_bytes`` left free. If there is no more room, rollouts wait."""
+    run's folder, on a disk with ``disk_free_bytes`` left free. If there is no more room, rollouts wait.
+
+    Expressions of ``flexmarl store`` and other clients: ``selects_at_once`` are evaluated at the same time, each for
+    ``select_timeout_s`` seconds at most, and ``selects_waiting`` more wait in order; further ones are refused.
+    """
 
     memory_bytes: Count = _DEFAULT.memory_bytes
     disk_bytes: Natural = _DEFAULT.disk_bytes
     disk_free_bytes: Natural = _DEFAULT.disk_free_bytes
+    selects_at_once: Count = _SELECTS.at_once
+    selects_waiting: Natural = _SELECTS.waiting
+    select_timeout_s: Seconds = _SELECTS.timeout_s
 
     def limits(self) -> ArenaLimits:
         segment_bytes = min(_DEFAULT.segment_bytes, max(self.memory_bytes, self.disk_bytes))
         return ArenaLimits(segment_bytes, self.memory_bytes, self.disk_bytes, self.disk_free_bytes)
+
+    def select_limits(self) -> SelectLimits:
+        return SelectLimits(self.selects_at_once, self.selects_waiting, self.select_timeout_s)

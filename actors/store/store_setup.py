@@ -10,8 +10,10 @@ from ..messages import WORK_TIMEOUT_S, ConsoleApi
 from ..names import AgentName, PolicyName
 from .policy_queue import LeaseOrder
 from .segment_arena import ArenaLimits
+from .select_pool import SelectLimits
 
 _LIMITS: Final = ArenaLimits()
+_SELECT_LIMITS: Final = SelectLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class StoreSetup:
     are leased, ``arrival`` or, for runs that are ``deterministic``, ``query``. ``columns``: by agent, those that the
     run declares beyond what training needs. ``lease_s``: seconds until the rows of a lease are READY again.
     ``patience_s``: seconds that a store that is full by its own limits waits for a row to come or to be consumed,
-    before it refuses a writer. ``console``: is notified when there is no room, when there is room again, and of a long
-    wait for external columns.
+    before it refuses a writer. ``selects``: bounds of clients' expressions. ``console``: is notified when there is no
+    room, when there is room again, and of a long wait for external columns.
     """
 
     policies: dict[AgentName, PolicyName]
@@ -35,6 +37,7 @@ class StoreSetup:
     order: LeaseOrder = "arrival"
     columns: dict[AgentName, dict[str, Column]] = field(default_factory=dict)
     limits: ArenaLimits = _LIMITS
+    selects: SelectLimits = _SELECT_LIMITS
     lease_s: float = WORK_TIMEOUT_S
     patience_s: float = 1800.0
     console: ActorRef[ConsoleApi] | None = None

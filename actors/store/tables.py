@@ -248,17 +248,17 @@ class Tables:
         """
         wanted = self._trajectory_name(name)
         step = -1 if wanted.step is None else wanted.step
+        names = self.scalar_columns()
         found = [
-            (sample.turn, self._plain(agent, row))
-            for agent, table in self._tables.items()
+            (sample.turn, self._scalars_of(row, self._scalar_places(table)))
+            for table in self._tables.values()
             for row in table.rows_of_step(step)
             if (sample := SampleId.parse(row.sample_id)).trajectory_name == wanted
         ]
         if not found:
             hint = f"steps before {self.closed_before} are forgotten, evaluations never come here"
             raise StoreError(f"neither a sample nor a trajectory {name!r} is in the store ({hint})")
-        names = self.scalar_columns()
-        return [{name: row.get(name) for name in names} for _, row in sorted(found, key=lambda item: item[0])]
+        return [dict(zip(names, row, strict=True)) for _, row in sorted(found, key=lambda item: item[0])]
 
     def scalar_columns(self) -> dict[str, str]:
         """Type by name of what ``scalars`` gives."""
@@ -266,11 +266,12 @@ class Tables:
         meta = {name: "str" if name in text else "int" for name in META}
         return meta | {name: kind for name, kind in self.columns.items() if kind not in ("tokens", "tensor")}
 
-    def scalars(self) -> list[tuple[Any, ...]]:
-        """All rows that are not forgotten, each in the order of ``scalar_columns``; None for columns that are
-        not written or that the agent lacks, and for strings stored by reference."""
-        names = self.scalar_columns()
-        return [tuple(map(self._plain(agent, row).get, names)) for agent, row in self._all_rows()]
+    def scalars(self) -> Iterator[tuple[Any, ...]]:
+        """All rows that are there now and not forgotten, each in the order of ``scalar_columns``; None for columns
+        that are not written or that the agent lacks, and for strings stored by reference. May be read while rows
+        change: each row is as it is when it is read."""
+        found = [(self._scalar_places(table), list(table.rows())) for table in self._tables.values()]
+        return (self._scalars_of(row, places) for places, rows in found for row in rows)
 
     # ------------------------------------------------------------------ inside
 
@@ -287,10 +288,16 @@ class Tables:
     def _all_rows(self) -> Iterator[tuple[str, Row]]:
         return ((agent, row) for agent, table in self._tables.items() for row in table.rows())
 
-    def _plain(self, agent: str, row: Row) -> dict[str, Any]:
-        sample = SampleId.parse(row.sample_id)
-        meta = (
-            agent,
+    def _scalar_places(self, table: Table) -> list[int | None]:
+        """For each name of ``scalar_columns`` behind those of META: its place among the cells of the table's rows; None
+        if the agent lacks it."""
+        return [table.schema.index.get(name) for name in list(self.scalar_columns())[len(META) :]]
+
+    def _scalars_of(self, row: Row, places: Sequence[int | None]) -> tuple[Any, ...]:
+        sample, cells = SampleId.parse(row.sample_id), row.cells
+        found = [None if place is None else cells[place] for place in places]
+        return (
+            row.agent,
             row.sample_id,
             row.step,
             sample.group,
@@ -301,12 +308,8 @@ class Tables:
             row.query_position,
             row.status,
             row.optimizer_step,
+            *[None if type(cell) is tuple else cell for cell in found],
         )
-        plain: dict[str, Any] = dict(zip(META, meta, strict=True))
-        for (name, column), cell in zip(self._tables[agent].schema.columns.items(), row.cells, strict=True):
-            if not column.is_by_reference:
-                plain[name] = None if type(cell) is tuple else cell
-        return plain
 
     def _written(
         self, record: bytes, checked: list[tuple[str, CheckedColumns]], undo: Callable[[], None]

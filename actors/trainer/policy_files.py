@@ -20,9 +20,13 @@ _DTYPES |= {torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.boo
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes contiguous tensors, none sharing memory with another, from any device."""
+    """Writes contiguous tensors, none sharing memory with another, from any device. The file's mode is as the umask
+    says."""
+    path.touch()
+    mode = path.stat().st_mode
     # transformers looks for "format" before it reads a safetensors file.
     save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors replaces the file by one of mode 0600
 
 
 def check_tensors(path: Path, expected: Mapping[str, Tensor]) -> None:

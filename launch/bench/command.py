@@ -146,7 +146,8 @@ def pipeline(
 @bench.command()
 @_common_options(rounds=5, quick_time="a few seconds")
 def store(as_json: bool, rounds: int | None, quick: bool) -> int:
-    """Measure the experience store: samples of 10 KiB put and got by two client processes, journal on.
+    """Measure the experience store: samples of 10 KiB put and got by two client processes, journal on; and single puts
+    beside 12 expensive expressions of other clients.
 
     \b
     Examples:

@@ -3,9 +3,13 @@
 A sample has the sizes that other frameworks were measured with: 512 and 1024 int32, 1024 float32, and scalars. Batches
 of 64 go in, batches of 16 come out. The arrays that come out are copied: a consumer keeps no memory of the store.
 
+Before that one client puts single samples, in turns with and without 12 expensive expressions in the store, whose time
+limit is a second.
+
 The keys of the result:
 
     put_samples_per_s, get_samples_per_s                              of both clients together, median of the rounds
+    put_with_queries_ratio     time of a put with the expressions / without, median of the rounds
     transferqueue_put_samples_per_s, transferqueue_get_samples_per_s  None: it is not measured here
     rounds, goals, machine, settings
 """
@@ -15,16 +19,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from ...actors.errors import SelectTimeout
 from ...actors.messages import Sample, StoreApi
 from ...actors.names import AgentName, PolicyName
 from ...actors.store.segment_arena import ArenaLimits
+from ...actors.store.select_pool import SelectLimits
 from ...actors.store.store import Store
 from ...actors.store.store_setup import StoreSetup
 from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
@@ -39,10 +46,18 @@ AGENT, POLICY = AgentName("solver"), PolicyName("solver")
 PUT_BATCH, GET_BATCH = 64, 16
 _CLIENTS = 2
 _CALL_TIMEOUT_S = 600.0
+_EXPRESSIONS = 12
+_QUERIED_S = 2.0
+_SELECTS = SelectLimits(timeout_s=1.0)
+# 10^12 combinations and more: each evaluation ends at the time limit.
+_EXPENSIVE = (
+    "(select count(*) from samples a, samples b, samples c, samples d where a.reward + d.reward < 0) > 0"
+)
 
 GOALS = (
     Goal("put_samples_per_s", "put, samples/s", 55_000, at_most=False),
     Goal("get_samples_per_s", "get, samples/s", 30_000, at_most=False),
+    Goal("put_with_queries_ratio", "put beside 12 expensive queries, ratio", 2.0, at_most=True),
 )
 
 
@@ -71,6 +86,17 @@ class Client(Actor):
         """Makes the samples of ``put``, whose time does not include it."""
         numbers = (range(first, first + PUT_BATCH) for first in range(0, count, PUT_BATCH))
         self._batches = [[self._sample(version, n) for n in batch] for batch in numbers]
+
+    @endpoint
+    async def put_singly(self, version: int, name: str, seconds: float) -> int:
+        """Puts samples one by one for ``seconds``; returns their number."""
+        one = self._sample(version, 0)
+        count, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            group = f"{version}:{name}{count}"
+            await self._writer.put([replace(one, sample_id=f"{group}_0_0", group=group)])
+            count += 1
+        return count
 
     @endpoint
     async def put(self) -> None:
@@ -104,12 +130,13 @@ class Client(Actor):
 
 
 def parts(options: Options) -> int:
-    return options.rounds
+    return 2 * options.rounds
 
 
 async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
     """The object that ``--json`` prints. Raises BenchmarkFailed."""
     rounds: list[dict[str, float]] = []
+    ratios: list[float] = []
     with (
         TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as runtime_dir,
         TemporaryDirectory() as store_dir,
@@ -117,7 +144,9 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
         # All samples of a round lie in memory at once, as in the measurements of other frameworks.
         limits = ArenaLimits(memory_bytes=8 * 2**30)
         async with ActorSystem("bench", Path(runtime_dir)) as system:
-            setup = StoreSetup({AGENT: POLICY}, Path(runtime_dir), Path(store_dir), limits=limits)
+            setup = StoreSetup(
+                {AGENT: POLICY}, Path(runtime_dir), Path(store_dir), limits=limits, selects=_SELECTS
+            )
             store = await system.spawn(Store, "store", setup, process=True)
             kwargs = {"store": store, "runtime_dir": runtime_dir, "store_dir": store_dir}
             names = [f"client{n}" for n in range(_CLIENTS)]
@@ -126,14 +155,21 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
             ]
             await _round(store, clients, 0, PUT_BATCH * 8)  # warm: connections, segments, memory
             for number in range(1, options.rounds + 1):
+                tell(f"queries, round {number} of {options.rounds}")
+                ratios.append(await _queried_ratio(store, clients[0], number))
+            for number in range(1, options.rounds + 1):
+                version = options.rounds + number
                 tell(f"round {number} of {options.rounds}")
-                rounds.append(await _round(store, clients, number, options.samples))
+                rounds.append(await _round(store, clients, version, options.samples))
+    rounds = [
+        {**round_, "put_with_queries_ratio": ratio} for round_, ratio in zip(rounds, ratios, strict=True)
+    ]
     figures = {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
     return {
-        **{key: round(value) for key, value in figures.items()},
+        **{key: _rounded(key, value) for key, value in figures.items()},
         "transferqueue_put_samples_per_s": None,
         "transferqueue_get_samples_per_s": None,
-        "rounds": {key: [round(round_[key]) for round_ in rounds] for key in figures},
+        "rounds": {key: [_rounded(key, round_[key]) for round_ in rounds] for key in figures},
         "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
         "machine": {**env.describe_machine(), "pid": os.getpid()},
         "settings": asdict(options),
@@ -157,3 +193,28 @@ async def _round(
     if rows != total:
         raise BenchmarkFailed(f"{total} samples were put and {rows} consumed")
     return {"put_samples_per_s": total / put_s, "get_samples_per_s": total / get_s}
+
+
+async def _queried_ratio(store: ActorRef[Store], client: ActorRef[Client], version: int) -> float:
+    """The time of a put with expensive expressions in the store / without."""
+    putting = client.within(_CALL_TIMEOUT_S)
+    quiet = await putting.put_singly(version, "quiet", _QUERIED_S)
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(_ask(store)) for _ in range(_EXPRESSIONS)]
+        queried = await putting.put_singly(version, "queried", _QUERIED_S)
+        for task in asking:
+            task.cancel()
+    leased = await store.within(_CALL_TIMEOUT_S).lease(POLICY, version, quiet + queried)
+    await store.within(_CALL_TIMEOUT_S).commit(POLICY, [leased.fence], version)
+    return quiet / queried
+
+
+async def _ask(store: ActorRef[Store]) -> None:
+    """Asks until it is cancelled."""
+    while True:
+        with suppress(SelectTimeout):
+            await store.within(_CALL_TIMEOUT_S).select(_EXPENSIVE, 10)
+
+
+def _rounded(key: str, value: float) -> float:
+    return round(value, 2) if key.endswith("ratio") else round(value)

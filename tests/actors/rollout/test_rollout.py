@@ -163,7 +163,7 @@ async def test_an_evaluation_is_greedy_and_outside_the_store(house: House) -> No
         await serve(rollout, agent, 0)
     queries = [Query(f"e{n}", "2+2") for n in range(5)]
     result = await evaluate(rollout, queries, {"solver": 0, "judge": 0})
-    assert result.queries == 5 and result.failures == []
+    assert result.trajectories == 5 and result.failures == []
     assert result.metrics["accuracy"] == 0.5 and result.metrics["reward/judge"] == 1.0
     assert {r.temperature for fakes in house.instances.values() for fake in fakes for r in fake.asked} == {
         0.0

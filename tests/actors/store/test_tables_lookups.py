@@ -29,7 +29,7 @@ def test_a_sample_leads_to_its_trajectory_in_all_tables_and_back() -> None:
 def test_an_expression_selects_from_all_tables(tables: Tables) -> None:
     tables.put({"b": columns("4:q_0_0", note=["good"], reward=[0.25])})
     found = select(
-        tables.scalar_columns(), tables.scalars(), "agent = 'b' and reward < 0.5 or status = 'consumed'"
+        tables.scalar_columns(), list(tables.scalars()), "agent = 'b' and reward < 0.5 or status = 'consumed'"
     )
     assert [(row["sample_id"], row["status"], row["note"], row["optimizer_step"]) for row in found.rows] == [
         ("1:q_0_2", "consumed", None, 7),

@@ -120,7 +120,7 @@ def test_what_is_refused_changes_nothing(
     tables: Tables, what: str, act: Callable[[Tables], Any], why: str
 ) -> None:
     def state() -> object:
-        return list(tables.snapshot()), tables.scalars(), tables.counts()
+        return list(tables.snapshot()), list(tables.scalars()), tables.counts()
 
     before = state()
     with pytest.raises(StoreError, match=why):

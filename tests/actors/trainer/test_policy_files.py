@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,21 @@ def test_tensors_come_back_in_place_bit_for_bit(saved: Path) -> None:
     for name, tensor in destination.items():
         assert torch.equal(tensor, TENSORS[name])
         assert tensor.data_ptr() == addresses[name]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_a_file_is_readable_as_the_umask_says(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "state.safetensors"
+    before = os.umask(umask)
+    try:
+        write_tensors(path, TENSORS)
+        first = path.stat().st_mode & 0o777
+        path.chmod(0o600)
+        write_tensors(path, TENSORS)
+    finally:
+        os.umask(before)
+    assert first == 0o666 & ~umask
+    assert path.stat().st_mode & 0o777 == 0o600  # a file that is there keeps its mode
 
 
 @pytest.mark.parametrize("kept", [0, 5, 60, -1])

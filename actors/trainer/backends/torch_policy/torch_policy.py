@@ -29,6 +29,7 @@ from ...loss import denominator
 from ...objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
 from ...padding import TokenRow, pad_rows
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
+from ...saved_policy import CRITIC_FILE, POSITION_FILE, REFERENCE_FILE, STATE_FILE, WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, StepStats
 from .adamw import (
@@ -47,11 +48,6 @@ from .step_totals import StepTotals
 
 log = get_logger(__name__)
 
-WEIGHTS_FILE = "model.safetensors"  # the name transformers looks for
-STATE_FILE = "training_state.safetensors"
-REFERENCE_FILE = "reference.safetensors"
-CRITIC_FILE = "critic.safetensors"
-POSITION_FILE = "training_state.json"
 FORMAT = 1
 
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.torch_policy.torch_policy import STATE_FILE, TorchPolicy
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.saved_policy import STATE_FILE
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
@@ -112,6 +113,16 @@ def test_forcing_it_to_the_disk_is_left_to_who_commits_the_whole_checkpoint(
     monkeypatch.setattr(os, "fsync", forced.append)
     make_policy().save(tmp_path, tokenizer)
     assert forced == []
+
+
+def test_all_files_are_readable_as_the_umask_says(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    before = os.umask(0o027)
+    try:
+        make_policy().save(tmp_path / "solver", tokenizer)
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "solver").iterdir()}
+    assert modes == dict.fromkeys(modes, oct(0o640)) and "model.safetensors" in modes
 
 
 def test_a_fresh_policy_can_be_saved_and_loaded(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

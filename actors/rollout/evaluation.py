@@ -1,0 +1,85 @@
+"""Figures of an evaluation: means of the workflow's metrics, and pass@k of repeated trajectories. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from ..messages import EvaluationSampling, Query
+from ..workflow import Rewards
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRules:
+    """``samplings``: by name; the names stand before the metrics, that of the first is empty. ``success``: the metric
+    of the workflow that is at least 1 if a trajectory has solved its query."""
+
+    samplings: Mapping[str, EvaluationSampling] = field(default_factory=lambda: {"": EvaluationSampling()})
+    success: str = "accuracy"
+
+    def trajectories(self, queries: Sequence[Query]) -> Iterable[tuple[str, Query, int]]:
+        """Name of the sampling, query and number of each trajectory. Numbers of a query are unique over all
+        samplings."""
+        first = 0
+        for name, sampling in self.samplings.items():
+            for number in range(first, first + sampling.repeats):
+                yield from ((name, query, number) for query in queries)
+            first += sampling.repeats
+
+
+def evaluation_metrics(rules: EvaluationRules, ended: Iterable[tuple[str, str, Rewards]]) -> dict[str, float]:
+    """Metrics by name. ``ended``: the trajectories that succeeded in running, each with the name of its sampling, the
+    id of its query and its rewards.
+
+    ``NAME/METRIC``: the mean over the trajectories of the sampling; rewards are metrics ``reward/<agent>``.
+    ``NAME/pass@k``: if the sampling repeats, for ``k`` = 1, 2, 4, ... and all repeats. The first sampling has no
+    ``NAME/``.
+    """
+    of_sampling: dict[str, list[tuple[str, Rewards]]] = {name: [] for name in rules.samplings}
+    for name, query, rewards in ended:
+        of_sampling[name].append((query, rewards))
+    metrics: dict[str, float] = {}
+    for name, trajectories in of_sampling.items():
+        found = _means([rewards for _, rewards in trajectories])
+        found |= _passes(rules.success, rules.samplings[name].repeats, trajectories)
+        metrics |= {f"{name}/{metric}" if name else metric: value for metric, value in found.items()}
+    return metrics
+
+
+def pass_at_k(trajectories: int, solved: int, k: int) -> float:
+    """The probability that one of ``k`` trajectories solves the query, if ``solved`` of ``trajectories`` did: the
+    unbiased estimator ``1 - C(n - c, k) / C(n, k)`` (Chen et al. 2021, arXiv 2107.03374, eq. 1). ``k`` is at most
+    ``trajectories``."""
+    return 1.0 - math.comb(trajectories - solved, k) / math.comb(trajectories, k)
+
+
+def _means(ended: Iterable[Rewards]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for rewards in ended:
+        for name, value in rewards.metrics.items():
+            values.setdefault(name, []).append(value)
+        for agent, value in rewards.by_agent.items():
+            values.setdefault(f"reward/{agent}", []).append(value)
+    return {name: fmean(of_metric) for name, of_metric in values.items()}
+
+
+def _passes(success: str, repeats: int, trajectories: Iterable[tuple[str, Rewards]]) -> dict[str, float]:
+    """Means over the queries with at least ``k`` trajectories."""
+    if repeats == 1:
+        return {}
+    solved: dict[str, list[bool]] = {}
+    for query, rewards in trajectories:
+        if success in rewards.metrics:
+            solved.setdefault(query, []).append(rewards.metrics[success] >= 1)
+    passes = {}
+    for k in [*_powers_of_two(repeats), repeats]:
+        enough = [
+            pass_at_k(len(of_query), sum(of_query), k) for of_query in solved.values() if len(of_query) >= k
+        ]
+        if enough:
+            passes[f"pass@{k}"] = fmean(enough)
+    return passes
+
+
+def _powers_of_two(below: int) -> list[int]:
+    return [2**power for power in range((below - 1).bit_length())]

@@ -1,0 +1,92 @@
+"""Expressions of clients, evaluated beside the store's other work: few at a time, in threads of their own.
+
+    at_once       this many are evaluated at the same time; SQLite releases the GIL meanwhile
+    waiting       this many more wait, and are taken in the order of their arrival; further ones are refused
+    timeout_s     an evaluation that takes longer is ended
+
+The rows are read on the store's event loop, a small part per tick, because they change there.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from ..errors import TooManySelects
+from ..messages import Selection
+from .query import select
+
+# About 0.1 ms of the event loop.
+_ROWS_PER_TICK: Final = 32
+
+Rows = Iterator[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectLimits:
+    """``at_once``: threads; ``waiting``: expressions that wait for one; ``timeout_s``: of an evaluation, without the
+    wait. In the config: ``selects_at_once``, ``selects_waiting`` and ``select_timeout_s``."""
+
+    at_once: int = 1
+    waiting: int = 32
+    timeout_s: float = 5.0
+
+
+class SelectPool:
+    """For one event loop."""
+
+    def __init__(self, limits: SelectLimits) -> None:
+        self._limits = limits
+        self._free = asyncio.Semaphore(limits.at_once)
+        self._threads = ThreadPoolExecutor(limits.at_once, thread_name_prefix="select")
+        self.running = self.waiting = 0
+
+    async def select(
+        self, columns: Mapping[str, str], rows: Callable[[], Rows], where: str, limit: int
+    ) -> Selection:
+        """As ``query.select``. ``rows``: called when it is this expression's turn; what it returns is read in several
+        ticks.
+
+        Raises StoreError as ``query.select`` does, SelectTimeout among them, and TooManySelects.
+        """
+        if self._free.locked() and self.waiting >= self._limits.waiting:
+            raise TooManySelects(self.running, self.waiting)
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        try:
+            return await self._evaluate(columns, rows(), where, limit)
+        finally:
+            self.running -= 1
+            self._free.release()
+
+    async def _evaluate(self, columns: Mapping[str, str], rows: Rows, where: str, limit: int) -> Selection:
+        copied: list[tuple[Any, ...]] = []
+        while part := list(islice(rows, _ROWS_PER_TICK)):
+            copied += part
+            await asyncio.sleep(0)
+        given_up = threading.Event()
+        work = partial(
+            select,
+            columns,
+            copied,
+            where,
+            limit=limit,
+            timeout_s=self._limits.timeout_s,
+            is_given_up=given_up.is_set,
+        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:  # if the caller has cancelled the call, the thread is free at once
+            given_up.set()
+
+    def close(self) -> None:
+        """Ends the threads. There must be no calls left."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,12 @@
+"""The files of a saved policy; those of config and tokenizer, which transformers names, are beside them."""
+
+from typing import Final
+
+WEIGHTS_FILE: Final = "model.safetensors"  # the name transformers looks for
+STATE_FILE: Final = "training_state.safetensors"
+REFERENCE_FILE: Final = "reference.safetensors"
+CRITIC_FILE: Final = "critic.safetensors"
+POSITION_FILE: Final = "training_state.json"
+
+TRAINING_FILES: Final = (STATE_FILE, REFERENCE_FILE, CRITIC_FILE, POSITION_FILE)
+"""The files that only a continuation of the training needs."""

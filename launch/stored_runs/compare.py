@@ -1,0 +1,45 @@
+"""Runs side by side: the keys of their configs that differ, and their final figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .stored_run import StoredRun
+
+MISSING: Final = object()
+"""The value of a key that a run's config lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Each row has a value for each run, in their order; figures that a run lacks are None."""
+
+    config: Mapping[str, tuple[Any, ...]]
+    figures: Mapping[str, tuple[Any, ...]]
+
+
+def compare(runs: Sequence[StoredRun]) -> Comparison:
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    values = {key: tuple(run.config.get(key, MISSING) for run in runs) for key in keys}
+    differing = {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+    return Comparison(differing, {**_progress(runs), **_learned(runs)})
+
+
+def _progress(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
+    return {
+        "state": tuple(run.state for run in runs),
+        "steps": tuple(run.step for run in runs),
+        "wall_s": tuple(round(run.wall_s, 1) for run in runs),
+        "evaluated_step": tuple(run.evaluated_step for run in runs),
+    }
+
+
+def _learned(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
+    rows: dict[str, tuple[Any, ...]] = {}
+    for prefix, figures in (
+        ("eval/", [run.evaluation for run in runs]),
+        ("reward/", [run.rewards for run in runs]),
+    ):
+        names = dict.fromkeys(name for figures_of_run in figures for name in figures_of_run)
+        rows |= {f"{prefix}{name}": tuple(of_run.get(name) for of_run in figures) for name in names}
+    return rows

@@ -1,0 +1,141 @@
+"""One run as its folder shows it, without a process of the run: state, progress, figures, size."""
+
+import fcntl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...actors.errors import ConfigError
+from ...actors.orchestrator import checkpoint
+from ...actors.run_events import RunEnded, RunResumed, RunStarted
+from ..config_reading import read_yaml
+from ..errors import RunDirectoryError
+from ..report.run_history import History, first_and_last, load_history
+from ..run_directory import RunDirectory
+
+State = Literal["running", "done", "stopped", "failed", "killed", "not started"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """``killed``: the run's process ended without a word. ``step``: the last complete one, of ``steps`` in its config
+    (None if the config can't be read). ``evaluation``: metrics of the last one by name, after ``evaluated_step``.
+    ``rewards``: by agent, the mean over the last twentieth of the steps. ``age_s``: since the run's folder was made.
+    ``size_bytes``: of all its files. ``config``: by dotted key."""
+
+    path: Path
+    recipe: str
+    state: State
+    step: int
+    steps: int | None
+    evaluated_step: int | None
+    evaluation: Mapping[str, float]
+    rewards: Mapping[str, float]
+    wall_s: float
+    age_s: float
+    size_bytes: int
+    checkpoints: tuple[int, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def read_run(path: Path) -> StoredRun:
+    """Raises RunDirectoryError if ``path`` is not a run's folder."""
+    directory = RunDirectory.existing(path)
+    history = load_history(path)
+    config = _config(directory)
+    evaluated = max(history.evaluations, default=None)
+    steps = config.get("training.steps")
+    return StoredRun(
+        path=path,
+        recipe=Path(str(config.get("recipe", "?"))).name.replace("_", "-"),
+        state=_state(directory, history),
+        step=history.steps[-1].step if history.steps else 0,
+        steps=steps if isinstance(steps, int) else None,
+        evaluated_step=evaluated,
+        evaluation={} if evaluated is None else history.evaluations[evaluated],
+        rewards=_rewards(history),
+        wall_s=history.wall_s,
+        age_s=max(0.0, time.time() - directory.config.stat().st_mtime),
+        size_bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()),
+        checkpoints=saved_steps(directory),
+        config=config,
+    )
+
+
+def read_runs(folder: Path) -> list[StoredRun]:
+    """All runs in ``folder``, the oldest first; other folders are left out. Raises RunDirectoryError if there is no
+    such folder."""
+    if not folder.is_dir():
+        raise RunDirectoryError(f"there is no folder {folder}: --runs names the folder of all runs")
+    found = [path for path in folder.iterdir() if (path / "config.yaml").is_file() and _is_run(path)]
+    return sorted(map(read_run, found), key=lambda run: -run.age_s)
+
+
+def is_alive(directory: RunDirectory) -> bool:
+    """True if a process works on the run."""
+    try:
+        with directory.lock.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # no process has ever worked on it
+        pass
+    return False
+
+
+def saved_steps(directory: RunDirectory) -> tuple[int, ...]:
+    """The steps of the complete checkpoints, ascending."""
+    folders = checkpoint.complete(directory.checkpoints)
+    return tuple(int(folder.name.removeprefix("step_")) for folder in folders)
+
+
+def flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping by dotted key; an empty section is a value."""
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        RunDirectory.existing(path)
+    except RunDirectoryError:
+        return False
+    return True
+
+
+def _config(directory: RunDirectory) -> dict[str, Any]:
+    try:
+        return dict(flattened(read_yaml(directory.config)))
+    except ConfigError:
+        return {}
+
+
+def _state(directory: RunDirectory, history: History) -> State:
+    if is_alive(directory):
+        return "running"
+    marks = history.found(RunStarted, RunResumed, RunEnded)
+    if not marks:
+        return "not started"
+    last = marks[-1]
+    if not isinstance(last, RunEnded):
+        return "killed"
+    if last.stopped:
+        return "stopped"
+    return "done" if last.error is None else "failed"
+
+
+def _rewards(history: History) -> dict[str, float]:
+    found = {
+        agent: first_and_last(history.of_agent(agent, lambda metrics: metrics.reward))
+        for agent in history.agents
+    }
+    return {agent: ends[1] for agent, ends in found.items() if ends is not None}

@@ -1,0 +1,47 @@
+"""Folders of runs for tests, written without a run."""
+
+from pathlib import Path
+
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.orchestrator import checkpoint
+from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.actors.run_events import Evaluated, RunEnded, RunEvent, RunStarted
+from flexmarl.actors.step_metrics import AgentMetrics, StepMetrics
+from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.json_lines import JsonLines, event_to_json, metrics_to_json
+from flexmarl.launch.run_directory import RunDirectory
+
+STARTED = RunStarted(Step(0), "3.11", "linux", 2, 1)
+DONE = RunEnded(stopped=False, step=Step(3))
+
+
+def make_run(path: Path, *settings: str, steps: int = 3, events: tuple[RunEvent, ...] = ()) -> RunDirectory:
+    """A run of sort-digits after ``steps`` steps, whose accuracy is 0.5 then. ``events``: after the evaluation's."""
+    directory = RunDirectory.create(path, to_yaml(resolve("sort-digits", settings)))
+    metrics = JsonLines(directory.metrics)
+    for number in range(1, steps + 1):
+        reward = AgentMetrics(reward=number / 10)
+        metrics.write(
+            metrics_to_json(
+                StepMetrics(
+                    Step(number), 2.0 * number, 2.0, 1.0, 10, 5.0, by_agent={AgentName("sorter"): reward}
+                )
+            )
+        )
+    metrics.close()
+    written = JsonLines(directory.events)
+    for event in (STARTED, Evaluated(Step(steps), 0.1, {"accuracy": 0.5, "reward/sorter": 0.25}), *events):
+        written.write(event_to_json(event))
+    written.close()
+    return directory
+
+
+def save_checkpoint(directory: RunDirectory, step: int, files: dict[str, dict[str, str]]) -> Path:
+    """A joint checkpoint. ``files``: content by policy and name."""
+    partial = checkpoint.partial_folder(directory.checkpoints, Step(step))
+    for policy, content in files.items():
+        (partial / policy).mkdir(parents=True)
+        for name, text in content.items():
+            (partial / policy / name).write_text(text)
+    versions = {PolicyName(policy): Version(step) for policy in files}
+    return checkpoint.commit(directory.checkpoints, RunState(Step(step), 0, versions, {}), keep=9)
