@@ -16,9 +16,11 @@ class TrainingConfig(Config):
 
 class EvaluationConfig(Config):
     """Greedy decoding on the recipe's evaluation queries: before the first step, after the last, and after
-    every ``every`` steps between (0: not between)."""
+    every ``every`` steps between (0: not between). ``held_out``: the recipe declares that none of these queries is
+    among the training queries."""
 
     every: Natural = 0
+    held_out: bool = False
 
 
 class CheckpointConfig(Config):
