@@ -13,13 +13,14 @@ from .names import AgentName, PolicyName, Step
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """``step``: finished steps, 0. ``pid``: the launcher's."""
+    """``step``: finished steps, 0. ``pid``: the launcher's. ``folder``: the run's."""
 
     step: Step
     python: str
     platform: str
     cpus: int
     pid: int
+    folder: str = ""
     event: Literal["run_started"] = "run_started"
 
 
@@ -32,17 +33,21 @@ class RunResumed:
     platform: str
     cpus: int
     pid: int
+    folder: str = ""
     event: Literal["run_resumed"] = "run_resumed"
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """``step``: the last one, None after a failure. ``stopped``: by a signal. ``traceback``: of a failed actor."""
+    """``step``: the last one, None after a failure. ``stopped``: by a signal. ``traceback``: of a failed actor.
+    ``wall_s``: seconds since the run was started or resumed. ``checkpoint``: the folder of the newest one."""
 
     stopped: bool
     step: Step | None = None
     error: str | None = None
     traceback: str | None = None
+    wall_s: float | None = None
+    checkpoint: str | None = None
     event: Literal["run_ended"] = "run_ended"
 
 

@@ -5,7 +5,7 @@ A message says what happened, where, and what to do next; the numbers in it are 
 
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class FlexmarlError(Exception):
@@ -24,6 +24,24 @@ def listing(lines: list[str], at_most: int = 20) -> str:
     """``lines`` for the end of a message, one under the other; after ``at_most`` lines the rest is counted."""
     more = [f"and {len(lines) - at_most} more"] if len(lines) > at_most else []
     return "".join(f"\n  {line}" for line in lines[:at_most] + more)
+
+
+class Origin(NamedTuple):
+    """The actor that raised an error first, the name of its class, and its text."""
+
+    actor: str
+    kind: str
+    text: str
+
+
+def origin_of(error: BaseException, actor: str) -> Origin:
+    """The origin of an error that was raised in ``actor``: there, or in the actor that answered a call with it."""
+    if isinstance(error, RemoteError):
+        return Origin(error.actor, error.kind, error.message)
+    kind, answer = type(error).__name__, error.__cause__
+    if isinstance(answer, RemoteError) and answer.declared == kind:
+        actor = answer.actor
+    return Origin(actor, kind, text_of(error))
 
 
 def traceback_of(error: BaseException) -> str:
@@ -90,12 +108,21 @@ class ActorNotFound(FlexmarlError):
 
 
 class ActorFailed(FlexmarlError):
-    """An actor could not be started, or raised outside any call. ``remote_traceback`` is its own."""
+    """An actor could not be started, or raised outside any call. ``remote_traceback`` is its own.
 
-    def __init__(self, actor: str, error: str, remote_traceback: str) -> None:
-        super().__init__(f"actor {actor} failed: {error}")
+    ``kind``: the class name of the error that was raised first. ``raised_in``: the actor that raised it; another one
+    if the error is the answer to a call.
+    """
+
+    def __init__(
+        self, actor: str, error: str, remote_traceback: str, *, kind: str = "", raised_in: str = ""
+    ) -> None:
+        super().__init__(f"actor {raised_in or actor} failed: {f'{kind}: ' if kind else ''}{error}")
         self.actor = actor
+        self.error = error
         self.remote_traceback = remote_traceback
+        self.kind = kind
+        self.raised_in = raised_in
 
 
 class RemoteError(FlexmarlError):

@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast, get_args
 
 from .call_context import current_delivery
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _LAG_INTERVAL_S = 1.0
 
 Line = MutableMapping[str, Any]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +157,9 @@ class _Lines:
             self._stream.flush()
 
 
-def configure_logging(node: str, stream: TextIO) -> None:
+def configure_logging(node: str, stream: TextIO, level: LogLevel = "info") -> None:
     """Writes lines to ``stream``, each with the node's name: JSON, or readable text if it is a terminal. Lines that
-    can't be written are lost.
+    can't be written are lost, and those below ``level`` are left out.
 
     For processes of flexmarl's own: it configures structlog for the whole process.
     """
@@ -184,6 +186,6 @@ def configure_logging(node: str, stream: TextIO) -> None:
         processors += [bind_process, clock, exceptions, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lines(stream))),
     )

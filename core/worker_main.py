@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from .actor import Actor
-from .errors import text_of
+from .errors import origin_of
 from .ref import ActorRef
 from .signature import constructor_signature
 from .supervision.worker_init import WorkerInit, import_class, read_init
@@ -47,7 +47,7 @@ def main() -> NoReturn:
     threading.Thread(
         target=_end_with_parent, args=[directory, name, private], name="parent watch", daemon=True
     ).start()
-    configure_logging(name, sys.stderr)
+    configure_logging(name, sys.stderr, init.log_level)
     status = uvloop.run(_serve(name, init, directory))
     # Everything is closed. A regular exit of the interpreter, with torch in it, takes seconds.
     sys.stderr.flush()
@@ -79,7 +79,7 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
             return 0
         text = "".join(traceback.format_exception(error))
         log.error("actor failed", error=text)
-        await supervisor.ask("failed", name, f"{type(error).__name__}: {text_of(error)}", text)
+        await supervisor.ask("failed", name, *origin_of(error, name), text)
         return 1
 
 

@@ -5,35 +5,31 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, cast
 
 import click
 import uvloop
-from rich.console import Console as Terminal
 
 from ..actors.errors import CheckpointIncomplete, ConfigError
-from ..actors.messages import RunResult
 from ..actors.names import Step
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.run_events import RunEnded, RunResumed, RunStarted
 from ..core.errors import ActorDead, ActorFailed, FlexmarlError
-from ..core.telemetry import configure_logging
+from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from . import env, local_launcher
 from .bench.command import bench
 from .config_reading import check, read_yaml, resolve, to_yaml
-from .console.lossy_output import LossyOutput
-from .console.progress import Progress
+from .console.output import Form, Output, print_error
 from .errors import Interrupted
-from .formatting import change, count, duration
-from .json_lines import JsonLines, event_to_json
+from .event_log import EventLog
 from .report.report import write_report
 from .run_config import RunConfig
 from .run_directory import RunDirectory
+from .run_endings import closing_words, error_words, failure_words
 from .stored_runs.command import completion, export, runs
 
 EXIT_FAILED = 1
@@ -76,10 +72,35 @@ for command in (bench, runs, export, completion):
     "times without a newer checkpoint in between. Default: 0.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Write the resolved config to the run directory, print it, and stop."
+    "--dry-run", is_flag=True, help="Check config, recipe, models and devices, print the config, and stop."
+)
+@click.option("-q", "--quiet", "form", flag_value="quiet", help="Print warnings and the result alone.")
+@click.option(
+    "-v",
+    "--verbose",
+    "form",
+    flag_value="verbose",
+    help="Print a line for every step, and tracebacks of failures.",
+)
+@click.option(
+    "--json", "form", flag_value="json", help="Print one JSON object per event and step, and nothing else."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS),
+    default="info",
+    show_default=True,
+    help="The least level of the lines in runs/NAME/logs/.",
 )
 def train(
-    words: tuple[str, ...], name: str | None, runs: Path, resume: Path | None, restarts: int, dry_run: bool
+    words: tuple[str, ...],
+    name: str | None,
+    runs: Path,
+    resume: Path | None,
+    restarts: int,
+    dry_run: bool,
+    form: Form | None,
+    log_level: LogLevel,
 ) -> int:
     """Train the agents of a recipe together; all files of the run are in runs/NAME/.
 
@@ -93,9 +114,11 @@ def train(
       flexmarl train agents.sorter.instances=2 --dry-run
       flexmarl train --resume runs/first-try
       flexmarl train path/to/recipe checkpoint.every=20 --restarts 3
+      flexmarl train path/to/recipe --json | jq 'select(.event == "evaluated")'
 
     Ctrl-C stops after the running steps and saves a checkpoint; a second ctrl-C stops at once.
     """
+    options = RunOptions(Output.standard(form or "normal"), restarts, log_level)
     if resume is not None:
         if words or name or dry_run:
             raise ConfigError(
@@ -104,7 +127,7 @@ def train(
         directory = RunDirectory.existing(resume)
         config = check(read_yaml(directory.config), str(directory.config))
         with directory.locked():
-            return _train(config, directory, restarts, resume=True)
+            return _train(config, directory, options, resume=True)
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
         raise ConfigError(
@@ -112,12 +135,14 @@ def train(
         )
     recipe = recipes[0] if recipes else "sort-digits"
     config = resolve(recipe, [word for word in words if "=" in word])
-    directory = RunDirectory.create(runs / _run_name(name, config), to_yaml(config))
+    folder = runs / _run_name(name, config)
     if dry_run:
-        click.echo(f"{to_yaml(config)}# written to {directory.config}; nothing was started")
+        RunDirectory.check_new(folder)
+        click.echo(f"{to_yaml(config)}# checked; nothing was started or written")
         return 0
+    directory = RunDirectory.create(folder, to_yaml(config))
     with directory.locked():
-        return _train(config, directory, restarts, resume=False)
+        return _train(config, directory, options, resume=False)
 
 
 @cli.command()
@@ -179,10 +204,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("flexmarl: stopped", err=True)
         return EXIT_STOPPED
     except FlexmarlError as error:
-        click.echo(f"flexmarl: {error}", err=True)
+        print_error(f"flexmarl: {error}")
         return EXIT_USAGE
     except OSError as error:
-        click.echo(f"flexmarl: {error}", err=True)
+        print_error(f"flexmarl: {error}")
         return EXIT_FAILED
     return int(status or 0)
 
@@ -198,29 +223,37 @@ def _run_name(name: str | None, config: RunConfig) -> str:
     return name
 
 
-def _train(config: RunConfig, directory: RunDirectory, restarts: int, *, resume: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of ``flexmarl train`` that are not part of the run's configuration. ``restarts``: after the loss of an
+    actor, at most this many without a newer checkpoint in between. ``log_level``: of the files in ``logs/``."""
+
+    output: Output
+    restarts: int
+    log_level: LogLevel
+
+
+def _train(config: RunConfig, directory: RunDirectory, options: RunOptions, *, resume: bool) -> int:
     """Runs until the end, and again after the loss of an actor. Returns the exit status.
 
-    ``resume``: from the newest checkpoint, or from the beginning before the first; so does every restart. ``restarts``:
-    at most this many without a newer checkpoint in between.
+    ``resume``: from the newest checkpoint, or from the beginning before the first; so does every restart.
     """
-    left = restarts
+    left = options.restarts
     while True:
         newest = _newest(directory) if resume else None
         if newest is not None and newest[1].step >= config.training.steps:
-            click.echo(f"{directory.path} is complete: all {newest[1].step} steps are trained")
+            options.output.result(f"{directory.path} is complete: all {newest[1].step} steps are trained")
             return 0
         if resume:
             directory.forget_after(newest[1].step if newest else 0)
-            click.echo(
-                f"continuing after step {newest[1].step}" if newest else "no checkpoint yet: starting again"
-            )
+            after = f"continuing after step {newest[1].step}" if newest else ""
+            options.output.note(after or "no checkpoint yet: starting again")
         try:
-            return _run(config, directory, newest)
+            return _run(config, directory, newest, options)
         except ActorDead:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
             if folders and (newest is None or folders[-1] != newest[0]):
-                left = restarts
+                left = options.restarts
             if not left:
                 return EXIT_FAILED
             left, resume = left - 1, True
@@ -242,93 +275,60 @@ def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
         raise
 
 
-def _run(config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None) -> int:
+def _run(
+    config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None, options: RunOptions
+) -> int:
     """Runs until the end or a failure, and reports it. Raises ActorDead, reported too: a restart may follow."""
-    output = cast(TextIO, LossyOutput(sys.stdout)) if sys.stdout else None  # None: `flexmarl train >&-`
-    terminal = Terminal(file=output, soft_wrap=True)
-    events = JsonLines(directory.events)
     first = resume[1].step if resume else 0
+    display = options.output.display(config, directory.path.name, first)
+    events = EventLog(directory.events, display)
     began = RunResumed if resume else RunStarted
-    events.write(event_to_json(began(Step(first), **env.describe_machine())))
-    progress = Progress(
-        terminal,
-        run_name=directory.path.name,
-        mode=config.mode,
-        total_steps=config.training.steps,
-        agents={name: agent.policy for name, agent in config.agents.items()},
-        first_step=first,
-    )
-    started = time.monotonic()
+    events.write(began(Step(first), **env.describe_machine(), folder=str(directory.path)))
     try:
-        with (directory.logs / "launcher.log").open("a") as log, progress:
-            configure_logging("launcher", log)
+        with (directory.logs / "launcher.log").open("a") as log, display:
+            configure_logging("launcher", log, options.log_level)
             for text in config.warnings():
-                progress.warn(text)
-            progress.phase("starting actors")
-            result = uvloop.run(local_launcher.run(config, directory, progress, resume))
-        events.write(event_to_json(RunEnded(result.stopped, Step(result.last_step))))
+                display.warn(text)
+            display.phase("starting actors")
+            running = local_launcher.run(config, directory, display, resume, options.log_level)
+            result = uvloop.run(running)
+        step, saved = Step(result.last_step), result.checkpoint or None
+        events.write(RunEnded(result.stopped, step, wall_s=_rounded(display.wall_s), checkpoint=saved))
         events.close()
     except KeyboardInterrupt:  # before the run's own signal handlers are set
-        return _failed(Interrupted("stopped by SIGINT"), directory, events, terminal)
+        return _failed(Interrupted("stopped by SIGINT"), directory, events, options.output)
     except ActorDead as error:
-        _failed(error, directory, events, terminal)
+        _failed(error, directory, events, options.output)
         raise
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
-        return _failed(error, directory, events, terminal)
-    report = write_report(directory.path)
-    words = _closing_words(result, first, directory, report, time.monotonic() - started)
-    terminal.print(words, markup=False, highlight=False)
+        return _failed(error, directory, events, options.output)
+    words = closing_words(
+        result,
+        first=first,
+        folder=directory.path,
+        report=write_report(directory.path),
+        wall_s=_rounded(display.wall_s),
+        held_out=config.evaluation.held_out,
+    )
+    options.output.result(words)
     return EXIT_STOPPED if result.stopped else 0
 
 
-def _failed(error: BaseException, directory: RunDirectory, events: JsonLines, terminal: Terminal) -> int:
+def _failed(error: BaseException, directory: RunDirectory, events: EventLog, output: Output) -> int:
     stopped = isinstance(error, Interrupted)
     traceback = error.remote_traceback if isinstance(error, ActorFailed) else None
+    wall_s = _rounded(events.display.wall_s)
     # If the disk is full, the output below is the only report.
     with contextlib.suppress(OSError), contextlib.closing(events):
-        events.write(event_to_json(RunEnded(stopped, error=str(error), traceback=traceback)))
+        events.write(RunEnded(stopped, error=error_words(error), traceback=traceback, wall_s=wall_s))
+    newest = None
     with contextlib.suppress(OSError):
+        newest = next(reversed(checkpoint.complete(directory.checkpoints)), None)
         if directory.metrics.exists():
             write_report(directory.path)
-    text = str(error).rstrip()
-    head, *more = text.splitlines() or [type(error).__name__]
-    details = f"{text}\n\n" if more else ""
-    terminal.print(
-        f"{details}The run {'was' if stopped else 'failed:'} {head}\n"
-        f"  events and logs  {directory.path}\n"
-        f"  continue with    flexmarl train --resume {directory.path}",
-        markup=False,
-        highlight=False,
-    )
+    output.result(failure_words(error, directory.path, newest))
     return EXIT_STOPPED if stopped else EXIT_FAILED
 
 
-def _closing_words(
-    result: RunResult, first: int, directory: RunDirectory, report: Path, seconds: float
-) -> str:
-    """A summary of the result, and the paths of its files. ``first``: steps finished before a resume."""
-    if result.stopped:
-        head = (
-            f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {directory.path}"
-        )
-    else:
-        steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
-        head = f"Trained {steps} in {duration(seconds)}. {_learned(result)}"
-    return (
-        f"{head}\n"
-        f"  report       {report}\n"
-        f"  metrics      {directory.metrics}\n"
-        f"  checkpoints  {result.checkpoint or 'none yet'}"
-    )
-
-
-def _learned(result: RunResult) -> str:
-    """The evaluations before and after training, as a sentence; rewards only if there is no other metric."""
-    before, after = result.evaluations.get(0, {}), result.evaluations.get(result.last_step, {})
-    names = [name for name in after if not name.startswith("reward/")] or list(after)
-    changes = []
-    for name in names:
-        form = ".1%" if "accuracy" in name else ".3f"
-        came = change(before[name], after[name], form) if name in before else f"is {after[name]:{form}}"
-        changes.append(f"{name} {came}")
-    return f"On problems that training never used, {', '.join(changes)}." if changes else ""
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)

@@ -1,5 +1,6 @@
 """Checks and formats numbers and times."""
 
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -54,3 +55,21 @@ def clock(unix_seconds: Any) -> str:
         return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (TypeError, ValueError, OverflowError, OSError):
         return ""
+
+
+def words_wrapped(text: str, width: int) -> str:
+    """``text`` with lines of at most ``width`` columns, broken between words and indented as they were. A word that is
+    longer stays whole: it may be a path."""
+    lines = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            drop_whitespace=True,
+        ) or [""]
+    return "\n".join(lines)

@@ -60,8 +60,7 @@ class JsonLines:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Writes one line. A float that is not finite becomes null, because JSON has no such numbers."""
-        finite = {name: None if _not_finite(value) else value for name, value in record.items()}
-        self._file.write(json.dumps(finite, allow_nan=False, default=str) + "\n")
+        self._file.write(json.dumps(finite(record), allow_nan=False, default=str) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -71,8 +70,12 @@ class JsonLines:
             os.fsync(self._file.fileno())
 
 
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """``record`` with None for floats that are not finite."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }
 
 
 # --------------------------------------------------------------------------- steps

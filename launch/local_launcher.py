@@ -27,9 +27,10 @@ from ..core.ref import ActorRef
 from ..core.supervision.supervisor import Supervisor, private_directory
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
+from ..core.telemetry import LogLevel
 from . import env
 from .actor_specs import References, actor_specs
-from .console.progress import Progress
+from .console.display import Display
 from .console.run_console import RunConsole
 from .errors import Interrupted
 from .run_config import RunConfig
@@ -41,7 +42,11 @@ _SLOW_START_S = 60.0
 
 
 async def run(
-    config: RunConfig, directory: RunDirectory, progress: Progress, resume: tuple[Path, RunState] | None
+    config: RunConfig,
+    directory: RunDirectory,
+    display: Display,
+    resume: tuple[Path, RunState] | None,
+    log_level: LogLevel = "info",
 ) -> RunResult:
     """Trains until the last step, a stop signal, or a failure.
 
@@ -49,13 +54,15 @@ async def run(
     one before the training begins, ends it at once (Interrupted). Raises ActorDead or ActorFailed if an actor
     was lost. In every case no process, socket or shared memory is left.
     """
-    with _Signals(progress) as signals:  # outermost: a signal during the cleanup must not interrupt it
+    with _Signals(display) as signals:  # outermost: a signal during the cleanup must not interrupt it
         async with (
             private_directory(env.runtime_base()) as runtime_dir,
             ActorSystem("launcher", runtime_dir) as system,
-            Supervisor(system, runtime_dir, directory.logs, env.actor_environment()) as supervisor,
+            Supervisor(
+                system, runtime_dir, directory.logs, env.actor_environment(), log_level=log_level
+            ) as supervisor,
         ):
-            console = RunConsole(directory, progress)
+            console = RunConsole(directory, display)
             await system.add(console, "console")
             local_run = LocalRun(config, directory, runtime_dir, supervisor, console, resume)
             work = asyncio.create_task(local_run.train(signals))
@@ -166,10 +173,10 @@ class _Signals:
     ``interrupted`` is set to the name of the signal that ends it.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, display: Display) -> None:
         self.interrupted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stop_gracefully: Callable[[], None] | None = None
-        self._progress = progress
+        self._display = display
         self._asked = False
 
     def __enter__(self) -> Self:
@@ -188,7 +195,7 @@ class _Signals:
         if self.stop_gracefully is not None and not self._asked:
             self._asked = True
             name = signal.Signals(number).name
-            self._progress.warn(
+            self._display.warn(
                 f"{name}: stopping after the steps under way; once more stops at once", at_once=True
             )
             self.stop_gracefully()

@@ -36,15 +36,24 @@ class RunDirectory:
         self.store_address = self.store / "address"
         self.lock = path / "lock"
 
+    @staticmethod
+    def check_new(path: Path) -> None:
+        """Raises RunDirectoryError if ``path`` exists or is no possible name; nothing is made."""
+        try:
+            exists = path.exists() or path.is_symlink()
+        except OSError as error:
+            raise RunDirectoryError(f"{path} can't be made: {error.strerror}") from None
+        if exists:
+            raise RunDirectoryError(
+                f"{path} exists already: choose another --name, or continue it with --resume {path}"
+            )
+
     @classmethod
     def create(cls, path: Path, config: str) -> "RunDirectory":
         """Makes a new folder. Raises RunDirectoryError if ``path`` exists; it is left as it was."""
+        cls.check_new(path)
         try:
             path.mkdir(parents=True)
-        except FileExistsError:
-            raise RunDirectoryError(
-                f"{path} exists already: choose another --name, or continue it with --resume {path}"
-            ) from None
         except OSError as error:
             raise RunDirectoryError(f"{path} can't be made: {error.strerror}") from None
         run = cls(path)

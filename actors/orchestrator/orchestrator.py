@@ -173,7 +173,7 @@ class Orchestrator(Actor, OrchestratorApi):
             for done in range(0, batches, _SFT_CHUNK):
                 if self._stop_asked:
                     return
-                await self._console.tell("phase", f"warming up {policy}", done, batches)
+                await self._console.tell("phase", f"supervised fine-tuning of {policy}", done, batches)
                 loss = await self._trainer.sft(policy, done, min(_SFT_CHUNK, batches - done))
             if batches:
                 await self._console.tell("event", SftDone(policy, batches, loss))

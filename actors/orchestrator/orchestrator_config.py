@@ -28,10 +28,12 @@ class EvaluationConfig(EvaluationSampling):
 
     ``repeats`` > 1 gives means over them and pass@k (Chen et al. 2021, arXiv 2107.03374): the share of queries that one
     of k trajectories solves. A trajectory has solved its query if the workflow's metric ``success`` is at least 1.
-    ``further``: more samplings of the same evaluation, by name; the name stands before their metrics.
+    ``further``: more samplings of the same evaluation, by name; the name stands before their metrics. ``held_out``: the
+    recipe declares that none of these queries is among the training queries.
     """
 
     every: Natural = 0
+    held_out: bool = False
     success: str = "accuracy"
     further: Annotated[dict[str, EvaluationSampling], Field(default_factory=dict)]
 

@@ -12,6 +12,7 @@ from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
 from ..protocol.incarnations import new_epoch
 from ..protocol.session import Settings
+from ..telemetry import LogLevel
 from ..wire.curve import Keys
 from ..wire.zeromq import Tcp, ipc_address
 from .child_process import ChildProcess
@@ -132,13 +133,14 @@ class LocalChild(Child):
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """``directory``: for sockets; ``directory_is_private``: processes that lose their parent remove it. ``env``: None:
-    inherited. ``supervisor``: the name of the actor that children report to."""
+    inherited. ``supervisor``: the name of the actor that children report to. ``log_level``: of their logs."""
 
     directory: Path
     directory_is_private: bool
     log_directory: Path
     env: Mapping[str, str] | None
     supervisor: str
+    log_level: LogLevel
 
 
 class ProcessChild(Child):
@@ -199,6 +201,7 @@ class ProcessChild(Child):
             system.settings,
             self._epoch,
             search_path() if options.env is None else [],
+            options.log_level,
         )
 
     def ready(self, pid: int, address: str) -> bool:

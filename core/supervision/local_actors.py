@@ -16,6 +16,7 @@ from ..errors import (
     FlexmarlError,
     LocalProtocolError,
     SystemClosed,
+    origin_of,
     text_of,
     traceback_of,
 )
@@ -250,7 +251,8 @@ class LocalActors:
         decides about a restart. Without a supervisor ``failure`` is set."""
         actor = self._actors.pop(name)
         words = f"{type(error).__name__}: {text_of(error)}"
-        failed = ActorFailed(name, words, traceback_of(error))
+        raised_in, kind, text = origin_of(error, name)
+        failed = ActorFailed(name, text, traceback_of(error), kind=kind, raised_in=raised_in)
         self._mailboxes[name].fail(failed)
         self._cancel_background(actor)
         self.monitors.notify(name, words, stopped=False)

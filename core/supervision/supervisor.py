@@ -25,12 +25,13 @@ from ..errors import (
     FlexmarlError,
     LocalProtocolError,
     TooManyRestarts,
+    origin_of,
     text_of,
     traceback_of,
 )
 from ..names import checked_name
 from ..ref import ActorRef
-from ..telemetry import get_logger
+from ..telemetry import LogLevel, get_logger
 from ..wire.zeromq import ipc_address
 from .children import ActorSpec, Child, LocalChild, ProcessChild, ProcessOptions, SupervisedSystem
 from .process_statistics import ProcessStatistics
@@ -73,16 +74,22 @@ class Supervisor(Actor):
         intensity: Intensity = NO_RESTARTS,
         name: str = "supervisor",
         directory_is_private: bool = True,
+        log_level: LogLevel = "info",
     ) -> None:
         """``directory``: for the sockets of the spawned processes; if it is private to this run, processes that lose
         their parent remove it with all its files. ``env``: the whole environment of the spawned processes; None:
-        they inherit this process's, and its ``sys.path``.
+        they inherit this process's, and its ``sys.path``. ``log_level``: the least one of their logs' lines.
         """
         self._supervised = system
         self._local = system._local
         self._name = name
         self._options = ProcessOptions(
-            directory, directory_is_private, log_directory, None if env is None else dict(env), name
+            directory,
+            directory_is_private,
+            log_directory,
+            None if env is None else dict(env),
+            name,
+            log_level,
         )
         self._restarts = Restarts(strategy, intensity)
         self._children: dict[str, Child] = {}
@@ -268,10 +275,10 @@ class Supervisor(Actor):
             log.info("actor ready", name=name, pid=pid)
 
     @endpoint
-    async def failed(self, name: str, error: str, remote_traceback: str) -> None:
+    async def failed(self, name: str, raised_in: str, kind: str, error: str, remote_traceback: str) -> None:
         child = self._children[name]
         if isinstance(child, ProcessChild):
-            child.failed(ActorFailed(name, error, remote_traceback))
+            child.failed(ActorFailed(name, error, remote_traceback, kind=kind, raised_in=raised_in))
 
     def actor_failed(self, name: str, error: BaseException) -> bool:
         """Takes care of the local actor ``name``, which has failed; False if it is not one of its children."""
@@ -378,7 +385,8 @@ class Supervisor(Actor):
 
 
 def _failure(name: str, error: BaseException) -> ActorFailed:
-    return ActorFailed(name, f"{type(error).__name__}: {text_of(error)}", traceback_of(error))
+    raised_in, kind, text = origin_of(error, name)
+    return ActorFailed(name, text, traceback_of(error), kind=kind, raised_in=raised_in)
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:

@@ -16,6 +16,7 @@ from ..actor import Actor
 from ..errors import LocalProtocolError
 from ..protocol import codec
 from ..protocol.session import Settings
+from ..telemetry import LogLevel
 from ..wire.zeromq import Tcp
 
 _LENGTH = struct.Struct("!I")
@@ -27,6 +28,7 @@ class WorkerInit:
 
     ``tcp``: the address to listen on, without its keys, which are in ``keys_file``; None: an ipc socket.
     ``epoch``: of its incarnation, one more than the last one's. ``search_path``: further entries for ``sys.path``.
+    ``log_level``: the least one of its log's lines.
     """
 
     actor_class: str
@@ -38,6 +40,7 @@ class WorkerInit:
     settings: Settings
     epoch: int
     search_path: list[str]
+    log_level: LogLevel
 
 
 def write_init(init: WorkerInit) -> bytes:

@@ -9,36 +9,46 @@
 There is no thread and no timer: calls store a few numbers and sometimes redraw (at most 8 times a second). Plain lines
 (about one a second at most) are meant for grep:
 
-    step 120/400 reward sorter=0.512 checker=0.301 tokens/s=14.4k overlap=0.012s
+    step 120/400 | 1.92 steps/s, 2 min 26 s left | smoothed: reward sorter=0.512 checker=0.301, tokens/s=14.4k
 
 All text is shown as it is: markup and control characters in it have no effect.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from rich.console import Console
 
 from ...actors.names import AgentName, PolicyName
+from ...actors.run_events import RunEvent, TrajectoryFailed
 from ...actors.step_metrics import StepMetrics
-from ..formatting import count, number
+from ..formatting import count
+from .event_words import note_of, warning_of
+from .live_view import LiveView
 from .progress_state import Phase, ProgressState, one_line
-from .progress_views import WARNING, LineView, LiveView, View
+from .progress_views import WARNING, LineView, QuietView, View
 from .rate_limit import Clock, RateLimit
 
 _LINES_PER_S = 1.0
 _BURST = 5  # lines that may come at once before the rate applies
 _MESSAGES_HELD = 50
+_SHOWN_FAILURES = 3
+
+Detail = Literal["quiet", "normal", "verbose"]
 
 
 class Progress:
-    """Shows one run's progress on ``console``: a live table if it is a terminal, else plain lines.
+    """Shows one run's progress on ``console``: a live table if it is a terminal, else plain lines. Implements
+    ``Display``.
 
     ``total_steps`` and the step numbers count from the run's beginning, also after a resume; the first ``first_step``
     steps finished before the resume. ``agents``: the policy of each. ``line_interval_s``: seconds between plain step
-    lines. ``clock``: monotonic seconds. Leaving the context restores the terminal, also after an exception.
+    lines. ``detail``: ``quiet`` shows warnings alone; ``verbose`` shows a plain line for every step, and every failed
+    trajectory with its traceback, without a limit of the rate. ``clock``: monotonic seconds. Leaving the context
+    restores the terminal, also after an exception.
     """
 
     def __init__(
@@ -51,18 +61,27 @@ class Progress:
         agents: Mapping[AgentName, PolicyName],
         first_step: int = 0,
         line_interval_s: float = 10.0,
+        detail: Detail = "normal",
         clock: Clock = time.monotonic,
     ) -> None:
         self._state = ProgressState(one_line(run_name), one_line(mode), total_steps, agents, clock)
         self._state.step = first_step
-        self._lines = RateLimit(_LINES_PER_S, _BURST, clock)
+        self._detail = detail
+        unlimited = detail == "verbose"
+        self._lines = RateLimit(_LINES_PER_S, math.inf if unlimited else _BURST, clock)
         self._view: View
-        if console.is_terminal and not console.is_dumb_terminal:
+        if detail == "quiet":
+            self._view = QuietView(console)
+        elif unlimited:
+            self._view = LineView(console, self._state, self._lines, 0.0)
+        elif console.is_terminal and not console.is_dumb_terminal:
             self._view = LiveView(console, self._state)
         else:
             self._view = LineView(console, self._state, self._lines, line_interval_s)
         self._held: dict[str, int] = {}  # messages that wait for the rate limit, and how often each came
         self._dropped = 0
+        self._failures = 0
+        self._ended_s: float | None = None
 
     def __enter__(self) -> Self:
         self._view.start()
@@ -71,39 +90,56 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended_s = self._state.elapsed_s()
         try:
             self._print_held(all_of_them=True)
         finally:
-            self._view.stop("ended" if kind is None else f"stopped by {kind.__name__}")
+            self._view.stop("ended" if kind is None else f"stopped by {kind.__name__}", self._ended_s)
+
+    @property
+    def wall_s(self) -> float:
+        return self._state.elapsed_s() if self._ended_s is None else self._ended_s
 
     def step(self, metrics: StepMetrics) -> None:
-        """Shows a finished step and ends the phase. A missing or non-finite value leaves the last one on show."""
         self._state.record(metrics)
-        accuracy = number(metrics.evaluation.get("accuracy"))
-        if accuracy is not None:
-            self._hold(f"eval step {self._state.step} accuracy={accuracy:.3f}")
         self._update()
 
     def phase(self, text: str, done: int | None = None, total: int | None = None) -> None:
-        """Shows the run's present work until the next ``phase`` or ``step``."""
         text = one_line(text)
         changed = self._state.phase is None or self._state.phase.text != text
         self._state.phase = Phase(text, done, total)
         self._update(phase_changed=changed)
 
+    def event(self, event: RunEvent) -> None:
+        if (warning := warning_of(event)) is not None:
+            self._warn_of(event, warning)
+        elif (note := note_of(event)) is not None:
+            self.note(note)
+
+    def _warn_of(self, event: RunEvent, warning: str) -> None:
+        if not isinstance(event, TrajectoryFailed):
+            self.warn(warning)
+            return
+        self._failures += 1
+        if self._detail == "verbose":
+            self.warn(warning)
+            for line in event.traceback.splitlines():
+                self._view.message(f"  {one_line(line)}")
+        elif self._failures <= _SHOWN_FAILURES:
+            self.warn(warning)
+
     def note(self, text: str) -> None:
         """Prints a line of its own, such as for a saved checkpoint."""
-        self._hold(one_line(text))
+        if self._detail != "quiet":
+            self._hold(one_line(text))
         self._update()
 
     def warn(self, text: str, *, at_once: bool = False) -> None:
-        """Prints a warning. ``at_once``: without rate limit, as in answer to a signal."""
         self._hold(f"{WARNING}{one_line(text)}")
         self._print_held(all_of_them=at_once)
         self._update()
 
     def tick(self) -> None:
-        """Prints messages that waited for the rate limit; to be called regularly."""
         self._update()
 
     def _update(self, phase_changed: bool = False) -> None:

@@ -10,7 +10,7 @@ from ...actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 from ..formatting import number
 from .rate_limit import Clock
 
-_SMOOTHING_STEPS = 20  # shown numbers are exponential means over about this many steps
+SMOOTHING_STEPS = 20  # shown numbers are exponential means over about this many steps
 _RECENT_STEPS = 50
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 12
@@ -43,7 +43,7 @@ class Mean:
         """Values that are missing or not finite leave the mean as it is."""
         if (finite := number(value)) is not None:
             mean = finite if self.value is None else self.value
-            self.value = mean + (finite - mean) * 2 / (_SMOOTHING_STEPS + 1)
+            self.value = mean + (finite - mean) * 2 / (SMOOTHING_STEPS + 1)
 
 
 class Trail:
@@ -110,7 +110,7 @@ class PolicyState:
 
 
 class ProgressState:
-    """One run's numbers. ``agents``: the policy of each."""
+    """One run's numbers. ``agents``: the policy of each. ``changed_s``: ``elapsed_s`` at the end of the last step."""
 
     def __init__(
         self,
@@ -129,12 +129,14 @@ class ProgressState:
         self.tokens_per_s, self.overlap_s, self.step_s = Mean(), Mean(), Mean()
         self._clock = clock
         self._started_s = clock()
+        self.changed_s = 0.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)
 
     def record(self, metrics: StepMetrics) -> None:
         self.phase = None
         self.step = metrics.step
         self._recent.append((self._clock(), self.step))
+        self.changed_s = self.elapsed_s()
         self.failed += metrics.failed_trajectories
         self.tokens_per_s.add(metrics.tokens_per_s)
         self.overlap_s.add(metrics.overlap_s)
@@ -147,10 +149,14 @@ class ProgressState:
     def elapsed_s(self) -> float:
         return self._clock() - self._started_s
 
-    def remaining_s(self) -> float | None:
-        """Seconds to the last step at the pace of the last 50; None until two steps have finished."""
+    def pace_s(self) -> float | None:
+        """Seconds per step over the last 50, with all that happens between them; None until two steps have finished."""
         if len(self._recent) < 2:
             return None
         (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
-        left = max(0, self.total_steps - last)
-        return left * (last_s - first_s) / (last - first) if last > first else None
+        return (last_s - first_s) / (last - first) if last > first else None
+
+    def remaining_s(self) -> float | None:
+        """Seconds to the last step at the pace of the last 50; None until two steps have finished."""
+        step_s = self.pace_s()
+        return None if step_s is None else max(0, self.total_steps - self.step) * step_s

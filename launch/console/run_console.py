@@ -5,46 +5,33 @@ import contextlib
 from dataclasses import replace
 
 from ...actors.messages import RunResult
-from ...actors.run_events import (
-    ActorSilent,
-    CheckpointSaved,
-    ColumnsAwaited,
-    Evaluated,
-    RunEvent,
-    SftDone,
-    StoreBlocked,
-    StoreUnblocked,
-    TrajectoryFailed,
-)
+from ...actors.run_events import RunEvent
 from ...actors.step_metrics import ProcessMetrics, StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.supervision.process_statistics import ProcessStatistics
 from ..json_lines import JsonLines, event_to_json, metrics_to_json
 from ..run_directory import RunDirectory
-from .progress import Progress
-
-_SHOWN_FAILURES = 3
+from .display import Display
 
 
 class RunConsole(Actor):
-    """Shows a run on ``progress`` and writes its ``metrics.jsonl`` and ``events.jsonl``.
+    """Shows a run on ``display`` and writes its ``metrics.jsonl`` and ``events.jsonl``.
 
     Implements ``ConsoleApi``. ``ended_with`` is set to the run's result.
     """
 
-    def __init__(self, run: RunDirectory, progress: Progress) -> None:
+    def __init__(self, run: RunDirectory, display: Display) -> None:
         self.ended_with: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self.processes: dict[str, ProcessStatistics] = {}
-        self._progress = progress
+        self._display = display
         self._metrics = JsonLines(run.metrics)
         self._events = JsonLines(run.events)
-        self._failures = 0
         self._warned_of_silence = False
 
     def refresh(self, processes: dict[str, ProcessStatistics]) -> None:
         """Takes the statistics of the processes; to be called regularly, because it also updates the display."""
         self.processes = processes
-        self._progress.tick()
+        self._display.tick()
 
     async def on_stop(self) -> None:
         self.ended_with.cancel()
@@ -63,53 +50,25 @@ class RunConsole(Actor):
             },
         )
         self._metrics.write(metrics_to_json(metrics))
-        self._progress.step(metrics)
+        self._display.step(metrics)
         if metrics.tokens == 0 and not self._warned_of_silence:
             self._warned_of_silence = True
-            self._progress.warn(
+            self._display.warn(
                 f"no agent generated anything in step {metrics.step}: nothing can be learned from it"
             )
 
     @endpoint
     async def phase(self, text: str, done: int | None, total: int | None) -> None:
-        self._progress.phase(text, done, total)
+        self._display.phase(text, done, total)
 
     @endpoint
     async def event(self, event: RunEvent) -> None:
-        self._show(event)  # first: the disk may be full
+        self._display.event(event)  # first: the disk may be full
         self._events.write(event_to_json(event))
 
     @endpoint
     async def ended(self, result: RunResult) -> None:
         self.ended_with.set_result(result)
-
-    def _show(self, event: RunEvent) -> None:
-        match event:
-            case TrajectoryFailed():
-                self._failures += 1
-                if self._failures <= _SHOWN_FAILURES:
-                    self._progress.warn(f"trajectory {event.trajectory} was dropped: {event.error}")
-            case ActorSilent():
-                hint = "; does the workflow block its event loop?" if event.actor == "rollout" else ""
-                self._progress.warn(f"{event.actor} has not answered for {event.seconds:g} s{hint}")
-            case StoreBlocked():
-                self._progress.warn(f"the store waits for space: {event.problem}")
-            case StoreUnblocked():
-                self._progress.note("the store has space again")
-            case ColumnsAwaited():
-                self._progress.warn(
-                    f"{event.samples} samples of {event.agent} wait for {event.columns}, to be written by an external "
-                    "writer"
-                )
-            case Evaluated(step=0):  # the results of later ones are in their step's metrics
-                figures = ", ".join(f"{name} {value:.3f}" for name, value in event.metrics.items())
-                self._progress.note(f"before training: {figures}")
-            case CheckpointSaved():
-                self._progress.note(f"checkpoint saved: {event.folder}")
-            case SftDone():
-                self._progress.note(
-                    f"{event.policy} fine-tuned on {event.batches} supervised batches, loss {event.loss:.3f}"
-                )
 
 
 def _process_metrics(process: ProcessStatistics) -> ProcessMetrics:

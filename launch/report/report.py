@@ -107,7 +107,8 @@ def _facts(history: History) -> str:
         return ""
     resumed = f"resumed at {listed(history.resumes)}" if history.resumes else ""
     facts = [("Steps", str(len(history.steps)), resumed)]
-    facts.append(("Wall time", duration(history.wall_s), "from the first step to the last"))
+    steps_s = f"from start to end; steps: {duration(history.step_seconds)}"
+    facts.append(("Wall time", duration(history.wall_s), steps_s))
     tokens = history.total(lambda step: step.tokens)
     if tokens and history.step_seconds:
         speed = f"{compact(tokens / history.step_seconds)} tokens/s"

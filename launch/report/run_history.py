@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeVar, get_args
 import yaml
 
 from ...actors.names import AgentName, PolicyName
-from ...actors.run_events import Evaluated, RunEvent
+from ...actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
 from ...actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from ..formatting import number
 from ..json_lines import event_from_json, metrics_from_json, read_lines
 from .charts import Point
 
@@ -39,9 +40,10 @@ class LoggedEvent:
 class History:
     """One run. ``steps`` ascend, each is there once: steps repeated after a resume replace the lost ones.
 
-    ``evaluations``: metrics by name, by step; step 0 is before training. ``wall_s``: seconds from the first to the last
-    step, with the lost steps and without the pauses. ``resumes``: the first steps after each resume. ``policies``: by
-    agent, as far as the config says. ``unreadable``: the number of unreadable lines.
+    ``evaluations``: metrics by name, by step; step 0 is before training. ``wall_s``: seconds from the start to the end,
+    with lost steps and without the pauses before resumes: the sum of those that the console shows. ``resumes``: the
+    first steps after each resume. ``policies``: by agent, as far as the config says. ``held_out``: the config declares
+    that of the evaluations. ``unreadable``: the number of unreadable lines.
     """
 
     name: str
@@ -52,6 +54,7 @@ class History:
     mode: str = ""
     policy_of: Mapping[str, str] = field(default_factory=dict)
     wall_s: float = 0.0
+    held_out: bool = False
     resumes: Sequence[int] = ()
     unreadable: int = 0
 
@@ -180,7 +183,8 @@ def load_history(run_dir: Path) -> History:
         config_text=config_text,
         mode=mode if isinstance(mode, str) else "",
         policy_of=_policy_of(config),
-        wall_s=joined.wall_s,
+        wall_s=max(_wall_s(events), joined.wall_s),
+        held_out=_held_out(config),
         resumes=joined.resumes,
         unreadable=bad_lines + bad_events + len(lines) - len(written),
     )
@@ -220,14 +224,42 @@ class _Joined:
         return self._earlier_s + (self._last.time_s - self._began_s if self._last else 0.0)
 
 
+def _wall_s(events: Sequence[LoggedEvent]) -> float:
+    """Seconds of all processes that worked on the run. One that was killed, or still runs, counts up to its last
+    event."""
+    finished_s, began, last = 0.0, None, None
+    for logged in events:
+        now = number(logged.line.get("time"))
+        if isinstance(logged.event, RunStarted | RunResumed):
+            finished_s += _between(began, last)
+            began = now
+        last = now
+        if isinstance(logged.event, RunEnded):
+            measured = logged.event.wall_s
+            finished_s += _between(began, now) if measured is None else measured
+            began = None
+    return finished_s + _between(began, last)
+
+
+def _between(began: float | None, ended: float | None) -> float:
+    return 0.0 if began is None or ended is None else max(0.0, ended - began)
+
+
 def _evaluations(
     events: Sequence[LoggedEvent], steps: Sequence[StepMetrics]
 ) -> dict[int, Mapping[str, float]]:
-    """By step. An evaluation before training, or one that a resumed run caught up on, is in no step's metrics."""
-    from_events: dict[int, Mapping[str, float]] = {
-        logged.event.step: logged.event.metrics for logged in events if isinstance(logged.event, Evaluated)
-    }
-    return {**from_events, **{step.step: step.evaluation for step in steps if step.evaluation}}
+    """By step. An evaluation before training, or one that a resumed run caught up on, is in no step's metrics; those of
+    steps that a resume lost are left out."""
+    found: dict[int, Mapping[str, float]] = {}
+    for logged in events:
+        match logged.event:
+            case RunStarted():
+                found = {}
+            case RunResumed(step=resumed):
+                found = {step: metrics for step, metrics in found.items() if step <= resumed}
+            case Evaluated():
+                found[logged.event.step] = logged.event.metrics
+    return {**found, **{step.step: step.evaluation for step in steps if step.evaluation}}
 
 
 def _read_text(path: Path) -> str:
@@ -256,3 +288,8 @@ def _policy_of(config: Mapping[str, Any]) -> dict[str, str]:
         for name, agent in agents.items()
         if isinstance(agent, dict)
     }
+
+
+def _held_out(config: Mapping[str, Any]) -> bool:
+    evaluation = config.get("evaluation")
+    return isinstance(evaluation, dict) and evaluation.get("held_out") is True

@@ -169,6 +169,7 @@ def accuracy(history: History) -> str:
     )
     line = Line("accuracy", evenly(points), 0, dots=len(points) <= 60)
     words = count(len(points), "evaluation") + ("; step 0 is before training." if points[0][0] == 0 else ".")
+    words += " Training never used these problems." if history.held_out else ""
     return f"<h2>Accuracy</h2>{figure(lambda width: line_chart(axes, [line], width), words)}"
 
 

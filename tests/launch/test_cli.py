@@ -20,7 +20,7 @@ from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.launch import commands, local_launcher
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, resolve, to_yaml
-from flexmarl.launch.console.progress import Progress
+from flexmarl.launch.console.display import Display
 from flexmarl.launch.errors import Interrupted
 from flexmarl.launch.json_lines import JsonLines
 from flexmarl.launch.run_directory import RunDirectory
@@ -66,21 +66,22 @@ def test_wrong_usage_is_refused(flexmarl: Flexmarl, words: list[str]) -> None:
     assert result.status == 2 and "Usage: flexmarl" in result.err + result.out
 
 
-class TestDryRun:
-    def test_writes_and_shows_a_config_that_resolves_to_itself(self, flexmarl: Flexmarl) -> None:
-        result = flexmarl("train", str(TINY), "--name", "dry", "--dry-run", "training.steps=3")
-        written = Path("runs/dry/config.yaml")
-        assert result.status == 0
-        assert result.out == f"{written.read_text()}# written to {written}; nothing was started\n"
-        config = check(yaml.safe_load(written.read_text()), "written")
-        assert config == resolve(str(TINY), ["training.steps=3"])
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    def test_without_a_name_the_recipe_and_the_time_are_the_name(
+
+class TestDryRun:
+    def test_shows_a_config_that_resolves_to_itself_and_writes_nothing(
         self, flexmarl: Flexmarl, tmp_path: Path
     ) -> None:
-        assert flexmarl("train", str(TINY), "--dry-run").status == 0
-        (run,) = Path("runs").iterdir()
-        assert run.name.startswith("tiny-2")
+        before = files(tmp_path), files(TINY)
+        result = flexmarl("train", str(TINY), "--name", "dry", "--dry-run", "training.steps=3")
+        assert result.status == 0, result.err
+        *config_lines, last = result.out.splitlines()
+        assert last == "# checked; nothing was started or written"
+        config = check(yaml.safe_load("\n".join(config_lines)), "printed")
+        assert config == resolve(str(TINY), ["training.steps=3"])
+        assert (files(tmp_path), files(TINY)) == before and list(tmp_path.iterdir()) == []
 
 
 class TestRefusals:
@@ -111,8 +112,9 @@ class TestRefusals:
         assert list(Path().glob("runs/*")) == []
 
     def test_a_run_that_exists_is_left_alone(self, flexmarl: Flexmarl) -> None:
-        flexmarl("train", str(TINY), "--name", "twice", "--dry-run")
+        RunDirectory.create(Path("runs/twice"), to_yaml(resolve(str(TINY), [])))
         before = Path("runs/twice/config.yaml").read_bytes()
+        assert flexmarl("train", str(TINY), "--name", "twice", "--dry-run").status == 2
         result = flexmarl("train", str(TINY), "--name", "twice", "seed=5")
         assert result.status == 2 and "exists already: choose another --name" in result.err
         assert Path("runs/twice/config.yaml").read_bytes() == before
@@ -128,7 +130,7 @@ class TestEndings:
 
     @staticmethod
     def ends_with(monkeypatch: pytest.MonkeyPatch, ending: BaseException | RunResult) -> None:
-        async def run(_config: object, _directory: object, progress: Progress, _resume: object) -> RunResult:
+        async def run(_config: object, _directory: object, progress: Display, *_: object) -> RunResult:
             for n in range(20):
                 progress.warn(f"warning {n}", at_once=True)
             if isinstance(ending, BaseException):
@@ -301,7 +303,7 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
 ) -> None:
     started: list[object] = []
 
-    async def run(_config: object, _directory: object, _progress: object, resume: object) -> None:
+    async def run(_config: object, _directory: object, _progress: object, resume: object, _: object) -> None:
         started.append(resume)
         raise Interrupted("enough seen")
 

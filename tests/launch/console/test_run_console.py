@@ -81,10 +81,12 @@ async def test_statistics_of_processes_and_actors_are_in_the_metrics(watched: Wa
     }  # fmt: skip
 
 
-async def test_the_evaluation_before_training_shows_its_metrics(watched: Watched) -> None:
+async def test_an_evaluation_shows_all_its_metrics(watched: Watched) -> None:
     await watched.console.event(Evaluated(Step(0), 3.0, {"accuracy": 0.25}))
-    assert "before training: accuracy 0.250" in watched.text()
-    (event,) = watched.lines(watched.run.events)
+    await watched.console.event(Evaluated(Step(2), 3.0, {"accuracy": 0.5, "pass@4": 0.75}))
+    text = watched.text()
+    assert "before training: accuracy 0.250" in text and "after step 2: accuracy 0.500, pass@4 0.750" in text
+    event, _ = watched.lines(watched.run.events)
     assert (event["event"], event["step"], event["accuracy"]) == ("evaluated", 0, 0.25)
 
 

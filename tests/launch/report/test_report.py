@@ -90,7 +90,7 @@ def test_the_headline_says_what_was_learned(tmp_path: Path) -> None:
     assert "sorter 0.030 → 0.980, checker 0.500 → 0.500" in page
     assert "mode strict · started 1970-01-01 00:00:00 UTC" in page
     assert "still running" not in page
-    assert "<dd>7 s" in page  # wall time
+    assert "<dd>9 s<small>from start to end; steps: 7 s" in page
     assert "14.6k tokens/s" in page and "102k tokens" in page
     assert "<dd>1.2 s<small>17.1% of step time" in page
 

@@ -1,0 +1,54 @@
+"""Events of a run as lines for the person who started it. Pure."""
+
+from collections.abc import Mapping
+
+from ...actors.run_events import (
+    ActorSilent,
+    CheckpointSaved,
+    ColumnsAwaited,
+    Evaluated,
+    RunEvent,
+    SftDone,
+    StoreBlocked,
+    StoreUnblocked,
+    TrajectoryFailed,
+)
+
+
+def warning_of(event: RunEvent) -> str | None:
+    """The text of an event that is shown as a warning; None for the others."""
+    match event:
+        case TrajectoryFailed():
+            return f"trajectory {event.trajectory} was dropped: {event.error}"
+        case ActorSilent():
+            hint = "; does the workflow block its event loop?" if event.actor == "rollout" else ""
+            return f"{event.actor} has not answered for {event.seconds:g} s{hint}"
+        case StoreBlocked():
+            return f"the store waits for space: {event.problem}"
+        case ColumnsAwaited():
+            return (
+                f"{event.samples} samples of {event.agent} wait for {event.columns}, to be written by an external "
+                "writer"
+            )
+    return None
+
+
+def note_of(event: RunEvent) -> str | None:
+    """The text of an event that is shown as a plain line; None for the others."""
+    match event:
+        case Evaluated(step=0):
+            return f"before training: {figures(event.metrics)}"
+        case Evaluated():
+            return f"after step {event.step}: {figures(event.metrics)}"
+        case CheckpointSaved():
+            return f"checkpoint saved: {event.folder}"
+        case SftDone():
+            return f"{event.policy} fine-tuned on {event.batches} supervised batches, loss {event.loss:.3f}"
+        case StoreUnblocked():
+            return "the store has space again"
+    return None
+
+
+def figures(metrics: Mapping[str, float]) -> str:
+    """All metrics of an evaluation by name: ``accuracy 0.250, reward/sorter 0.125``."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())

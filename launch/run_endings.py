@@ -1,0 +1,88 @@
+"""The end of a run in words, for the person who started it. Pure."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..actors.errors import CheckpointMismatch, ConfigError, RecipeError, UnsupportedModel
+from ..actors.messages import RunResult
+from ..core.errors import ActorDead, ActorFailed, text_of
+from .errors import Interrupted
+from .formatting import change, count, duration
+
+_REPEATED = (ConfigError, RecipeError, UnsupportedModel, CheckpointMismatch)
+_REPEATED_KINDS = frozenset(kind.__name__ for kind in _REPEATED)
+
+
+def closing_words(
+    result: RunResult, *, first: int, folder: Path, report: Path, wall_s: float, held_out: bool
+) -> str:
+    """The result, and the paths of its files. ``first``: steps that finished before a resume. ``held_out``:
+    the evaluation's queries are not used in training."""
+    if result.stopped:
+        head = stopped_words(result, folder)
+    else:
+        steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
+        head = f"Trained {steps} in {duration(wall_s)}. {learned(result.evaluations, first, held_out)}"
+    return (
+        f"{head.rstrip()}\n"
+        f"  report       {report}\n"
+        f"  metrics      {folder / 'metrics.jsonl'}\n"
+        f"  checkpoints  {result.checkpoint or 'none yet'}"
+    )
+
+
+def stopped_words(result: RunResult, folder: Path) -> str:
+    if not result.checkpoint:
+        return f"Stopped after step {result.last_step}, before the first checkpoint."
+    return f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {folder}"
+
+
+def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out: bool) -> str:
+    """The first and the last evaluation of the whole run, as a sentence; rewards only if there is no other metric."""
+    steps = sorted(evaluations)
+    if not steps:
+        return ""
+    before, after = evaluations[steps[0]], evaluations[steps[-1]]
+    names = [name for name in after if not name.startswith("reward/")] or list(after)
+    changes = []
+    for name in names:
+        form = ".1%" if "accuracy" in name else ".3f"
+        compared = len(steps) > 1 and name in before
+        came = change(before[name], after[name], form) if compared else f"is {after[name]:{form}}"
+        changes.append(f"{name} {came}")
+    if not changes:
+        return ""
+    where = "On problems that training never used" if held_out else "In the evaluations"
+    since = " since the run's beginning" if first else ""
+    return f"{where}, {', '.join(changes)}{since}."
+
+
+def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -> str:
+    """A failure or a stop at once, and the way to continue if there is one. ``checkpoint``: the newest one."""
+    stopped = isinstance(error, Interrupted)
+    text = error_words(error)
+    head, *more = text.splitlines() or [type(error).__name__]
+    lines = [text, ""] if more else []
+    lines += [f"The run {'was' if stopped else 'failed:'} {head}", f"  events and logs  {folder}"]
+    if not repeats(error):
+        if checkpoint is not None:
+            lines.append(f"  continue with    flexmarl train --resume {folder}")
+        elif not isinstance(error, ActorFailed):
+            lines.append(f"  start again with flexmarl train --resume {folder}")
+    return "\n".join(lines)
+
+
+def error_words(error: BaseException) -> str:
+    """The error once. Of a failed actor: the error that was raised first, and the actor that raised it unless the error
+    is one of a user's mistakes, whose text names all that matters."""
+    text = text_of(error).rstrip()
+    if isinstance(error, ActorFailed) and error.kind in _REPEATED_KINDS:
+        return text.partition(f"{error.kind}: ")[2] or text
+    return text
+
+
+def repeats(error: BaseException) -> bool:
+    """True for a mistake in the config, the recipe or the model: the same run would fail in the same way."""
+    if isinstance(error, ActorFailed) and not isinstance(error, ActorDead):
+        return error.kind in _REPEATED_KINDS
+    return isinstance(error, _REPEATED)
