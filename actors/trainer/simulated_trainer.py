@@ -6,15 +6,16 @@ Everything else, leases, commits, publishing and saving, is the trainer's own.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ..names import PolicyName
 from .backends.policy_backend import PolicyBackend
 from .backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig
 from .trainer import Trainer
 from .trainer_setup import PolicySetup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -39,8 +40,8 @@ class SimulatedTrainer(Trainer):
             max_staleness=setup.max_staleness,
         )
 
-    def _tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
-        return cast(PreTrainedTokenizerBase, _Bytes())
+    def _tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
+        return cast("PreTrainedTokenizerBase", _Bytes())
 
     def _owe(self, seconds: float) -> None:
         self._owed_s += seconds

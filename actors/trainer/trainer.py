@@ -12,22 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import AgentName, PolicyName, Step, Version
-from ..pretrained import load_tokenizer
 from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe
 from .arrival_order import ArrivalOrder
 from .backends.policy_backend import PolicyBackend, StepStats
-from .backends.torch_policy.torch_policy import TorchPolicy
 from .trainer_setup import PolicySetup, TrainerSetup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -141,9 +140,14 @@ class Trainer(Actor, TrainerApi):
         return backend
 
     def _backend(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
+        # Here, so that a simulated trainer does not import transformers: that takes seconds.
+        from .backends.torch_policy.torch_policy import TorchPolicy
+
         return TorchPolicy(policy, setup, seed=self._setup.recipe.seed, total_steps=self._setup.total_steps)
 
-    def _tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
+    def _tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
+        from ..pretrained import load_tokenizer
+
         return load_tokenizer(setup.model)
 
     def _sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
