@@ -18,6 +18,8 @@ from ..patience import PATIENCE_S
 TINY = Path(__file__).parent / "recipes" / "tiny"
 SOURCES = Path(__file__).parents[2] / "scripts" / "src"
 ONE_AGENT = ("agents={solver: {}}", "data.shape=alone")
+# Trainers and instances that do not import transformers start in a third of the time.
+SIMULATED_MODEL = "agent_defaults.model.config={model_type: simulated, engine: {token_s: 1.0e-4}}"
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:

@@ -230,22 +230,24 @@ class TestARunInPieces:
         assert not busy
 
 
+TWO_POLICIES = ("agents={solver: {instances: 2}, checker: {}}",)
 ONE_POLICY = (
-    "policies={shared: {}}", "data.shape=uneven",
+    "policies={shared: {instances: 2}}", "data.shape=uneven",
     "agents={solver: {policy: shared}, checker: {policy: shared, sampling: {temperature: 0.7}}}",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("agents", "policies", "measured_names"), [((), ("solver", "checker"), 6), (ONE_POLICY, ("shared",), 4)]
+    ("agents", "policies", "measured_names"),
+    [(TWO_POLICIES, ("solver", "checker"), 6), (ONE_POLICY, ("shared",), 4)],
 )
 def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
     launcher: Launcher, agents: tuple[str, ...], policies: tuple[str, ...], measured_names: int
 ) -> None:
-    """Several queries a step, whose groups end in any order; two engines per policy, used by one or two agents."""
+    """Several queries a step, whose groups end in any order; a policy of two engines, used by one or two agents."""
     settings = (
         "deterministic=true", "training.queries_per_step=6", "training.micro_batch=5", "training.steps=4",
-        "agent_defaults.instances=2", "checkpoint.every=2", *agents,
+        "checkpoint.every=2", *agents,
     )  # fmt: skip
     run = "-".join(policies)
     whole = launcher.train(f"unbroken-{run}", *settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ..patience import PATIENCE_S
-from .conftest import ONE_AGENT, Launched, Launcher, wait_until
+from .conftest import ONE_AGENT, SIMULATED_MODEL, Launched, Launcher, wait_until
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
     hold = tmp_path / "hold"
     hold.write_text("1")
     settings = (
+        SIMULATED_MODEL,
         "training.queries_per_step=1",
         "training.micro_batch=4",
         "checkpoint.every=1",
@@ -46,7 +47,12 @@ class TestDeath:
         """Once without a new checkpoint in between; a new checkpoint resets the count."""
         hold = tmp_path / "hold"
         hold.write_text("1")
-        settings = ("training.queries_per_step=1", "training.micro_batch=4", "checkpoint.every=1")
+        settings = (
+            SIMULATED_MODEL,
+            "training.queries_per_step=1",
+            "training.micro_batch=4",
+            "checkpoint.every=1",
+        )
         name = f"phoenix-{tmp_path.name}"
         run = launcher.train(name, *ONE_AGENT, *settings, f"data.hold={hold}", "--restarts", "1")
         for step in (1, 2):
@@ -100,7 +106,7 @@ class TestSignals:
 
     def test_one_during_sft_stops_before_the_first_step(self, launcher: Launcher) -> None:
         sft = ("agent_defaults.sft={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
-        run = launcher.train("warm", *ONE_AGENT, *sft)
+        run = launcher.train("warm", *ONE_AGENT, SIMULATED_MODEL, *sft)
         run.wait_for_output("warming up solver")
         run.actors()
         run.signal(signal.SIGINT)

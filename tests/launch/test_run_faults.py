@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ONE_AGENT, Launcher
+from .conftest import ONE_AGENT, SIMULATED_MODEL, Launcher
 
 
 class TestFaults:
@@ -44,7 +44,12 @@ class TestFaults:
     ) -> None:
         training = "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}"
         run = launcher.train(
-            f"fatal-{faulty}", *ONE_AGENT, training, f"data.faults=[{fault}]", f"data.faulty={faulty}"
+            f"fatal-{faulty}",
+            *ONE_AGENT,
+            SIMULATED_MODEL,
+            training,
+            f"data.faults=[{fault}]",
+            f"data.faulty={faulty}",
         )
         run.wait_for_output("before training")
         assert run.wait() == 1
@@ -67,7 +72,7 @@ class TestFaults:
         (tmp_path / "config.yaml").write_text((launcher.recipe / "config.yaml").read_text())
         (tmp_path / "tokenizer").symlink_to(launcher.recipe / "tokenizer")
         (tmp_path / "workflow.py").write_text(code)
-        run = launcher.train(f"broken-{tmp_path.name}", recipe=tmp_path)
+        run = launcher.train(f"broken-{tmp_path.name}", SIMULATED_MODEL, recipe=tmp_path)
         assert run.wait() == 1
         assert message in run.text
         assert "The run failed: actor " in run.text
