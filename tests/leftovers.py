@@ -14,6 +14,7 @@ import pytest
 from flexmarl.launch import env
 
 _PREFIX = "flexmarl-tests-"
+_CACHE = Path(__file__).parents[1] / ".cache"
 
 
 class SessionFolders:
@@ -25,6 +26,8 @@ class SessionFolders:
         runtime = tempfile.mkdtemp(prefix=_PREFIX, dir=env.runtime_base())
         temporary = tempfile.mkdtemp(prefix=_PREFIX)
         os.environ.update(FLEXMARL_RUNTIME_BASE=runtime, TMPDIR=temporary)
+        # torch keeps a cache in TMPDIR otherwise.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "torchinductor"))
         tempfile.tempdir = temporary
         self._folders = Path(runtime), Path(temporary)
 
@@ -49,7 +52,7 @@ class LeftoversPlugin:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if left and reporter is not None:
-            reporter.ensure_newline()
+            reporter.write_line("")
             reporter.section("the tests left these behind", red=True)
             for path in left:
                 reporter.line(path)

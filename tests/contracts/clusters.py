@@ -21,7 +21,7 @@ from flexmarl.core.wire.zeromq import Tcp, ZmqWire
 
 from ..patience import PATIENCE_S
 
-# For systems that are to find nobody.
+# For calls to an address without a listener.
 QUICK = Settings(connect_timeout_s=0.2)
 
 

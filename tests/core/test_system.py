@@ -159,7 +159,7 @@ class TestSystem:
     async def test_closing_does_not_wait_for_ever_and_says_for_what_it_did(
         self, private: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flexmarl.core.supervision.local_actors.CLOSE_GRACE_S", 0.05)
+        monkeypatch.setattr("flexmarl.core.supervision.local_actors.CLOSE_GRACE_S", 0.5)
         release = asyncio.Event()
 
         class Clings(Echo):
