@@ -1,80 +1,18 @@
 import io
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flexmarl.actors.names import AgentName, PolicyName, Step, Version
-from flexmarl.actors.run_events import Evaluated, TrajectoryFailed
-from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
-from flexmarl.launch.console.progress import Detail, Progress
+from flexmarl.actors.names import AgentName, PolicyName, Step
+from flexmarl.actors.run_events import Evaluated
+from flexmarl.actors.step_metrics import AgentMetrics
+from flexmarl.launch.console.progress import Progress
 
-SORTER, CHECKER = AgentName("sorter"), AgentName("checker")
-ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-def metrics(step: int, **more: Any) -> StepMetrics:
-    plain = StepMetrics(Step(step), 0.07 * step, 0.07, 0.05, 1024, 14400.0)
-    return replace(plain, **more)
-
-
-def policy(version: int, **more: Any) -> PolicyMetrics:
-    return PolicyMetrics(Version(version), Version(version - 1), **more)
-
-
-class Stage:
-    """A progress display on a fake screen with a clock that is moved by hand."""
-
-    def __init__(
-        self,
-        *,
-        terminal: bool,
-        width: int = 100,
-        agents: tuple[str, ...] = ("sorter", "checker"),
-        policy_of: Mapping[str, str] | None = None,
-        first_step: int = 0,
-        detail: Detail = "normal",
-    ) -> None:
-        self.now_s = 100.0
-        self.out = io.StringIO()
-        self.console = Console(
-            file=self.out,
-            force_terminal=terminal,
-            width=width,
-            height=40,
-            _environ={"TERM": "xterm-256color"},
-        )
-        self.progress = Progress(
-            self.console,
-            run_name="sorting",
-            mode="strict",
-            total_steps=400,
-            agents={AgentName(name): PolicyName((policy_of or {}).get(name, name)) for name in agents},
-            first_step=first_step,
-            detail=detail,
-            clock=lambda: self.now_s,
-        )
-
-    def step(self, step: int, **more: Any) -> None:
-        plain = {
-            "overlap_s": 0.012,
-            "by_agent": {SORTER: AgentMetrics(0.5), CHECKER: AgentMetrics(0.25)},
-            "by_policy": {PolicyName("sorter"): policy(step)},
-        }
-        self.progress.step(metrics(step, **{**plain, **more}))
-
-    @property
-    def text(self) -> str:
-        return ESCAPE.sub("", self.out.getvalue())
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
+from .stage import CHECKER, SORTER, Stage, metrics, policy
 
 
 def test_plain_lines_have_a_stable_form() -> None:
@@ -334,122 +272,3 @@ def test_any_rewards_can_be_drawn(rewards: list[float]) -> None:
             stage.now_s += 1
             stage.progress.step(metrics(step, by_agent={AgentName("a"): AgentMetrics(reward)}))
     assert "run sorting ended" in stage.text
-
-
-# --------------------------------------------------------------------------- nothing starves, nothing is cut
-
-
-def test_step_lines_come_at_a_steady_rate_whatever_phases_and_messages_do() -> None:
-    """Every step is followed by the phases of an evaluation, and by messages beyond the rate."""
-    stage = Stage(terminal=False)
-    with stage.progress:
-        for step in range(1, 121):
-            stage.progress.phase(f"evaluating {step} queries")
-            stage.now_s += 0.5
-            for number in range(3):
-                stage.progress.note(f"checkpoint {step}.{number} saved")
-            stage.step(step)
-            stage.progress.phase("saving a checkpoint")
-            stage.now_s += 0.5
-    shown = [int(line.split()[1].split("/")[0]) for line in stage.lines if line.startswith("step")]
-    assert shown == [1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
-
-
-def test_step_lines_show_the_pace_and_the_time_left() -> None:
-    stage = Stage(terminal=False)
-    with stage.progress:
-        for step in range(1, 201):
-            stage.now_s += 0.5
-            stage.step(step)
-    assert stage.lines[-2].startswith("step 200/400 | 2 steps/s, 100 s left | smoothed: reward sorter=0.500")
-    stage = Stage(terminal=False)
-    with stage.progress:
-        for step in (1, 2, 3):
-            stage.now_s += 150
-            stage.step(step)
-    assert "step 3/400 | 2 min 30 s/step, 16 h 32 min left | " in stage.text
-
-
-def test_a_long_step_gives_a_sign_of_life_each_minute() -> None:
-    stage = Stage(terminal=False)
-    with stage.progress:
-        stage.step(7)
-        for _ in range(150):
-            stage.now_s += 1
-            stage.progress.tick()
-    waiting = [line for line in stage.lines if "under way" in line]
-    assert waiting == [
-        "step 7/400 is complete, the next one is under way (60 s)",
-        "step 7/400 is complete, the next one is under way (2 min 00 s)",
-    ]
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_failed_trajectory_is_shown_three_times_at_most(terminal: bool) -> None:
-    stage = Stage(terminal=terminal)
-    with stage.progress:
-        for number in range(5):
-            stage.progress.event(TrajectoryFailed(Step(1), f"1:q_{number}", "ValueError: no", "frames"))
-    assert stage.text.count("was dropped: ValueError: no") == 3 and "frames" not in stage.text
-
-
-def test_quiet_shows_warnings_alone() -> None:
-    for terminal in (False, True):
-        stage = Stage(terminal=terminal, detail="quiet")
-        with stage.progress:
-            stage.progress.phase("evaluating")
-            stage.progress.note("checkpoint saved")
-            stage.progress.event(Evaluated(Step(1), 1.0, {"accuracy": 1.0}))
-            stage.step(1)
-            stage.progress.warn("the disk is full")
-        assert stage.lines == ["warning: the disk is full"]
-
-
-def test_verbose_shows_every_step_and_every_failure_with_its_frames() -> None:
-    for terminal in (False, True):
-        stage = Stage(terminal=terminal, detail="verbose")
-        with stage.progress:
-            for step in range(1, 41):
-                stage.step(step)
-                failed = TrajectoryFailed(Step(step), f"{step}:q_0", "ValueError: no", "a frame\nits line\n")
-                stage.progress.event(failed)
-        assert sum(line.startswith("step ") for line in stage.lines) == 40
-        assert stage.lines.count("  its line") == 40
-
-
-@pytest.mark.parametrize("agents", [("sorter", "checker"), ("a-rather-long-agent-name-indeed", "b")])
-def test_at_80_columns_a_terminal_cuts_no_word(agents: tuple[str, ...]) -> None:
-    phase = "starting actors (not yet: trainer, sorter-0, sorter-1, checker-0, checker-1, rollout)"
-    warning = "trajectory 12:q000123_7 was dropped: not done within rollout.trajectory_timeout_s=600, twice"
-    stage = Stage(terminal=True, width=80, agents=agents)
-    with stage.progress:
-        for step in range(1, 30):
-            stage.now_s += 1
-            by_agent = {AgentName(name): AgentMetrics(-12.3456) for name in agents}
-            by_policy = {PolicyName(name): policy(step, loss=1.5, samples=12345) for name in agents}
-            stage.progress.step(
-                metrics(step, by_agent=by_agent, by_policy=by_policy, failed_trajectories=1000)
-            )
-        stage.progress.warn(warning)
-        stage.progress.phase(phase)
-        shown = stage.text
-    assert all(len(line) <= 80 for line in shown.splitlines())
-    known = {
-        *phase.split(),
-        *warning.split(),
-        *agents,
-        "…",
-        "reward",
-        "trend",
-        "version",
-        "loss",
-        "grad",
-        "norm",
-    }
-    last = shown[shown.rindex("sorting · strict") :]
-    header, _, numbers, smoothing, heads, *_ = last.splitlines()
-    assert set(header.split()) <= {"sorting", "·", "strict"} | known
-    assert numbers.rstrip() == "14.4k tokens/s · 70 ms/step · 29000 failed"
-    assert smoothing.split()[-4:] == ["over", "about", "20", "steps"]
-    assert {*heads.split()} <= {"agent", "samples", "staleness"} | known
-    assert set(" ".join(shown.split()).partition("warning: ")[2].split()[:9]) <= known
