@@ -14,6 +14,7 @@ from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..stores import store_setup
 
 COLUMNS = {"sample_id": "str", "reward": "float"}
@@ -25,7 +26,7 @@ def rows() -> Iterator[tuple[Any, ...]]:
 
 
 async def until_running(pool: SelectPool, running: int, waiting: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (pool.running, pool.waiting) != (running, waiting):
             await asyncio.sleep(0.005)
 
@@ -133,7 +134,7 @@ async def test_puts_are_answered_while_twelve_expensive_expressions_are_there(
     await writer.put([sample(n) for n in range(256)])
     asked = [asyncio.create_task(store.within(600).select(ENDLESS, 10)) for _ in range(12)]
     with pytest.raises(TooManySelects, match="11 wait"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while True:  # as soon as the twelve have arrived, one more is refused
                 more = asyncio.create_task(store.within(600).select("reward > 1", 1))
                 done, _ = await asyncio.wait([more], timeout=0.05)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.trainer.arrival_order import ArrivalOrder
 
+from ...patience import PATIENCE_S
+
 
 class End(Enum):
     PASSES = "passes"
@@ -43,7 +45,7 @@ async def passed(ends: list[End], ready: list[int]) -> list[int]:
 def test_calls_pass_in_the_order_of_their_arrival(data: st.DataObject) -> None:
     ends = data.draw(st.lists(st.sampled_from(End), max_size=8))
     ready = data.draw(st.permutations(range(len(ends))))
-    got = asyncio.run(asyncio.wait_for(passed(ends, ready), 60))
+    got = asyncio.run(asyncio.wait_for(passed(ends, ready), PATIENCE_S))
     assert got == [number for number, end in enumerate(ends) if end is End.PASSES]
 
 
