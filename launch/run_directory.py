@@ -38,7 +38,7 @@ class RunDirectory:
 
     @staticmethod
     def check_new(path: Path) -> None:
-        """Raises RunDirectoryError if ``path`` exists or is no possible name; nothing is made."""
+        """Raises RunDirectoryError if ``path`` exists or can't be a path; nothing is made."""
         try:
             exists = path.exists() or path.is_symlink()
         except OSError as error:
