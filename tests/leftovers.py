@@ -1,7 +1,8 @@
 """Folders of one test session, which must be empty when it ends: nothing may stay in /dev/shm or /tmp.
 
 Other sessions may run at the same time. Each has its own folder for temporary files (``TMPDIR``) and its own for the
-directories of runs (``FLEXMARL_RUNTIME_BASE``), also in the processes that it starts.
+directories of runs (``FLEXMARL_RUNTIME_BASE``), also in the processes that it starts. The folders of a session that was
+killed are removed by the next one: their names have its process id.
 """
 
 import os
@@ -9,11 +10,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flexmarl.launch import env
 
-_PREFIX = "flexmarl-tests-"
+_PREFIX = "flexmarl-test-session-"
 _CACHE = Path(__file__).parents[1] / ".cache"
 
 
@@ -23,8 +25,7 @@ class SessionFolders:
     def __init__(self) -> None:
         # pytest's own folders, of which it keeps those of failed tests, stay in their usual place.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        runtime = tempfile.mkdtemp(prefix=_PREFIX, dir=env.runtime_base())
-        temporary = tempfile.mkdtemp(prefix=_PREFIX)
+        runtime, temporary = (_made_in(base) for base in (env.runtime_base(), Path(tempfile.gettempdir())))
         os.environ.update(FLEXMARL_RUNTIME_BASE=runtime, TMPDIR=temporary)
         # torch keeps a cache in TMPDIR otherwise.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "torchinductor"))
@@ -37,6 +38,14 @@ class SessionFolders:
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         return left
+
+
+def _made_in(base: Path) -> str:
+    """A new folder; those of sessions that were killed are removed."""
+    for folder in base.glob(f"{_PREFIX}*"):
+        if not psutil.pid_exists(int(folder.name.removeprefix(_PREFIX).partition("-")[0])):
+            shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base)
 
 
 class LeftoversPlugin:

@@ -93,7 +93,7 @@ def test_a_session_that_leaves_something_fails_and_it_is_removed(what: str, tmp_
     )
     folders = {"FLEXMARL_RUNTIME_BASE": tmp_path / "runtime", "TMPDIR": tmp_path / "temporary"}
     for folder in folders.values():
-        folder.mkdir()
+        (folder / f"flexmarl-test-session-{2**22 + 1}-killed" / "run").mkdir(parents=True)
     root = TESTS.parent
     paths = os.pathsep.join(str(path) for path in (root, root / "scripts" / "src"))
     environment = {**os.environ, "PYTHONPATH": paths, **{name: str(path) for name, path in folders.items()}}
