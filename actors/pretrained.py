@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..transport.state_dict import without_ties
 from .errors import UnsupportedModel
 from .messages import ModelConfig
 
@@ -49,6 +50,14 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
         made = _from_config(_architecture(model), getattr(torch, model.dtype))
     placed: PreTrainedModel = made.train(False).requires_grad_(False).to(model.device)
     return placed
+
+
+def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
+    """The weights of a policy's model by name, tied ones once: float32 on the device ``meta``, which has shapes and no
+    memory. Only the config of a ``path`` is read. Raises as ``empty_model``."""
+    with torch.device("meta"):
+        made = _from_config(_architecture(model), torch.float32)
+    return {name: tensor.detach() for name, tensor in without_ties(made.state_dict(keep_vars=True)).items()}
 
 
 def _architecture(model: ModelConfig) -> PreTrainedConfig:

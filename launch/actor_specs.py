@@ -105,7 +105,7 @@ def rollout_setup(
         config=config.rollout,
         runtime_dir=runtime_dir,
         store_dir=store_dir,
-        evaluation=EvaluationRules(config.evaluation.samplings(), config.evaluation.success),
+        evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from ..actors.errors import ConfigError
 from .config_policies import expanded, with_defaults
+from .init_from import check_weights, with_init_from
 from .run_config import RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -40,7 +41,12 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
     defaults = raw.pop("agent_defaults", None) or {}
     if not isinstance(defaults, dict):
         raise ConfigError(f"agent_defaults={defaults!r}: must be a section with the keys of an agent")
-    return check(_with_absolute_paths(with_defaults(raw, defaults), folder), str(folder / "config.yaml"))
+    if (init_from := raw.pop("init_from", None)) is not None:
+        defaults = {"init_from": init_from, **defaults}
+    paths = _with_absolute_paths(with_defaults(raw, defaults), folder)
+    config = check(paths, str(folder / "config.yaml"))
+    check_weights(config.policies)
+    return config
 
 
 def check(raw: dict[str, Any], source: str) -> RunConfig:
@@ -132,6 +138,9 @@ def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
                 model[part] = str(found.resolve())
             elif written.startswith(("/", "./", "../", "~")):
                 raise ConfigError(f"{key}.{part}={written!r}: there is no such file or folder")
+    for kind in _NAMED_SECTIONS:
+        if isinstance(sections := raw.get(kind), dict):
+            with_init_from(sections, kind, folder)
     return raw
 
 

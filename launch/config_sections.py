@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -58,6 +59,7 @@ class PolicyConfig(Config):
 
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
     samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
+    ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``).
     """
 
     model: ModelConfig
@@ -67,6 +69,7 @@ class PolicyConfig(Config):
     algorithm: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
     global_batch: Count | None = None
+    init_from: Path | None = None
 
     @property
     def simulated(self) -> bool:

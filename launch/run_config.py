@@ -214,6 +214,7 @@ class RunConfig(Config):
             loss=policy.algorithm.with_constant_length(longest),
             sft=policy.sft,
             max_staleness=self.staleness,
+            init_from=policy.init_from,
         )
 
     def plan(self) -> Plan:

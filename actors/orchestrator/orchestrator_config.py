@@ -1,7 +1,7 @@
 """The user's settings of the training schedule: steps, batches, evaluations, checkpoints."""
 
 import re
-from typing import Annotated, Final
+from typing import Final
 
 from pydantic import Field, field_validator
 
@@ -28,29 +28,29 @@ class EvaluationConfig(EvaluationSampling):
 
     ``repeats`` > 1 gives means over them and pass@k (Chen et al. 2021, arXiv 2107.03374): the share of queries that one
     of k trajectories solves. A trajectory has solved its query if the workflow's metric ``success`` is at least 1.
-    ``further``: more samplings of the same evaluation, by name; the name stands before their metrics. ``held_out``: the
+    ``samplings``: further ones of the same evaluation, by name; the name stands before their metrics. ``held_out``: the
     recipe declares that none of these queries is among the training queries.
     """
 
     every: Natural = 0
     held_out: bool = False
     success: str = "accuracy"
-    further: Annotated[dict[str, EvaluationSampling], Field(default_factory=dict)]
+    samplings: dict[str, EvaluationSampling] = Field(default_factory=dict)
 
-    @field_validator("further")
+    @field_validator("samplings")
     @classmethod
-    def _names_are_plain(cls, further: dict[str, EvaluationSampling]) -> dict[str, EvaluationSampling]:
-        for name in further:
+    def _names_are_plain(cls, samplings: dict[str, EvaluationSampling]) -> dict[str, EvaluationSampling]:
+        for name in samplings:
             if not _NAME.fullmatch(name) or name == "reward":
                 raise ValueError(
                     f"sampling {name!r}: a name is up to 32 lower-case letters, digits and _, a letter first, and not "
                     "reward, which stands before the agents' rewards"
                 )
-        return further
+        return samplings
 
-    def samplings(self) -> dict[str, EvaluationSampling]:
+    def all_samplings(self) -> dict[str, EvaluationSampling]:
         """All samplings; the name of the first is empty."""
-        return {"": EvaluationSampling(temperature=self.temperature, repeats=self.repeats), **self.further}
+        return {"": EvaluationSampling(temperature=self.temperature, repeats=self.repeats), **self.samplings}
 
 
 class CheckpointConfig(Config):

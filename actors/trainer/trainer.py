@@ -137,6 +137,8 @@ class Trainer(Actor, TrainerApi):
         self._tokenizers[policy] = self._tokenizer(setup)
         if self._setup.resume_from is not None:
             backend.load(self._setup.resume_from / policy)
+        elif setup.init_from is not None:
+            backend.start_from(setup.init_from)
         return backend
 
     def _backend(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:

@@ -15,6 +15,7 @@ class PolicySetup(Config):
     """A policy and its training. ``credit`` has an entry for each of its agents, in the order of the config.
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
+    ``init_from``: the folder of a saved policy, whose weights this one starts from.
     """
 
     model: ModelConfig
@@ -23,6 +24,7 @@ class PolicySetup(Config):
     loss: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
     max_staleness: Natural = 0
+    init_from: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

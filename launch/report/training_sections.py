@@ -1,15 +1,19 @@
 """Sections of the report about learning: rewards by agent, figures of the weights by policy, evaluations."""
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 from ...actors.names import AgentName
 from ...actors.step_metrics import AgentMetrics, PolicyMetrics
 from ..formatting import compact, count
-from .charts import Axes, Line, Point, figure, line_chart
+from .charts import Axes, Line, Point, figure, legend, line_chart, line_swatch
 from .page_parts import evenly, note, smoothed_chart, table
 from .run_history import History, first_and_last
 
 _AGENTS_NAMED = 8
+# Shares of queries or trajectories in the metrics of evaluations, of any sampling.
+_ACCURACY: Final = re.compile(r"(\w+/)?(accuracy|pass@\d+)")
 
 _AgentColumn = tuple[str, str, Callable[[AgentMetrics], float | None]]
 _PolicyColumn = tuple[str, str, Callable[[PolicyMetrics], float | None]]
@@ -154,23 +158,34 @@ def _policy_chart(
 
 
 def accuracy(history: History) -> str:
-    points = history.evaluated("accuracy")
-    if not points:
+    """Accuracy and pass@k of every sampling of the evaluations."""
+    names = dict.fromkeys(name for metrics in history.evaluations.values() for name in sorted(metrics))
+    curves = {name: history.evaluated(name) for name in names if _ACCURACY.fullmatch(name)}
+    if not curves:
         return ""
+    points = max(curves.values(), key=len)
     axes = Axes(
         name="accuracy",
         title="Accuracy of the evaluations",
-        description=", ".join(f"step {x:g}: {y:.1%}" for x, y in points[:50]),
+        description="; ".join(
+            f"{name}: " + ", ".join(f"step {x:g}: {y:.1%}" for x, y in of_metric[:50])
+            for name, of_metric in curves.items()
+        ),
         x_label="step",
         y_label="accuracy",
         y_range=(0.0, 1.0),
         y_format=lambda value: f"{100 * value:.3g}%",
         marks=history.resumes,
     )
-    line = Line("accuracy", evenly(points), 0, dots=len(points) <= 60)
+    few = len(points) <= 60 and len(curves) == 1
+    lines = [
+        Line(name, evenly(of_metric), index, dots=few)
+        for index, (name, of_metric) in enumerate(curves.items())
+    ]
+    key = legend([(line_swatch(line.index), line.name) for line in lines]) if len(lines) > 1 else ""
     words = count(len(points), "evaluation") + ("; step 0 is before training." if points[0][0] == 0 else ".")
     words += " Training never used these problems." if history.held_out else ""
-    return f"<h2>Accuracy</h2>{figure(lambda width: line_chart(axes, [line], width), words)}"
+    return f"<h2>Accuracy</h2>{figure(lambda width: line_chart(axes, lines, width), words, key)}"
 
 
 def _rewards_of(history: History, agent: AgentName) -> list[Point]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...actors.errors import ConfigError
-from ...actors.orchestrator import checkpoint
 from ...actors.run_events import RunEnded, RunResumed, RunStarted
 from ..config_reading import read_yaml
 from ..errors import RunDirectoryError
 from ..report.run_history import History, first_and_last, load_history
 from ..run_directory import RunDirectory
+from .saved_policies import saved_steps
 
 State = Literal["running", "done", "stopped", "failed", "killed", "not started"]
 
@@ -87,12 +87,6 @@ def is_alive(directory: RunDirectory) -> bool:
     except FileNotFoundError:  # no process has ever worked on it
         pass
     return False
-
-
-def saved_steps(directory: RunDirectory) -> tuple[int, ...]:
-    """The steps of the complete checkpoints, ascending."""
-    folders = checkpoint.complete(directory.checkpoints)
-    return tuple(int(folder.name.removeprefix("step_")) for folder in folders)
 
 
 def flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -101,6 +101,14 @@ class PolicyBackend(Protocol):
         """
         ...
 
+    def start_from(self, folder: Path) -> None:
+        """Takes the weights, and nothing else, of a folder written by ``save``: the version stays 0. A reference and a
+        critic start from them too. To be called before anything else.
+
+        Raises CheckpointIncomplete or CheckpointMismatch; the policy is unchanged then.
+        """
+        ...
+
     def load(self, folder: Path) -> None:
         """Continues bit for bit from a folder written by ``save``; drops any gradient accumulated.
 

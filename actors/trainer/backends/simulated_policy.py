@@ -132,16 +132,13 @@ class SimulatedPolicy:
         state = {"version": self._version, "digest": self._digest, "trained": trained}
         write_json(folder / STATE_FILE, state)
 
+    def start_from(self, folder: Path) -> None:
+        """See ``PolicyBackend.start_from``."""
+        _, self._digest, _ = _read_state(folder)
+
     def load(self, folder: Path) -> None:
         """See ``PolicyBackend.load``."""
-        state = read_json(folder / STATE_FILE)
-        version, digest, trained = state.get("version"), state.get("digest"), state.get("trained")
-        if not (isinstance(version, int) and isinstance(digest, int) and isinstance(trained, dict)):
-            raise CheckpointMismatch(
-                folder / STATE_FILE, "state", "version, digest and trained", str(list(state))
-            )
-        self._version, self._digest = version, digest
-        self.trained = {int(step): list(ids) for step, ids in trained.items()}
+        self._version, self._digest, self.trained = _read_state(folder)
         self._forget_gradient()
 
     def _forget_gradient(self) -> None:
@@ -150,6 +147,17 @@ class SimulatedPolicy:
 
     def _loss(self) -> float:
         return (self._digest >> 11) / 2**53
+
+
+def _read_state(folder: Path) -> tuple[int, int, dict[int, list[str]]]:
+    """Version, digest and the trained samples by version. Raises CheckpointIncomplete, CheckpointMismatch."""
+    state = read_json(folder / STATE_FILE)
+    version, digest, trained = state.get("version"), state.get("digest"), state.get("trained")
+    if not (isinstance(version, int) and isinstance(digest, int) and isinstance(trained, dict)):
+        raise CheckpointMismatch(
+            folder / STATE_FILE, "state", "version, digest and trained", str(list(state))
+        )
+    return version, digest, {int(step): list(ids) for step, ids in trained.items()}
 
 
 def _mixed(digest: int, text: str) -> int:

@@ -20,6 +20,7 @@ from flexmarl.actors.messages import (
     VersionRange,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.rollout.evaluation import EvaluationRules
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
@@ -106,6 +107,7 @@ class House:
         """The policy of each agent."""
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.grouping: dict[str, Grouping] = {}
+        self.evaluation = EvaluationRules()
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -137,6 +139,7 @@ class House:
             store=await self.system.add(self.store, "store"),
             orchestrator=await self.system.add(self.events, "orchestrator"),
             config=RolloutConfig(**config),
+            evaluation=self.evaluation,
             runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",
         )

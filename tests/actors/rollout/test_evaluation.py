@@ -10,14 +10,17 @@ from pydantic import ValidationError
 from flexmarl.actors.messages import EvaluationSampling, Query
 from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
 from flexmarl.actors.rollout.evaluation import EvaluationRules, evaluation_metrics, pass_at_k
+from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.actors.workflow import Rewards
+
+from .house import TWO_TURNS, House, evaluate, serve
 
 REPEATED = EvaluationSampling(temperature=1.0, repeats=4)
 
 
 def rules(**config: Any) -> EvaluationRules:
     checked = EvaluationConfig(**config)
-    return EvaluationRules(checked.samplings(), checked.success)
+    return EvaluationRules(checked.all_samplings(), checked.success)
 
 
 @pytest.mark.parametrize("trajectories", [1, 2, 5, 7])
@@ -37,7 +40,7 @@ def test_pass_at_k_of_many_trajectories() -> None:
 def test_metrics_are_means_and_passes_over_the_queries() -> None:
     solved = {"a": (1.0, 0.0, 0.0, 0.0), "b": (0.0,) * 4, "c": (1.0, 1.0)}  # two of c's trajectories failed
     ended = [
-        ("", query, Rewards({"solver": value / 2}, metrics={"accuracy": value}))
+        ("", query, Rewards(solver=value / 2, metrics={"accuracy": value}))
         for query, values in solved.items()
         for value in values
     ]
@@ -52,8 +55,8 @@ def test_metrics_are_means_and_passes_over_the_queries() -> None:
 
 
 def test_each_further_sampling_has_its_name_before_its_metrics() -> None:
-    config = rules(success="solved", further={"sampled": REPEATED, "cool": {"temperature": 0.3}})
-    one = Rewards({"solver": 1.0}, metrics={"solved": 1.0, "length": 3.0})
+    config = rules(success="solved", samplings={"sampled": REPEATED, "cool": {"temperature": 0.3}})
+    one = Rewards(solver=1.0, metrics={"solved": 1.0, "length": 3.0})
     ended = [("", "a", one), ("cool", "a", one), *(("sampled", "a", one) for _ in range(4))]
     assert evaluation_metrics(config, ended) == {
         f"{prefix}{name}": value
@@ -63,16 +66,16 @@ def test_each_further_sampling_has_its_name_before_its_metrics() -> None:
 
 
 def test_success_is_at_least_one_and_a_workflow_without_the_metric_has_no_passes() -> None:
-    ended = [("", "a", Rewards({}, metrics={"accuracy": value})) for value in (0.5, 0.999, 1.0, 2.0)]
+    ended = [("", "a", Rewards(metrics={"accuracy": value})) for value in (0.5, 0.999, 1.0, 2.0)]
     metrics = evaluation_metrics(rules(temperature=None, repeats=4), ended)
     assert metrics["pass@1"] == 0.5 and metrics["accuracy"] == pytest.approx(4.499 / 4)
-    ended = [("", "a", Rewards({}, metrics={"length": 1.0})) for _ in range(4)]
+    ended = [("", "a", Rewards(metrics={"length": 1.0})) for _ in range(4)]
     assert evaluation_metrics(rules(temperature=1.0, repeats=4), ended) == {"length": 1.0}
 
 
 def test_trajectories_of_a_query_have_numbers_of_their_own() -> None:
     queries = [Query("a", ""), Query("b", "")]
-    config = rules(further={"sampled": REPEATED, "again": REPEATED})
+    config = rules(samplings={"sampled": REPEATED, "again": REPEATED})
     trajectories = list(config.trajectories(queries))
     assert trajectories[:2] == [("", queries[0], 0), ("", queries[1], 0)]
     assert sorted(number for _, query, number in trajectories if query.id == "a") == list(range(9))
@@ -83,14 +86,36 @@ def test_trajectories_of_a_query_have_numbers_of_their_own() -> None:
     ("config", "problem"),
     [
         ({"repeats": 4}, "greedy decoding repeats the same answer"),
-        ({"further": {"x": {"repeats": 2}}}, "greedy decoding repeats the same answer"),
+        ({"samplings": {"x": {"repeats": 2}}}, "greedy decoding repeats the same answer"),
         ({"temperature": -0.1}, "greater than or equal to 0"),
         ({"repeats": 0}, "greater than or equal to 1"),
-        ({"further": {"reward": {}}}, "not reward"),
-        ({"further": {"pass@k": {}}}, "lower-case letters"),
-        ({"further": {"x": {"every": 3}}}, "Extra inputs"),
+        ({"samplings": {"reward": {}}}, "not reward"),
+        ({"samplings": {"pass@k": {}}}, "lower-case letters"),
+        ({"samplings": {"x": {"every": 3}}}, "Extra inputs"),
     ],
 )
 def test_a_wrong_config_is_refused(config: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         EvaluationConfig(**config)
+
+
+async def test_each_sampling_runs_at_its_temperature_as_often_as_it_repeats(house: House) -> None:
+    house.evaluation = rules(
+        samplings={"sampled": {"temperature": 0.7, "repeats": 3}, "own": {"temperature": None, "repeats": 2}}
+    )
+    house.sampling["solver"] = SamplingConfig(temperature=1.5)
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await serve(rollout, agent, 0)
+    result = await evaluate(rollout, [Query(f"e{n}", "2+2") for n in range(2)], {"solver": 0, "judge": 0})
+    assert result.trajectories == 12 and result.failures == []
+    assert {name for name in result.metrics if name.endswith("accuracy")} == {
+        "accuracy",
+        "sampled/accuracy",
+        "own/accuracy",
+    }
+    asked = {agent: [r for fake in fakes for r in fake.asked] for agent, fakes in house.instances.items()}
+    for agent, own in (("solver", 1.5), ("judge", 1.0)):
+        assert sorted(r.temperature for r in asked[agent]) == sorted([0.0] * 2 + [0.7] * 6 + [own] * 4)
+    everything = [r for requests in asked.values() for r in requests]
+    assert len({r.sample_id for r in everything}) == len({r.seed for r in everything}) == len(everything)

@@ -255,3 +255,20 @@ def test_20000_steps_are_fast_and_small(tmp_path: Path) -> None:
     path = write_report(tmp_path)
     assert time.process_time() - began < 5  # 1 s on an idle machine
     assert path.stat().st_size < 2_000_000
+
+
+def test_every_sampling_of_the_evaluations_has_its_curves(tmp_path: Path) -> None:
+    metrics = {
+        "accuracy": 0.5,
+        "sampled/accuracy": 0.25,
+        "sampled/pass@1": 0.25,
+        "sampled/pass@8": 0.75,
+        "length": 9.0,
+    }
+    lines = [record(n) | {f"eval/{name}": value for name, value in metrics.items()} for n in (1, 2)]
+    page = written(tmp_path, lines, [STARTED | {"time": 0}, ENDED | {"time": 9}])
+    check(page)
+    section = page.partition("<h2>Accuracy</h2>")[2].partition("<h2>")[0]
+    for name in ("accuracy", "sampled/accuracy", "sampled/pass@1", "sampled/pass@8"):
+        assert f"{name}: step 1: {metrics[name]:.1%}, step 2: {metrics[name]:.1%}" in section
+    assert "length" not in section

@@ -1,5 +1,6 @@
 """Folders of runs for tests, written without a run."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
@@ -36,12 +37,24 @@ def make_run(path: Path, *settings: str, steps: int = 3, events: tuple[RunEvent,
     return directory
 
 
-def save_checkpoint(directory: RunDirectory, step: int, files: dict[str, dict[str, str]]) -> Path:
-    """A joint checkpoint. ``files``: content by policy and name."""
+def save_checkpoint(
+    directory: RunDirectory, step: int, policies: Mapping[str, Callable[[Path], None]]
+) -> Path:
+    """A joint checkpoint. ``policies``: by name, a function that makes and fills the policy's folder."""
     partial = checkpoint.partial_folder(directory.checkpoints, Step(step))
-    for policy, content in files.items():
-        (partial / policy).mkdir(parents=True)
-        for name, text in content.items():
-            (partial / policy / name).write_text(text)
-    versions = {PolicyName(policy): Version(step) for policy in files}
+    partial.mkdir()
+    for policy, save in policies.items():
+        save(partial / policy)
+    versions = {PolicyName(policy): Version(step) for policy in policies}
     return checkpoint.commit(directory.checkpoints, RunState(Step(step), 0, versions, {}), keep=9)
+
+
+def files(content: Mapping[str, str]) -> Callable[[Path], None]:
+    """Makes a folder with these files, for ``save_checkpoint``."""
+
+    def save(folder: Path) -> None:
+        folder.mkdir()
+        for name, text in content.items():
+            (folder / name).write_text(text)
+
+    return save

@@ -16,7 +16,7 @@ from flexmarl.actors.run_events import RunEnded, RunEvent, RunResumed
 from flexmarl.launch.cli import main
 
 from ..conftest import SOURCES
-from .runs import DONE, make_run, save_checkpoint
+from .runs import DONE, files, make_run, save_checkpoint
 
 POLICY = {
     "config.json": "{}",
@@ -178,7 +178,7 @@ def test_removal_without_a_question(flexmarl: Flexmarl, tmp_path: Path) -> None:
 def test_a_policy_is_exported_without_the_training_state(flexmarl: Flexmarl, tmp_path: Path) -> None:
     directory = make_run(tmp_path / "first")
     for step in (2, 10):
-        save_checkpoint(directory, step, {"sorter": {**POLICY, "config.json": str(step)}})
+        save_checkpoint(directory, step, {"sorter": files({**POLICY, "config.json": str(step)})})
     result = flexmarl("export", "first", "sorter", "models/newest")
     assert result.status == 0 and "step_000010" in result.out
     newest = tmp_path / "models" / "newest"
@@ -199,7 +199,9 @@ def test_an_export_that_can_not_be_is_refused(flexmarl: Flexmarl, tmp_path: Path
         return result.err
 
     assert "first has no checkpoint yet" in refusal("sorter", "out")
-    folder = save_checkpoint(directory, 2, {"sorter": POLICY, "faked": {"simulated_policy.json": "{}"}})
+    folder = save_checkpoint(
+        directory, 2, {"sorter": files(POLICY), "faked": files({"simulated_policy.json": "{}"})}
+    )
     assert "has no checkpoint of step 3; there are: 2" in refusal("sorter", "out", "--step", "3")
     assert "has no policy 'sort'; there are: faked, sorter" in refusal("sort", "out")
     assert "policy faked of first has no weights: its model is simulated" in refusal("faked", "out")

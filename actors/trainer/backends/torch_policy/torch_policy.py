@@ -112,12 +112,22 @@ class TorchPolicy:
             return
         log.info("warmed up", policy=self.name, batches=self._sft_batches, loss=self._sft_loss)
         forget_moments(self._optimizer)
-        # Reinforcement learning starts from both.
+        self._start_from_here()
+        self._sft_batches = 0
+
+    def start_from(self, folder: Path) -> None:
+        """See ``PolicyBackend.start_from``."""
+        weights = self._master_weights()
+        check_tensors(folder / WEIGHTS_FILE, weights)
+        read_tensors_into(folder / WEIGHTS_FILE, weights)
+        self._start_from_here()
+
+    def _start_from_here(self) -> None:
+        """Reinforcement learning starts from the present weights: so do reference and critic."""
         if self._reference is not None:
             self._reference.model.load_state_dict(self.model.state_dict())
         if self._critic is not None:
             self._critic.start_from(self._completions)
-        self._sft_batches = 0
 
     # ----------------------------------------------------------------------- reinforcement learning
 

@@ -1,0 +1,83 @@
+"""``init_from``: policies that start from the weights of another run.
+
+    init_from=runs/first            the newest checkpoint, for every policy the one of its name
+    init_from=runs/first/120        the checkpoint after step 120
+    agents.solver.init_from=...     one policy
+
+The resolved config has the folder of the policy in the checkpoint: a resumed run does not look for a newer one.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..actors.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
+from ..actors.names import PolicyName
+from ..actors.trainer.backends.simulated_policy import STATE_FILE as SIMULATED_FILE
+from ..actors.trainer.saved_policy import WEIGHTS_FILE
+from .config_sections import PolicyConfig
+from .errors import RunDirectoryError
+from .run_directory import RunDirectory
+from .stored_runs.saved_policies import policies_of, saved_policy
+
+
+def with_init_from(sections: Mapping[str, Any], key: str, folder: Path) -> None:
+    """Changes the sections, which have policies by name: ``init_from`` becomes the folder of the saved policy.
+
+    ``folder``: the recipe's; a path that is not in the working directory is looked for there. ``key``: of the sections.
+    Raises ConfigError if there is no such run, checkpoint or policy.
+    """
+    for name, section in sections.items():
+        if isinstance(section, dict) and isinstance(written := section.get("init_from"), str):
+            try:
+                section["init_from"] = str(_source(written, str(name), folder).resolve())
+            except (RunDirectoryError, CheckpointIncomplete) as error:
+                raise ConfigError(f"{key}.{name}.init_from={written!r}: {error}") from None
+
+
+def check_weights(policies: Mapping[PolicyName, PolicyConfig]) -> None:
+    """Compares names and shapes of the weights with those of each policy's model. Raises ConfigError if they differ, or
+    if the model can't be made. Takes seconds if there are any, as it imports torch."""
+    for name, policy in policies.items():
+        if policy.init_from is None:
+            continue
+        kind = SIMULATED_FILE if policy.simulated else WEIGHTS_FILE
+        if not (policy.init_from / kind).exists():
+            one, other = ("is", "is not") if policy.simulated else ("is not", "is")
+            raise ConfigError(
+                f"init_from of policy {name}: its model {one} simulated, and the one in {policy.init_from} {other}"
+            )
+        if not policy.simulated:
+            _check_tensors(name, policy)
+
+
+def _check_tensors(name: str, policy: PolicyConfig) -> None:
+    from ..actors.pretrained import named_weights_of
+    from ..actors.trainer.policy_files import check_tensors
+
+    assert policy.init_from is not None
+    try:
+        check_tensors(policy.init_from / WEIGHTS_FILE, named_weights_of(policy.model))
+    except (CheckpointIncomplete, CheckpointMismatch, OSError, ValueError) as error:
+        raise ConfigError(f"init_from of policy {name} does not fit its model: {error}") from None
+
+
+def _source(written: str, policy: str, folder: Path) -> Path:
+    """Raises RunDirectoryError, CheckpointIncomplete."""
+    places = [Path(written).expanduser(), folder / written]
+    for place in places:
+        if (place / WEIGHTS_FILE).exists() or (place / SIMULATED_FILE).exists():
+            return place  # a saved policy, as a resolved config has it
+    for place in places:
+        if place.is_dir():
+            return _saved(RunDirectory.existing(place), policy, None)
+        if place.name.isdecimal() and place.parent.is_dir():
+            return _saved(RunDirectory.existing(place.parent), policy, int(place.name))
+    raise RunDirectoryError("there is no such run: write RUN_DIR, or RUN_DIR/STEP for one of its checkpoints")
+
+
+def _saved(directory: RunDirectory, policy: str, step: int | None) -> Path:
+    """The policy of that name, or the only one that the run has."""
+    there: Iterable[str] = policies_of(directory, step)
+    only, *others = there
+    return saved_policy(directory, policy if policy in there or others else only, step)

@@ -1,0 +1,167 @@
+"""``init_from``: a policy starts from the weights of another run, which are checked before anything starts."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.pretrained import load_tokenizer
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
+from flexmarl.launch.run_directory import RunDirectory
+
+from .conftest import PATIENCE_S, SOURCES, TINY, Launcher
+from .stored_runs.runs import make_run, save_checkpoint
+
+torch.set_num_threads(1)
+SIMULATED = "agent_defaults.model={config: {model_type: simulated}, tokenizer: bytes}"
+
+
+def tiny_policy(seed: int, **options: Any) -> TorchPolicy:
+    model = resolve(str(TINY), []).policies[PolicyName("solver")].model
+    setup = PolicySetup(model=model, credit={AgentName("solver"): CreditConfig()}, **options)
+    return TorchPolicy(PolicyName("solver"), setup, seed=seed, total_steps=3)
+
+
+def save(seed: int, folder: Path) -> None:
+    policy = tiny_policy(seed)
+    policy.save(folder, load_tokenizer(policy._setup.model))
+
+
+def make_tiny_run(path: Path) -> RunDirectory:
+    """With checkpoints of steps 2 and 4, of the policies solver and checker."""
+    directory = make_run(path)
+    for step in (2, 4):
+        policies = {"solver": partial(save, 10 * step), "checker": partial(save, 10 * step + 1)}
+        save_checkpoint(directory, step, policies)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return make_tiny_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+def test_every_policy_takes_the_one_of_its_name_in_the_newest_checkpoint(first: RunDirectory) -> None:
+    config = resolve(str(TINY), [f"init_from={first.path}"])
+    found = {name: policy.init_from for name, policy in config.policies.items()}
+    assert found == {name: first.checkpoints / "step_000004" / name for name in ("solver", "checker")}
+    assert check(read_yaml_of(to_yaml(config), first.path.parent), "config.yaml") == config
+    setups = config.policy_setups()
+    assert setups[PolicyName("solver")].init_from == found[PolicyName("solver")]
+
+
+def read_yaml_of(text: str, folder: Path) -> dict[str, Any]:
+    (folder / "resolved.yaml").write_text(text)
+    return read_yaml(folder / "resolved.yaml")
+
+
+def test_a_step_and_a_single_policy(first: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(first.path.parent)
+    config = resolve(str(TINY), ["agents.checker.init_from=first/2"])
+    assert config.policies[PolicyName("solver")].init_from is None
+    assert config.policies[PolicyName("checker")].init_from == first.checkpoints / "step_000002" / "checker"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["init_from=nowhere"], "agents.solver.init_from='nowhere': there is no such run: write RUN_DIR"),
+        (["init_from=first/3"], "has no checkpoint of step 3; there are: 2, 4"),
+        (["init_from=notes"], "notes is not a run directory"),
+        (
+            ["agents={other: {}, checker: {}}", "agents.other.init_from=first", "data.shape=alone"],
+            "agents.other.init_from='first': .* has no policy 'other'; there are: checker, solver",
+        ),
+        (
+            ["agents.solver.init_from=first", "agents.solver.model.config.hidden_size=64"],
+            "init_from of policy solver does not fit its model: .*model.safetensors: .*64",
+        ),
+        (
+            [SIMULATED, "init_from=first"],
+            "init_from of policy solver: its model is simulated, and the one in .*/solver is not",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(
+    first: RunDirectory, monkeypatch: pytest.MonkeyPatch, settings: list[str], problem: str
+) -> None:
+    monkeypatch.chdir(first.path.parent)
+    (first.path.parent / "notes").mkdir(exist_ok=True)
+    with pytest.raises(ConfigError, match=problem):
+        resolve(str(TINY), settings)
+
+
+def test_a_damaged_file_is_named(first: RunDirectory, tmp_path: Path) -> None:
+    damaged = make_tiny_run(tmp_path / "damaged")
+    path = damaged.checkpoints / "step_000004" / "solver" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ConfigError, match=r"agents.solver.init_from=.*model.safetensors: is damaged"):
+        resolve(str(TINY), [f"init_from={damaged.path}"])
+
+
+def test_a_policy_starts_from_the_weights_alone(first: RunDirectory) -> None:
+    folder = first.checkpoints / "step_000004" / "solver"
+    policy = tiny_policy(1, loss=LossConfig(kl_coefficient=0.1))
+    policy.start_from(folder)
+    saved = load_file(folder / "model.safetensors")
+    assert policy.version == 0
+    assert {name: tensor.tolist() for name, tensor in policy.weights().items()} == {
+        name: tensor.tolist() for name, tensor in saved.items()
+    }
+    assert policy._reference is not None
+    reference = policy._reference.model.state_dict()
+    assert all(torch.equal(reference[name], tensor) for name, tensor in saved.items())
+
+
+def test_a_run_starts_from_another_and_an_export_of_it_generates(launcher: Launcher) -> None:
+    """Whole runs: the evaluation before training equals the last one of the other run."""
+    source = launcher.train("source", "training.steps=2", "checkpoint.every=1", "checkpoint.keep=9")
+    assert source.wait() == 0, source.text
+    run = launcher.train("second", f"init_from={source.directory}", "training.steps=1")
+    assert run.wait() == 0, run.text
+    evaluations = {
+        launched: [event for event in launched.events if event["event"] == "evaluated"]
+        for launched in (source, run)
+    }
+    figures = [
+        {key: value for key, value in event.items() if key not in ("time", "step", "eval_s")}
+        for event in (evaluations[source][-1], evaluations[run][0])
+    ]
+    assert figures[0] == figures[1]
+    target = launcher.runs / "exported"
+    code = """
+import json, sys
+from flexmarl.launch.cli import main
+assert main(["export", sys.argv[1], "solver", sys.argv[2], "--step", "1"]) == 0
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, info = AutoModelForCausalLM.from_pretrained(sys.argv[2], output_loading_info=True)
+tokens = AutoTokenizer.from_pretrained(sys.argv[2])("1+1", return_tensors="pt")
+assert model(**tokens).logits.isfinite().all()
+print(json.dumps([list(info["missing_keys"]), list(info["unexpected_keys"])]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source.directory), str(target)],
+        env={**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[], []]
+    exported, saved = (
+        load_file(folder / "model.safetensors")
+        for folder in (target, source.directory / "checkpoints" / "step_000001" / "solver")
+    )
+    assert all(torch.equal(exported[name], saved[name]) for name in saved)
