@@ -32,6 +32,7 @@ from .errors import (
     SystemClosed,
     TooManyRestarts,
     Unreachable,
+    UnsafeDirectory,
     UnsafeKeys,
 )
 from .front_door import lazy_exports
@@ -89,6 +90,7 @@ __all__ = [
     "Tcp",
     "TooManyRestarts",
     "Unreachable",
+    "UnsafeDirectory",
     "UnsafeKeys",
     "endpoint",
 ]

@@ -190,6 +190,16 @@ class UnsafeKeys(FlexmarlError):
         self.remedy = remedy
 
 
+class UnsafeDirectory(FlexmarlError):
+    """A folder for sockets and keys can't be trusted: other users may have access to it."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"the folder {path} is refused: {problem}; {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
 class PlainTcpRefused(FlexmarlError):
     """TCP without keys would leave this machine."""
 

@@ -10,8 +10,6 @@ os.environ.
 """
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from .delivery.mailbox import MailboxStatistics
 from .delivery.peers import Network
 from .errors import ActorNotFound, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .names import checked_name
+from .private_directory import PrivateDirectory, check_private
 from .protocol.reply_cache import ReplyCacheStatistics
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
@@ -74,7 +73,8 @@ class ActorSystem:
         """``directory``: private (0700) to the user, for the system's socket, keys and journal; None: a new one, which
         is removed at the end. The system listens on an ipc socket there, or on ``tcp``. ``keys``: for connections to
         systems that listen on TCP. ``wire``: another way to reach peers (``MemoryNetwork.wire``).
-        Raises ValueError if ``name`` is invalid.
+        Raises ValueError if ``name`` is invalid. Entering raises UnsafeDirectory if other users may have access to a
+        given directory, and OSError, of too few file descriptors for example.
 
         For actors that ``spawn`` starts: ``intensity``: how often they are restarted before ``failure`` is set;
         ``log_directory``: for the output of those in processes, None: ``directory``.
@@ -88,6 +88,7 @@ class ActorSystem:
         self._intensity = intensity
         self._log_directory = log_directory
         self._own_supervisor: Supervisor | None = None
+        self._own_directory: PrivateDirectory | None = None
         self._entered = False
 
     def __repr__(self) -> str:
@@ -105,7 +106,12 @@ class ActorSystem:
         if self._entered:
             raise SystemClosed(f"{self.name} has been used: make another ActorSystem")
         self._entered = True
-        self.directory = self._given_directory or Path(tempfile.mkdtemp(prefix="flexmarl-"))
+        if self._given_directory is None:
+            self._own_directory = PrivateDirectory()
+            self.directory = self._own_directory.path
+        else:
+            check_private(self._given_directory)
+            self.directory = self._given_directory
         try:
             self._wire = self._make_wire()
             network = Network(self.name, self._wire, self.settings, {})
@@ -153,8 +159,8 @@ class ActorSystem:
             raise first
 
     def _remove_directory(self) -> None:
-        if self._given_directory is None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._own_directory is not None:
+            self._own_directory.remove()
 
     def _check_running(self) -> None:
         if not self._entered:

@@ -10,10 +10,7 @@ keeps its name and its address. By default a supervisor restarts nothing: the fi
 """
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
@@ -47,16 +44,6 @@ Setup = TypeVar("Setup")
 
 NO_RESTARTS = Intensity(max_restarts=0)
 STATISTICS_TIMEOUT_S = 10.0
-
-
-@asynccontextmanager
-async def private_directory(base: Path) -> AsyncIterator[Path]:
-    """A new 0700 directory for sockets and shared memory, removed at the end with all its files."""
-    directory = Path(tempfile.mkdtemp(prefix="flexmarl-", dir=base))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class Supervisor(Actor):
