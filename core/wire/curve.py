@@ -17,6 +17,7 @@ import re
 import secrets
 import stat
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,7 +212,9 @@ _ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 # After this many questions other callbacks of the loop get their turn.
 _DRAIN_BUDGET: Final = 64
-# A client that makes a new key for each attempt must not fill the memory or the log.
+# Each refused client is logged once within this time; a client that makes a new key for each attempt must not fill the
+# memory or the log.
+_LOG_PERIOD_S: Final = 60.0
 _MAX_LOGGED: Final = 256
 
 
@@ -237,6 +240,7 @@ class Gate:
         self._context = context
         self._allowed: set[bytes] = set()
         self._logged: set[tuple[bytes, bytes]] = set()
+        self._log_period_ends = 0.0
         self._admitted = 0
         self._denied = 0
         self._socket: zmq.Socket[bytes] | None = None
@@ -303,18 +307,24 @@ class Gate:
         self._denied += 1
         address, key = question[3:4], question[6:7]
         seen = (b"".join(address), b"".join(key))
-        # A refused client may try again for ever: one line for each.
+        now = time.monotonic()
+        if now >= self._log_period_ends:
+            self._logged.clear()
+            self._log_period_ends = now + _LOG_PERIOD_S
         if seen in self._logged or len(self._logged) >= _MAX_LOGGED:
             return
         self._logged.add(seen)
         log.warning(
             "a client was refused: its public key is not allowed",
             address=seen[0].decode("ascii", "backslashreplace"),
+            denied=self._denied,
             key_prefix=z85.encode(seen[1])[:8].decode("ascii") if len(seen[1]) == 32 else "",
             next="if it is yours, allow its client_public: ActorSystem.allow() or Keys.allowing()",
         )
         if len(self._logged) == _MAX_LOGGED:
-            log.warning("further refused clients are counted and no longer logged", logged=_MAX_LOGGED)
+            log.warning(
+                "further refused clients are counted and no longer logged for now", logged=_MAX_LOGGED
+            )
 
 
 # --------------------------------------------------------------------------- plain TCP

@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TypeAlias
 import zmq
 
 from ..protocol.incarnations import new_epoch
+from . import descriptors
 from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState, hand_over
 from .loop_socket import LINGER_MS, ConnectionMonitor, Frames, LoopSocket
@@ -26,6 +28,8 @@ from .wire import Link, Listener
 
 # Two per peer. libzmq's default limit is 1023; each possible socket costs it eight bytes.
 _MAX_SOCKETS = 2**16
+# After so many new connections of peers the file descriptors are counted.
+_CHECKED_CONNECTIONS = 32
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
 # libzmq ends the connection of a peer that announces a larger frame, before it allocates memory.
@@ -164,6 +168,8 @@ class ZmqWire:
     def start(self, header: bytes, listener: Listener) -> None:
         self._header = header
         self.listener = listener
+        descriptors.raise_limit()
+        descriptors.check_room(descriptors.FOR_A_WIRE, f"to listen on {self.address}")
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         try:
@@ -225,6 +231,7 @@ class ZmqWire:
                 may_be_plain = self._listen.plain_beyond_loopback
             host = address.removeprefix("tcp://").rpartition(":")[0]
             check_plain_tcp(host, secured=keys is not None, beyond_loopback=may_be_plain)
+        descriptors.check_room(descriptors.FOR_A_CONNECTION, f"to connect to {address}")
         try:
             dealer = self._context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
@@ -246,6 +253,9 @@ class ZmqWire:
     def clients(self) -> GateStatistics | None:
         """Admitted and denied clients; None on a wire without keys."""
         return None if self._gate is None else self._gate.statistics()
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)  # uvloop's clock is that of its last look for events
 
     def disconnect(self, link: Link) -> None:
         self._links.disconnect(link)
@@ -269,6 +279,8 @@ class ZmqWire:
             assert router is not None
             link = Link(f"a peer at {self.address}", self._header, lambda out: router.send([route, *out]))
             self._links.incoming[route] = link
+            if len(self._links.incoming) % _CHECKED_CONNECTIONS == 0:
+                descriptors.warn_if_scarce()
         hand_over(self.listener, link, frames[1:])
 
 
