@@ -47,6 +47,7 @@ class Peer(Caller):
         super().__init__(home, link, up=up)
         self._incoming = up
         self._header: codec.Bytes = b""
+        self._now = home.now
         self.serving = Serving(home, link, self.session, self._encoder, self._whole, self._arm)
         self._was_heard = True
         self._down: asyncio.TimerHandle | None = None
@@ -106,6 +107,8 @@ class Peer(Caller):
             envelopes = codec.unpack_envelopes(body, buffers)
             self.session.heard(self.session.epoch)
         self._was_heard = True
+        if self._incoming and (now := self._now()) >= self.serving.lease.check_at:
+            self.serving.check_lease(now)
         on = self._on
         for envelope in envelopes:
             on[envelope[0]](envelope)
@@ -228,7 +231,7 @@ class Peer(Caller):
         for request in effects.repeat:
             if request.frames is not None:
                 self._link.send(request.frames)
-        for request_id in effects.cancel:
+        for request_id in (*effects.cancel, *effects.withdrawn):
             self._send([Kind.CANCEL, request_id])
         if effects.ping is not None:
             self._send([Kind.PING, effects.ping])

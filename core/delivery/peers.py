@@ -20,7 +20,7 @@ from ..protocol.envelopes import Kind
 from ..protocol.incarnations import Incarnations
 from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
 from ..protocol.session import Settings
-from ..telemetry import get_logger
+from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Frames, Link, Wire
 from .connection import Peer
 from .mailbox import Mailbox
@@ -40,7 +40,9 @@ class Network:
         self.name = name
         self.settings = settings
         self.refused_messages = 0
+        self._refusals = BoundedLog(log)
         self._wire = wire
+        self.now = wire.now
         self.mailboxes = mailboxes
         self._peers: dict[str, Peer] = {}  # those that this side calls, by address
         self._incoming: dict[Peer, None] = {}
@@ -77,6 +79,7 @@ class Network:
         for peer in (*self._peers.values(), *self._incoming):
             peer.close()
         self._wire.close()
+        self._refusals.close()
         if isinstance(self._answers, ReplyJournal):
             self._answers.close()
             if self._journal is not None:  # only a crash leaves it, for the next incarnation
@@ -105,7 +108,7 @@ class Network:
         try:
             link = self._loopback() if address == self.address else self._wire.connect(address)
         except OSError as error:
-            raise LocalProtocolError(f"{address!r} is not the address of a system: {error}") from error
+            raise LocalProtocolError(f"there is no way to connect to {address!r}: {error}") from error
         link.peer = peer = self._peers[address] = Peer(self, link, up=False)
         if address == self.address:
             peer.connected()
@@ -158,7 +161,9 @@ class Network:
 
     def _refuse(self, peer: Peer, link: Link, error: RemoteProtocolError) -> None:
         self.refused_messages += 1
-        log.warning("message refused", system=self.name, peer=peer.node or link.address, error=text_of(error))
+        self._refusals.warning(
+            "message refused", system=self.name, peer=peer.node or link.address, error=text_of(error)
+        )
         if peer not in self._incoming:
             peer.refused(text_of(error))
             return

@@ -153,6 +153,10 @@ class Wire(Protocol):
         """A link to the wire that listens on ``address``, now or later."""
         ...
 
+    def now(self) -> float:
+        """The time in seconds, of a clock that also runs while this process is stopped or its loop is busy."""
+        ...
+
     def disconnect(self, link: Link) -> None:
         """Ends a link for good."""
         ...

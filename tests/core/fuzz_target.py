@@ -62,6 +62,9 @@ class SilentWire:
     def connect(self, address: str) -> Link:
         return Link(address, self.header, self._transmit)
 
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def disconnect(self, link: Link) -> None:
         link.forget_unsent()
 
