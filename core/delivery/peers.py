@@ -1,6 +1,7 @@
 """All peers of a system: connections, dead processes, and the answers to idempotent calls."""
 
 import asyncio
+import errno
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
@@ -108,7 +109,9 @@ class Network:
         try:
             link = self._loopback() if address == self.address else self._wire.connect(address)
         except OSError as error:
-            raise LocalProtocolError(f"there is no way to connect to {address!r}: {error}") from error
+            if error.errno == errno.EMFILE:
+                raise LocalProtocolError(f"there is no connection to {address!r}: {error}") from error
+            raise LocalProtocolError(f"{address!r} is not the address of a system: {error}") from error
         link.peer = peer = self._peers[address] = Peer(self, link, up=False)
         if address == self.address:
             peer.connected()

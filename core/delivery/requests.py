@@ -94,7 +94,7 @@ class Serving:
         self._done: list[int] = []
         """One-way messages that were processed, as ranges of ids; not reported yet."""
         self._unread = Unread(home.settings.window_bytes)
-        self.lease = Lease(home.settings, home.now())
+        self.lease = Lease(home.settings)
         self._held: deque[Delivery] | None = None
         """Requests that begin when the peer has confirmed a mark: it has read enough of its answers, and has not given
         up. None if they need not wait."""
@@ -161,6 +161,25 @@ class Serving:
             mailbox.deliver(delivery)
         else:
             self._held.append(delivery)
+            if self._mark_timer is None:
+                self._mark_again(_MARK_AGAIN_S)
+
+    def on_restricted_request(self, envelope: Envelope) -> None:
+        """The request of a peer that may not make all calls."""
+        kind, request_id, actor, endpoint = envelope[:4]
+        may_call = self._link.may_call
+        if may_call is None or may_call(actor, endpoint):
+            self.on_request(envelope)
+        elif self._session.admit(request_id, kind) is Admission.DELIVER:
+            self._refusals.warning(
+                "call refused: the client may not make it",
+                actor=actor, endpoint=endpoint, peer=self.node, address=self._link.address,
+                next=f"if it should, add the rule '{actor}:{endpoint}': ActorSystem.allow(public_key, calls=[...])",
+            )  # fmt: skip
+            if kind == Kind.TELL:
+                self._report_done(request_id)
+            else:
+                self._send_fault(request_id, Fault.NOT_ALLOWED, "")
 
     def on_cancel(self, envelope: Envelope) -> None:
         delivery = self._serving.get(envelope[1])
@@ -302,6 +321,7 @@ class Serving:
         """Waits for the peer no longer; returns the requests that were held."""
         if self._mark_timer is not None:
             self._mark_timer.cancel()
+            self._mark_timer = None
         held, self._held = self._held, None
         return deque() if held is None else held
 

@@ -17,11 +17,10 @@ class Lease:
 
     __slots__ = ("_ends", "_length_s", "check_at")
 
-    def __init__(self, settings: Settings, now: float) -> None:
-        """Begins with the first message of the peer, which had heard this side when it connected, a short while ago."""
+    def __init__(self, settings: Settings) -> None:
+        """It begins when the peer has confirmed its first mark."""
         self._length_s = settings.heartbeat_s * max(settings.missed_heartbeats - 1, 1)
-        self._ends = now + self._length_s / 2
-        self.check_at = now + self._length_s / 4
+        self._ends = self.check_at = -math.inf
 
     def is_over(self, now: float) -> bool:
         return now >= self._ends

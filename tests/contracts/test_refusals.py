@@ -10,7 +10,7 @@ from flexmarl.core.protocol.incarnations import new_epoch
 
 from .clusters import Cluster, over_every_transport, until
 from .runtime_actors import Point, Subject
-from .test_runtime import Stranger, packed
+from .strangers import Stranger, packed
 
 
 class TestBoundedLog:
