@@ -10,7 +10,8 @@ os.environ.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -19,7 +20,7 @@ from .actor import Actor
 from .delivery.connection import PeerStatistics
 from .delivery.mailbox import MailboxStatistics
 from .delivery.peers import Network
-from .errors import ActorNotFound, CallTimeout, FlexmarlError, SystemClosed, Unreachable
+from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .names import checked_name
 from .private_directory import PrivateDirectory, check_private
 from .protocol.reply_cache import ReplyCacheStatistics
@@ -33,6 +34,7 @@ from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .supervision.system_api import SystemApi
 from .wire.curve import GateStatistics, Keys
+from .wire.permissions import DEFAULT_CALLS, checked_calls
 from .wire.wire import Wire
 from .wire.zeromq import Tcp, ZmqWire, ipc_address
 
@@ -182,17 +184,22 @@ class ActorSystem:
         """The file with the keys of a system that listens on TCP, for its processes and for clients from outside."""
         return self.directory / "keys.json"
 
-    async def allow(self, public_key: str) -> None:
+    async def allow(self, public_key: str, calls: Iterable[str] = DEFAULT_CALLS) -> None:
         """Accepts one more client over TCP, by its ``Keys.client_public``: here, and in the processes that this system
-        has started or will start. Raises InvalidKeys, and the errors of a call to one of these processes."""
+        has started or will start. Again: replaces its rules.
+
+        ``calls``: rules about the calls that it may make (``wire/permissions.py``), others raise CallNotAllowed there.
+        By default all but those of ``system``: a client that looks up actors by name needs ``system:lookup`` too.
+        Raises InvalidKeys, ValueError for an invalid rule, and the errors of a call to one of these processes."""
         if self.keys is None or not isinstance(self._wire, ZmqWire):
             return
-        self.keys = self.keys.allowing(public_key)
-        self._wire.allow(public_key)
+        calls = checked_calls(calls)
+        self.keys = self.keys.allowing(public_key, calls)
+        self._wire.allow(self.keys)
         if self.keys_file.exists():
             self.keys.save(self.keys_file)
         for supervisor in self._local.supervisors:
-            await supervisor.allow(public_key)
+            await supervisor.allow(public_key, calls)
 
     # ------------------------------------------------------------------ actors of this system
 
@@ -283,7 +290,8 @@ class ActorSystem:
         self._check_running()
         remote = self._local.system_actor(address)
         try:
-            await remote.within(timeout_s).process_statistics()
+            with suppress(CallNotAllowed):  # it answers: this client may call others than ``system``
+                await remote.within(timeout_s).process_statistics()
         except CallTimeout as error:
             raise Unreachable("system", f"no answer within {timeout_s:g} s ({error.phase})") from None
         self._directory.add_upstream(address)

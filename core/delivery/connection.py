@@ -68,6 +68,8 @@ class Peer(Caller):
             Kind.REFUSE: self._on_refuse,
             Kind.BYE: self._on_bye,
         }
+        if link.may_call is not None:
+            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_request))
 
     @property
     def link(self) -> Link:

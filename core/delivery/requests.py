@@ -293,10 +293,14 @@ class Serving:
             self._mark_again(_MARK_AGAIN_S)
 
     def _mark_again(self, wait_s: float) -> None:
-        """Sends a mark, and another one if it is not confirmed within ``wait_s``: it may be lost."""
+        """Sends a mark, and another one after ``wait_s`` if requests still wait: it may be lost."""
         self._send_mark()
-        wait_s = min(wait_s, self._home.settings.heartbeat_s)
-        self._mark_timer = self._loop.call_later(wait_s, self._mark_again, 2 * wait_s)
+        self._mark_timer = self._loop.call_later(wait_s, self._not_confirmed, wait_s)
+
+    def _not_confirmed(self, waited_s: float) -> None:
+        self._mark_timer = None
+        if self._held:  # else the next request sends a mark
+            self._mark_again(min(2 * waited_s, self._home.settings.heartbeat_s))
 
     def _send_mark(self) -> None:
         self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self._home.now())]))

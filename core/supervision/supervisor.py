@@ -136,10 +136,10 @@ class Supervisor(Actor):
         for task in self._restarting.values():
             task.cancel()
 
-    async def allow(self, public_key: str) -> None:
+    async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:
         """See ``ActorSystem.allow``."""
         for name in self.running:
-            await self._local.system_actor(self._children[name].address).api.allow(public_key)
+            await self._local.system_actor(self._children[name].address).api.allow(public_key, calls)
 
     async def kill_all(self) -> None:
         """Ends every process at once."""

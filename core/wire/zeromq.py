@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
 
@@ -24,6 +24,7 @@ from . import descriptors
 from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState, hand_over
 from .loop_socket import LINGER_MS, ConnectionMonitor, Frames, LoopSocket
+from .permissions import DEFAULT_CALLS, may_call
 from .wire import Link, Listener
 
 # Two per peer. libzmq's default limit is 1023; each possible socket costs it eight bytes.
@@ -196,7 +197,10 @@ class ZmqWire:
         except BaseException:
             router.close(linger=0)
             raise
-        self._router = LoopSocket(router, self._from_incoming, small_frames=3)  # the route comes first
+        gated = self._gate is not None
+        receive = self._from_client if gated else self._from_incoming
+        # The route comes first.
+        self._router = LoopSocket(router, receive, small_frames=3, whole_first=gated)
 
     def _bind_tcp(
         self, context: "zmq.Context[zmq.Socket[bytes]]", router: "zmq.Socket[bytes]", tcp: Tcp
@@ -245,10 +249,13 @@ class ZmqWire:
             protect_client(dealer, keys)
         return dealer
 
-    def allow(self, public_key: str) -> None:
-        """Admits one more client from now on; does nothing on a wire without keys. Raises InvalidKeys."""
+    def allow(self, keys: Keys) -> None:
+        """Admits the clients of ``keys`` from now on, for the calls that it allows them; does nothing on a wire without
+        keys."""
         if self._gate is not None:
-            self._gate.allow(public_key)
+            self._keys = keys
+            for public_key in keys.allowed:
+                self._gate.allow(public_key)
 
     def clients(self) -> GateStatistics | None:
         """Admitted and denied clients; None on a wire without keys."""
@@ -273,15 +280,37 @@ class ZmqWire:
 
     def _from_incoming(self, frames: Frames) -> None:
         route = bytes(frames[0])
-        link = self._links.incoming.get(route)
-        if link is None:
-            router = self._router
-            assert router is not None
-            link = Link(f"a peer at {self.address}", self._header, lambda out: router.send([route, *out]))
-            self._links.incoming[route] = link
-            if len(self._links.incoming) % _CHECKED_CONNECTIONS == 0:
-                descriptors.warn_if_scarce()
+        link = self._links.incoming.get(route) or self._new_link(route)
         hand_over(self.listener, link, frames[1:])
+
+    def _from_client(self, frames: Frames) -> None:
+        """As ``_from_incoming``, for clients that the gate has admitted."""
+        first: Any = frames[0]
+        frames[0] = route = first.bytes
+        if route not in self._links.incoming:
+            try:
+                client = str(first.get("User-Id"))  # the gate's answer about this connection
+            except zmq.ZMQError:
+                client = ""
+            assert self._keys is not None, "a gate has keys"
+            if client != self._keys.client_public:
+                self._new_link(route).may_call = functools.partial(self._may_call, client)
+        self._from_incoming(frames)
+
+    def _may_call(self, client: str, actor: str, endpoint: str) -> bool:
+        assert self._keys is not None, "a gate has keys"
+        return client in self._keys.allowed and may_call(
+            self._keys.calls.get(client, DEFAULT_CALLS), actor, endpoint
+        )
+
+    def _new_link(self, route: bytes) -> Link:
+        router = self._router
+        assert router is not None
+        link = Link(f"a peer at {self.address}", self._header, lambda out: router.send([route, *out]))
+        self._links.incoming[route] = link
+        if len(self._links.incoming) % _CHECKED_CONNECTIONS == 0:
+            descriptors.warn_if_scarce()
+        return link
 
 
 def _refuse_to_steal(address: str) -> None:
