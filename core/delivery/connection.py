@@ -259,6 +259,17 @@ class Peer(Caller):
             return Unreachable(actor, f"{reason} ({self.address}{trouble})")
         return ActorDead(actor, f"{reason} ({self.address})", stopped=self._left)
 
+    @property
+    def is_gone(self) -> bool:
+        """True if there is no connection, and nothing waits for one."""
+        session = self.session
+        return not (
+            session.state is LinkState.UP
+            or session.requests
+            or session.requests.waiting_for_credit()
+            or self._down is not None
+        )
+
     def was_heard(self) -> bool:
         """True if a message came since the last call of this, or a request of the peer is in service."""
         was_heard, self._was_heard = self._was_heard, False

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import itertools
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..errors import (
     LocalProtocolError,
     RemoteProtocolError,
     SystemClosed,
+    Unreachable,
     text_of,
 )
 from ..protocol import codec
@@ -30,6 +32,10 @@ log = get_logger(__name__)
 
 # Peers that have connected, are idle this long and have no request in service are dropped.
 _IDLE_S = 600.0
+# From here on connections to systems that have gone are forgotten.
+_MANY_PEERS = 64
+# The reasons for which processes have ended, of those that ended last.
+_REMEMBERED_DEATHS = 1024
 # A process that was replaced is refused for as long as its successor is one of so many that were heard last.
 _REMEMBERED_LINEAGES = 4096
 
@@ -48,7 +54,8 @@ class Network:
         self._peers: dict[str, Peer] = {}  # those that this side calls, by address
         self._incoming: dict[Peer, None] = {}
         self.on_crash: Callable[[], None] = lambda: None
-        self._dead: dict[str, FlexmarlError] = {}
+        self._prune_at = _MANY_PEERS
+        self._dead: OrderedDict[str, FlexmarlError] = OrderedDict()
         self._watched_processes: set[str] = set()
         self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
         self._answers: ReplyJournal | ReplyCache | None = None
@@ -106,6 +113,7 @@ class Network:
             raise SystemClosed(f"{self.name} is closed")
         if address in self._dead:
             raise self._dead[address]
+        self._forget_gone()
         try:
             link = self._loopback() if address == self.address else self._wire.connect(address)
         except OSError as error:
@@ -136,16 +144,35 @@ class Network:
         if self._dead.pop(address, None) is not None:  # a new one of the same name
             self._peers.pop(address, None)
 
+    def unwatch_process(self, address: str) -> None:
+        """No exit reason of a process at ``address`` will be given any more."""
+        self._watched_processes.discard(address)
+
     def process_ended(self, address: str, error: FlexmarlError, *, for_good: bool) -> None:
         """Fails the pending calls to ``address`` with ``error``; with ``for_good`` all later ones too."""
         if for_good:
             self._watched_processes.discard(address)
             self._dead[address] = error
+            if len(self._dead) > _REMEMBERED_DEATHS:
+                self._dead.popitem(last=False)
         peer = self._peers.get(address)
-        if peer is not None:
-            peer.fail(error, for_good=for_good)
-            if for_good:
-                self._wire.disconnect(peer.link)
+        if peer is not None and for_good:
+            self._forget(peer, error)
+        elif peer is not None:
+            peer.fail(error, for_good=False)
+
+    def _forget(self, peer: Peer, error: FlexmarlError) -> None:
+        """A later call to this address makes a new connection, or raises the reason of its death."""
+        del self._peers[peer.address]
+        peer.fail(error, for_good=True)
+        self._wire.disconnect(peer.link)
+
+    def _forget_gone(self) -> None:
+        """Ends the attempts to reach systems that have gone, and to which no request is open, once there are many."""
+        if len(self._peers) >= self._prune_at:
+            for peer in [peer for peer in self._peers.values() if peer.is_gone]:
+                self._forget(peer, Unreachable("system", f"there is no connection to {peer.address}"))
+            self._prune_at = max(_MANY_PEERS, 2 * len(self._peers))
 
     # ------------------------------------------------------------------ wire.Listener
 

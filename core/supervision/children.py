@@ -266,6 +266,7 @@ class ProcessChild(Child):
             if self.process is not None:
                 await self.process.wait_gone()
         finally:
+            self._local.network.unwatch_process(self.address)
             _remove_socket(self.address)
 
 
