@@ -16,6 +16,8 @@ from flexmarl.core.errors import ActorDead, Unreachable
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -76,7 +78,7 @@ async def test_systems_that_have_gone_are_forgotten(tmp_path: Path) -> None:
             assert len(network.peers) <= 64
         assert most > 40
         # Descriptors are freed by a thread of libzmq.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while process.num_fds() > before + 6 * 64:
                 await asyncio.sleep(0.01)
         async with ActorSystem("late", tmp_path) as late:
@@ -129,7 +131,7 @@ async def test_a_thousand_large_answers_to_a_stopped_caller_fill_no_memory(
         )  # fmt: skip
         assert caller.stdout is not None
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await caller.stdout.readline() == b"stopped\n"
                 while psutil.Process(caller.pid).status() != psutil.STATUS_STOPPED:
                     await asyncio.sleep(0.01)
@@ -138,7 +140,7 @@ async def test_a_thousand_large_answers_to_a_stopped_caller_fill_no_memory(
             assert counts[-1] < 1000 and grown_bytes < 64 * 2**20
             assert counts[-1] == counts[-100], "nothing is prepared while it does not read"
             os.kill(caller.pid, signal.SIGCONT)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await caller.stdout.readline() == b"1000000000\n"
                 assert await caller.wait() == 0
         finally:

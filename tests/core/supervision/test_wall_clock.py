@@ -11,6 +11,7 @@ from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
+from ...patience import PATIENCE_S
 from ..echo import Echo
 
 CLOCK = """
@@ -24,7 +25,7 @@ time.time_ns = lambda: real_ns() + int(offset_s * 1e9)
 
 async def greeting(echo: ActorRef[Echo]) -> str:
     """Of its next incarnation."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 return await echo.within(5.0).greet("world")
