@@ -261,10 +261,11 @@ class Peer(Caller):
 
     @property
     def is_gone(self) -> bool:
-        """True if there is no connection, and nothing waits for one."""
+        """True if there is no connection, no request waits for one, and the reason is not known."""
         session = self.session
         return not (
-            session.state is LinkState.UP
+            self.dead is not None
+            or session.state is LinkState.UP
             or session.requests
             or session.requests.waiting_for_credit()
             or self._down is not None

@@ -35,7 +35,7 @@ _IDLE_S = 600.0
 # From here on connections to systems that have gone are forgotten.
 _MANY_PEERS = 64
 # The reasons for which processes have ended, of those that ended last.
-_REMEMBERED_DEATHS = 1024
+_REMEMBERED_DEATHS = 256
 # A process that was replaced is refused for as long as its successor is one of so many that were heard last.
 _REMEMBERED_LINEAGES = 4096
 
@@ -154,24 +154,20 @@ class Network:
             self._watched_processes.discard(address)
             self._dead[address] = error
             if len(self._dead) > _REMEMBERED_DEATHS:
-                self._dead.popitem(last=False)
+                self._peers.pop(self._dead.popitem(last=False)[0], None)
         peer = self._peers.get(address)
-        if peer is not None and for_good:
-            self._forget(peer, error)
-        elif peer is not None:
-            peer.fail(error, for_good=False)
-
-    def _forget(self, peer: Peer, error: FlexmarlError) -> None:
-        """A later call to this address makes a new connection, or raises the reason of its death."""
-        del self._peers[peer.address]
-        peer.fail(error, for_good=True)
-        self._wire.disconnect(peer.link)
+        if peer is not None:
+            peer.fail(error, for_good=for_good)
+            if for_good:
+                self._wire.disconnect(peer.link)
 
     def _forget_gone(self) -> None:
         """Ends the attempts to reach systems that have gone, and to which no request is open, once there are many."""
         if len(self._peers) >= self._prune_at:
             for peer in [peer for peer in self._peers.values() if peer.is_gone]:
-                self._forget(peer, Unreachable("system", f"there is no connection to {peer.address}"))
+                del self._peers[peer.address]  # a later call makes another connection
+                peer.fail(Unreachable("system", f"there is no connection to {peer.address}"), for_good=True)
+                self._wire.disconnect(peer.link)
             self._prune_at = max(_MANY_PEERS, 2 * len(self._peers))
 
     # ------------------------------------------------------------------ wire.Listener

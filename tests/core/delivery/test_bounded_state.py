@@ -93,8 +93,9 @@ async def test_processes_that_have_ended_for_good_are_forgotten() -> None:
         for number in range(3000):
             address = f"ipc:///tmp/flexmarl-missing-{number}.sock"
             network.watch_process(address)
+            network.peer(address)
             network.process_ended(address, ActorDead("x", f"reason {number}"), for_good=True)
-        assert len(network._dead) == 1024 and not network._watched_processes
+        assert len(network._dead) == 256 and len(network.peers) == 256 and not network._watched_processes
         with pytest.raises(ActorDead, match="reason 2999"):
             await asking.ref("x", address, Filler).api.count()
 
