@@ -291,7 +291,7 @@ class ActorSystem:
         remote = self._local.system_actor(address)
         try:
             with suppress(CallNotAllowed):  # it answers: this client may call others than ``system``
-                await remote.within(timeout_s).process_statistics()
+                await remote.within(timeout_s).lookup("system")
         except CallTimeout as error:
             raise Unreachable("system", f"no answer within {timeout_s:g} s ({error.phase})") from None
         self._directory.add_upstream(address)

@@ -24,7 +24,7 @@ time.time_ns = lambda: real_ns() + int(offset_s * 1e9)
 
 
 async def greeting(echo: ActorRef[Echo]) -> str:
-    """Of its next incarnation."""
+    """The answer of its next incarnation."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
