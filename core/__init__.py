@@ -20,6 +20,7 @@ from .errors import (
     ActorDead,
     ActorFailed,
     ActorNotFound,
+    CallNotAllowed,
     CallTimeout,
     FlexmarlError,
     InvalidKeys,
@@ -32,6 +33,7 @@ from .errors import (
     SystemClosed,
     TooManyRestarts,
     Unreachable,
+    UnsafeDirectory,
     UnsafeKeys,
 )
 from .front_door import lazy_exports
@@ -70,6 +72,7 @@ __all__ = [
     "ActorRef",
     "ActorSystem",
     "Buffer",
+    "CallNotAllowed",
     "CallTimeout",
     "DeadActor",
     "FlexmarlError",
@@ -89,6 +92,7 @@ __all__ = [
     "Tcp",
     "TooManyRestarts",
     "Unreachable",
+    "UnsafeDirectory",
     "UnsafeKeys",
     "endpoint",
 ]

@@ -1,6 +1,6 @@
 """Actors: classes with ``@endpoint`` methods that other actors may call."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from typing import Any, Protocol, TypeVar, overload
@@ -95,7 +95,7 @@ class System(Protocol):
 
     def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]: ...
 
-    async def allow(self, public_key: str) -> None: ...
+    async def allow(self, public_key: str, calls: Iterable[str] = ...) -> None: ...
 
 
 class Runtime(Protocol):

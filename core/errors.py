@@ -161,6 +161,18 @@ class LocalProtocolError(FlexmarlError):
     """This side tried to send something that can't be a message."""
 
 
+class CallNotAllowed(FlexmarlError):
+    """The callee's system admits this client, and its allow-list does not permit it to make this call."""
+
+    def __init__(self, actor: str, endpoint: str) -> None:
+        super().__init__(
+            f'{actor}.{endpoint}: this client may not call it; if it should, add the rule "{actor}:{endpoint}" '
+            "there: ActorSystem.allow(public_key, calls=[...])"
+        )
+        self.actor = actor
+        self.endpoint = endpoint
+
+
 class NoCredit(FlexmarlError):
     """A message could not be sent without waiting: a whole window of requests to its actor is not answered yet."""
 
@@ -185,6 +197,16 @@ class UnsafeKeys(FlexmarlError):
 
     def __init__(self, path: Path, problem: str, remedy: str) -> None:
         super().__init__(f"the keys in {path} are refused: {problem}; {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
+class UnsafeDirectory(FlexmarlError):
+    """A folder for sockets and keys can't be trusted: other users may have access to it."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"the folder {path} is refused: {problem}; {remedy}")
         self.path = path
         self.problem = problem
         self.remedy = remedy

@@ -10,9 +10,8 @@ os.environ.
 """
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -21,8 +20,9 @@ from .actor import Actor
 from .delivery.connection import PeerStatistics
 from .delivery.mailbox import MailboxStatistics
 from .delivery.peers import Network
-from .errors import ActorNotFound, CallTimeout, FlexmarlError, SystemClosed, Unreachable
+from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .names import checked_name
+from .private_directory import PrivateDirectory, check_private
 from .protocol.reply_cache import ReplyCacheStatistics
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
@@ -34,6 +34,7 @@ from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .supervision.system_api import SystemApi
 from .wire.curve import GateStatistics, Keys
+from .wire.permissions import DEFAULT_CALLS, checked_calls
 from .wire.wire import Wire
 from .wire.zeromq import Tcp, ZmqWire, ipc_address
 
@@ -74,7 +75,8 @@ class ActorSystem:
         """``directory``: private (0700) to the user, for the system's socket, keys and journal; None: a new one, which
         is removed at the end. The system listens on an ipc socket there, or on ``tcp``. ``keys``: for connections to
         systems that listen on TCP. ``wire``: another way to reach peers (``MemoryNetwork.wire``).
-        Raises ValueError if ``name`` is invalid.
+        Raises ValueError if ``name`` is invalid. Entering raises UnsafeDirectory if other users may have access to a
+        given directory, and OSError, of too few file descriptors for example.
 
         For actors that ``spawn`` starts: ``intensity``: how often they are restarted before ``failure`` is set;
         ``log_directory``: for the output of those in processes, None: ``directory``.
@@ -88,6 +90,7 @@ class ActorSystem:
         self._intensity = intensity
         self._log_directory = log_directory
         self._own_supervisor: Supervisor | None = None
+        self._own_directory: PrivateDirectory | None = None
         self._entered = False
 
     def __repr__(self) -> str:
@@ -105,7 +108,12 @@ class ActorSystem:
         if self._entered:
             raise SystemClosed(f"{self.name} has been used: make another ActorSystem")
         self._entered = True
-        self.directory = self._given_directory or Path(tempfile.mkdtemp(prefix="flexmarl-"))
+        if self._given_directory is None:
+            self._own_directory = PrivateDirectory()
+            self.directory = self._own_directory.path
+        else:
+            check_private(self._given_directory)
+            self.directory = self._given_directory
         try:
             self._wire = self._make_wire()
             network = Network(self.name, self._wire, self.settings, {})
@@ -153,8 +161,8 @@ class ActorSystem:
             raise first
 
     def _remove_directory(self) -> None:
-        if self._given_directory is None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._own_directory is not None:
+            self._own_directory.remove()
 
     def _check_running(self) -> None:
         if not self._entered:
@@ -176,17 +184,22 @@ class ActorSystem:
         """The file with the keys of a system that listens on TCP, for its processes and for clients from outside."""
         return self.directory / "keys.json"
 
-    async def allow(self, public_key: str) -> None:
+    async def allow(self, public_key: str, calls: Iterable[str] = DEFAULT_CALLS) -> None:
         """Accepts one more client over TCP, by its ``Keys.client_public``: here, and in the processes that this system
-        has started or will start. Raises InvalidKeys, and the errors of a call to one of these processes."""
+        has started or will start. Again: replaces its rules.
+
+        ``calls``: rules about the calls that it may make (``wire/permissions.py``), others raise CallNotAllowed there.
+        By default all but those of ``system``: a client that looks up actors by name needs ``system:lookup`` too.
+        Raises InvalidKeys, ValueError for an invalid rule, and the errors of a call to one of these processes."""
         if self.keys is None or not isinstance(self._wire, ZmqWire):
             return
-        self.keys = self.keys.allowing(public_key)
-        self._wire.allow(public_key)
+        calls = checked_calls(calls)
+        self.keys = self.keys.allowing(public_key, calls)
+        self._wire.allow(self.keys)
         if self.keys_file.exists():
             self.keys.save(self.keys_file)
         for supervisor in self._local.supervisors:
-            await supervisor.allow(public_key)
+            await supervisor.allow(public_key, calls)
 
     # ------------------------------------------------------------------ actors of this system
 
@@ -277,7 +290,8 @@ class ActorSystem:
         self._check_running()
         remote = self._local.system_actor(address)
         try:
-            await remote.within(timeout_s).process_statistics()
+            with suppress(CallNotAllowed):  # it answers: this client may call others than ``system``
+                await remote.within(timeout_s).lookup("system")
         except CallTimeout as error:
             raise Unreachable("system", f"no answer within {timeout_s:g} s ({error.phase})") from None
         self._directory.add_upstream(address)

@@ -141,6 +141,58 @@ def get_logger(name: str) -> EventLogger:
     return cast(EventLogger, _Logger(name))
 
 
+class BoundedLog:
+    """Logs events that a peer can cause as often as it likes: at most ``lines`` of each within ``period_s``. Those that
+    are left out are counted: as ``not_logged`` of the next line, or of the last one, by ``close``."""
+
+    def __init__(self, logger: EventLogger, lines: int = 10, period_s: float = 60.0) -> None:
+        self._logger = logger
+        self._lines = lines
+        self._period_s = period_s
+        self._events: dict[str, _Period] = {}
+
+    def warning(self, event: str, **fields: Any) -> None:
+        if self._has_room(event, fields):
+            self._logger.warning(event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        if self._has_room(event, fields):
+            self._logger.error(event, **fields)
+
+    def _has_room(self, event: str, fields: dict[str, Any]) -> bool:
+        now = time.monotonic()
+        period = self._events.get(event)
+        if period is None or now >= period.end:
+            if period is not None and period.not_logged:
+                fields["not_logged"] = period.not_logged
+            period = self._events[event] = _Period(now + self._period_s)
+        if period.lines >= self._lines:
+            period.not_logged += 1
+            return False
+        period.lines += 1
+        if period.lines == self._lines:
+            fields["further"] = f"counted and not logged for {period.end - now:.0f} s"
+        return True
+
+    def close(self) -> None:
+        """Logs the counts that no line has reported yet. Can be repeated."""
+        for event, period in self._events.items():
+            if period.not_logged:
+                self._logger.warning(event, not_logged=period.not_logged)
+        self._events.clear()
+
+
+class _Period:
+    """One event's lines since its first line, until ``end``."""
+
+    __slots__ = ("end", "lines", "not_logged")
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self.lines = 0
+        self.not_logged = 0
+
+
 class _Lines:
     """A stream that drops lines which can't be written: the log is often on the disk that is full, and logging must
     not fail an actor for that."""

@@ -1,19 +1,23 @@
 """The process of one spawned actor, started by ``child_process.py``:
-``python -m flexmarl.core.worker_main DIRECTORY NAME private|shared``.
-``private``: the directory is the run's own, and is removed if the parent has died.
+``python -m flexmarl.core.worker_main PARENT DIRECTORY NAME private|shared``.
+``PARENT``: the parent's process id. ``private``: the directory is the run's own, and is removed if the parent has died.
 
 Standard input carries one length-prefixed MessagePack map (``WorkerInit``) and then stays open for as long as
-the parent lives: its end means that the parent is gone, and the process ends with it.
+the parent lives: its end means that the parent is gone, and the process ends with it. A fork of the parent keeps that
+pipe open, so the process also watches the parent itself (pidfd_open(2)).
 """
 
 import asyncio
+import functools
 import gc
 import os
+import select
 import shutil
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +25,7 @@ import uvloop
 
 from .actor import Actor
 from .errors import origin_of
+from .private_directory import use_with_others
 from .ref import ActorRef
 from .signature import constructor_signature
 from .supervision.worker_init import WorkerInit, import_class, read_init
@@ -39,14 +44,21 @@ _GC_THRESHOLD = (20_000, 10, 10)
 def main() -> NoReturn:
     # The launcher handles the terminal's ctrl-C, and stops its actors.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    directory, name, private = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "private"
+    parent, directory, name = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    private = sys.argv[4] == "private"
+
+    def watch_parent(wait_gone: Callable[[], None]) -> None:
+        work = functools.partial(_end_with_parent, wait_gone, directory, name, private)
+        threading.Thread(target=work, name="parent watch", daemon=True).start()
+
+    if private:
+        use_with_others(directory)
+    watch_parent(functools.partial(_wait_process_gone, parent))
     try:
         init = read_init(sys.stdin.buffer)
     except EOFError:
-        _end_with_parent(directory, name, private)
-    threading.Thread(
-        target=_end_with_parent, args=[directory, name, private], name="parent watch", daemon=True
-    ).start()
+        _end_with_parent(_wait_pipe_closed, directory, name, private)
+    watch_parent(_wait_pipe_closed)
     configure_logging(name, sys.stderr, init.log_level)
     status = uvloop.run(_serve(name, init, directory))
     # Everything is closed. A regular exit of the interpreter, with torch in it, takes seconds.
@@ -101,9 +113,26 @@ async def _wait_stopped(system: ActorSystem) -> BaseException | None:
     return system.failure.result() if system.failure.done() else None
 
 
-def _end_with_parent(directory: Path, name: str, private: bool) -> NoReturn:
-    """Ends the process when the parent has died. Runs in a thread of its own: a busy loop would notice too late."""
+def _wait_pipe_closed() -> None:
     os.read(sys.stdin.fileno(), 1)  # nothing is written after the init: this returns when the pipe is closed
+
+
+def _wait_process_gone(parent: int) -> None:
+    """Waits until the process ``parent``, which has started this one, has ended."""
+    try:
+        descriptor = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    except OSError:  # Linux before 5.3, or a sandbox that forbids the call: only the pipe shows the end
+        threading.Event().wait()
+        return
+    if os.getppid() == parent:  # else that number may be another process's by now
+        select.select([descriptor], [], [])
+
+
+def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str, private: bool) -> NoReturn:
+    """Ends the process when the parent has died. Runs in a thread of its own: a busy loop would notice too late."""
+    wait_gone()
     # The launcher can't clean up any more, so every orphan does.
     if private:
         shutil.rmtree(directory, ignore_errors=True)

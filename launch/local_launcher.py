@@ -23,8 +23,9 @@ from ..actors.orchestrator.checkpoint import RunState
 from ..actors.run_events import ActorSilent
 from ..actors.store_client import segment_directories
 from ..core.errors import ActorDead
+from ..core.private_directory import private_directory
 from ..core.ref import ActorRef
-from ..core.supervision.supervisor import Supervisor, private_directory
+from ..core.supervision.supervisor import Supervisor
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
 from ..core.telemetry import LogLevel

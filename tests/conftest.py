@@ -9,7 +9,8 @@ import hypothesis
 import pytest
 import structlog
 
-from flexmarl.core.supervision.supervisor import Supervisor, private_directory
+from flexmarl.core.private_directory import private_directory
+from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 from ..call_context import current_delivery
 from ..errors import (
     ActorDead,
+    CallNotAllowed,
     CallTimeout,
     FlexmarlError,
     LocalProtocolError,
@@ -278,6 +279,8 @@ def _error_of(
             return ActorDead(request.actor, message)
         case Fault.PROTOCOL:
             return RemoteProtocolError(message)
+        case Fault.NOT_ALLOWED:
+            return CallNotAllowed(request.actor, request.endpoint)
         case Fault.CANCELLED | Fault.OUT_OF_ORDER:
             return RemoteError(request.actor, request.endpoint, kind.removeprefix("!"), message, "")
     return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback, declared, fields)

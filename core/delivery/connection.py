@@ -47,6 +47,7 @@ class Peer(Caller):
         super().__init__(home, link, up=up)
         self._incoming = up
         self._header: codec.Bytes = b""
+        self._now = home.now
         self.serving = Serving(home, link, self.session, self._encoder, self._whole, self._arm)
         self._was_heard = True
         self._down: asyncio.TimerHandle | None = None
@@ -67,6 +68,8 @@ class Peer(Caller):
             Kind.REFUSE: self._on_refuse,
             Kind.BYE: self._on_bye,
         }
+        if link.may_call is not None:
+            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_request))
 
     @property
     def link(self) -> Link:
@@ -106,6 +109,8 @@ class Peer(Caller):
             envelopes = codec.unpack_envelopes(body, buffers)
             self.session.heard(self.session.epoch)
         self._was_heard = True
+        if self._incoming and (now := self._now()) >= self.serving.lease.check_at:
+            self.serving.check_lease(now)
         on = self._on
         for envelope in envelopes:
             on[envelope[0]](envelope)
@@ -228,7 +233,7 @@ class Peer(Caller):
         for request in effects.repeat:
             if request.frames is not None:
                 self._link.send(request.frames)
-        for request_id in effects.cancel:
+        for request_id in (*effects.cancel, *effects.withdrawn):
             self._send([Kind.CANCEL, request_id])
         if effects.ping is not None:
             self._send([Kind.PING, effects.ping])
@@ -253,6 +258,18 @@ class Peer(Caller):
             trouble = f": {self._link.trouble}" if self._link.trouble else ""
             return Unreachable(actor, f"{reason} ({self.address}{trouble})")
         return ActorDead(actor, f"{reason} ({self.address})", stopped=self._left)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if there is no connection, no request waits for one, and the reason is not known."""
+        session = self.session
+        return not (
+            self.dead is not None
+            or session.state is LinkState.UP
+            or session.requests
+            or session.requests.waiting_for_credit()
+            or self._down is not None
+        )
 
     def was_heard(self) -> bool:
         """True if a message came since the last call of this, or a request of the peer is in service."""

@@ -18,7 +18,7 @@ from ..declared_errors import NO_ERRORS, DeclaredErrors
 from ..errors import RemoteProtocolError, text_of, traceback_of
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..signature import Signature, signature_of
-from ..telemetry import get_logger
+from ..telemetry import BoundedLog, get_logger
 from .streams import StreamWriter
 
 log = get_logger(__name__)
@@ -148,6 +148,7 @@ class Mailbox:
         self._ready = 0  # tasks that are scheduled and have not begun
         self._suspending = False  # an endpoint has suspended at least once
         self._served = self._failed = self._cancelled = 0
+        self._refusals = BoundedLog(log)
 
     def open(self, actor: object) -> None:
         """Begins to serve; requests that have arrived before are kept."""
@@ -312,7 +313,9 @@ class Mailbox:
     def _answer_misfit(self, delivery: Delivery, problem: str) -> None:
         self._failed += 1
         if delivery.kind == Kind.TELL:
-            log.error("one-way message refused", actor=self.name, endpoint=delivery.endpoint, error=problem)
+            self._refusals.error(
+                "one-way message refused", actor=self.name, endpoint=delivery.endpoint, error=problem
+            )
         delivery.asker.answer_fault(delivery, Fault.PROTOCOL, problem)
 
     def _answer_error(self, delivery: Delivery, error: BaseException) -> None:

@@ -1,8 +1,10 @@
 """All peers of a system: connections, dead processes, and the answers to idempotent calls."""
 
 import asyncio
+import errno
 import itertools
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ..errors import (
     LocalProtocolError,
     RemoteProtocolError,
     SystemClosed,
+    Unreachable,
     text_of,
 )
 from ..protocol import codec
@@ -20,7 +23,7 @@ from ..protocol.envelopes import Kind
 from ..protocol.incarnations import Incarnations
 from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
 from ..protocol.session import Settings
-from ..telemetry import get_logger
+from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Frames, Link, Wire
 from .connection import Peer
 from .mailbox import Mailbox
@@ -29,6 +32,10 @@ log = get_logger(__name__)
 
 # Peers that have connected, are idle this long and have no request in service are dropped.
 _IDLE_S = 600.0
+# From here on connections to systems that have gone are forgotten.
+_MANY_PEERS = 64
+# The reasons for which processes have ended, of those that ended last.
+_REMEMBERED_DEATHS = 256
 # A process that was replaced is refused for as long as its successor is one of so many that were heard last.
 _REMEMBERED_LINEAGES = 4096
 
@@ -40,12 +47,15 @@ class Network:
         self.name = name
         self.settings = settings
         self.refused_messages = 0
+        self._refusals = BoundedLog(log)
         self._wire = wire
+        self.now = wire.now
         self.mailboxes = mailboxes
         self._peers: dict[str, Peer] = {}  # those that this side calls, by address
         self._incoming: dict[Peer, None] = {}
         self.on_crash: Callable[[], None] = lambda: None
-        self._dead: dict[str, FlexmarlError] = {}
+        self._prune_at = _MANY_PEERS
+        self._dead: OrderedDict[str, FlexmarlError] = OrderedDict()
         self._watched_processes: set[str] = set()
         self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
         self._answers: ReplyJournal | ReplyCache | None = None
@@ -77,6 +87,7 @@ class Network:
         for peer in (*self._peers.values(), *self._incoming):
             peer.close()
         self._wire.close()
+        self._refusals.close()
         if isinstance(self._answers, ReplyJournal):
             self._answers.close()
             if self._journal is not None:  # only a crash leaves it, for the next incarnation
@@ -102,9 +113,12 @@ class Network:
             raise SystemClosed(f"{self.name} is closed")
         if address in self._dead:
             raise self._dead[address]
+        self._forget_gone()
         try:
             link = self._loopback() if address == self.address else self._wire.connect(address)
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise LocalProtocolError(f"there is no connection to {address!r}: {error}") from error
             raise LocalProtocolError(f"{address!r} is not the address of a system: {error}") from error
         link.peer = peer = self._peers[address] = Peer(self, link, up=False)
         if address == self.address:
@@ -130,16 +144,31 @@ class Network:
         if self._dead.pop(address, None) is not None:  # a new one of the same name
             self._peers.pop(address, None)
 
+    def unwatch_process(self, address: str) -> None:
+        """No exit reason of a process at ``address`` will be given any more."""
+        self._watched_processes.discard(address)
+
     def process_ended(self, address: str, error: FlexmarlError, *, for_good: bool) -> None:
         """Fails the pending calls to ``address`` with ``error``; with ``for_good`` all later ones too."""
         if for_good:
             self._watched_processes.discard(address)
             self._dead[address] = error
+            if len(self._dead) > _REMEMBERED_DEATHS:
+                self._peers.pop(self._dead.popitem(last=False)[0], None)
         peer = self._peers.get(address)
         if peer is not None:
             peer.fail(error, for_good=for_good)
             if for_good:
                 self._wire.disconnect(peer.link)
+
+    def _forget_gone(self) -> None:
+        """Ends the attempts to reach systems that have gone, and to which no request is open, once there are many."""
+        if len(self._peers) >= self._prune_at:
+            for peer in [peer for peer in self._peers.values() if peer.is_gone]:
+                del self._peers[peer.address]  # a later call makes another connection
+                peer.fail(Unreachable("system", f"there is no connection to {peer.address}"), for_good=True)
+                self._wire.disconnect(peer.link)
+            self._prune_at = max(_MANY_PEERS, 2 * len(self._peers))
 
     # ------------------------------------------------------------------ wire.Listener
 
@@ -158,7 +187,9 @@ class Network:
 
     def _refuse(self, peer: Peer, link: Link, error: RemoteProtocolError) -> None:
         self.refused_messages += 1
-        log.warning("message refused", system=self.name, peer=peer.node or link.address, error=text_of(error))
+        self._refusals.warning(
+            "message refused", system=self.name, peer=peer.node or link.address, error=text_of(error)
+        )
         if peer not in self._incoming:
             peer.refused(text_of(error))
             return

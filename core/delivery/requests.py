@@ -13,9 +13,10 @@ from ..errors import LocalProtocolError, text_of, traceback_of
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.incarnations import count_of, lineage_of
+from ..protocol.lease import Lease
 from ..protocol.reply_cache import Key
 from ..protocol.session import Admission, Session, Settings
-from ..telemetry import get_logger
+from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Link
 from .mailbox import Delivery, Mailbox
 from .unread import SMALL_BYTES, Unread
@@ -24,6 +25,8 @@ log = get_logger(__name__)
 
 # Comparing with an enum's member costs three times as much.
 _IDEMPOTENT_CALL, _TELL = int(Kind.IDEMPOTENT_CALL), int(Kind.TELL)
+# A mark that a peer has not confirmed is sent again after this time, then after twice as long, up to a heartbeat.
+_MARK_AGAIN_S = 0.05
 # The caller gets at most this many characters of an error's message, and the last ones of its traceback.
 _TEXT_LIMIT = 2**16
 
@@ -36,6 +39,8 @@ class Home(Protocol):
     mailboxes: dict[str, Mailbox]
     trace_ids: Iterator[int]
     link_numbers: Iterator[int]
+    now: Callable[[], float]
+    """The clock of the wire."""
 
     def answered_before(self, key: Key) -> bytes | None:
         """The answer to send again; empty if the sender has acknowledged it; None if the call was not answered."""
@@ -85,11 +90,14 @@ class Serving:
         self._arm = arm
         self._loop = asyncio.get_running_loop()
         self._serving: dict[int, Delivery] = {}
+        self._refusals = BoundedLog(log)
         self._done: list[int] = []
         """One-way messages that were processed, as ranges of ids; not reported yet."""
         self._unread = Unread(home.settings.window_bytes)
+        self.lease = Lease(home.settings)
         self._held: deque[Delivery] | None = None
-        """Requests that begin when the peer has read enough of its answers; None if there is no need to wait."""
+        """Requests that begin when the peer has confirmed a mark: it has read enough of its answers, and has not given
+        up. None if they need not wait."""
         self._mark_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -142,7 +150,7 @@ class Serving:
         if mailbox is None:
             if kind == Kind.TELL:
                 self._report_done(request_id)
-                log.warning(
+                self._refusals.warning(
                     "one-way message for an unknown actor", actor=actor, endpoint=envelope[3], peer=self.node
                 )
             else:
@@ -153,10 +161,30 @@ class Serving:
             mailbox.deliver(delivery)
         else:
             self._held.append(delivery)
+            if self._mark_timer is None:
+                self._mark_again(_MARK_AGAIN_S)
+
+    def on_restricted_request(self, envelope: Envelope) -> None:
+        """The request of a peer that may not make all calls."""
+        kind, request_id, actor, endpoint = envelope[:4]
+        may_call = self._link.may_call
+        if may_call is None or may_call(actor, endpoint):
+            self.on_request(envelope)
+        elif self._session.admit(request_id, kind) is Admission.DELIVER:
+            self._refusals.warning(
+                "call refused: the client may not make it",
+                actor=actor, endpoint=endpoint, peer=self.node, address=self._link.address,
+                next=f"if it should, add the rule '{actor}:{endpoint}': ActorSystem.allow(public_key, calls=[...])",
+            )  # fmt: skip
+            if kind == Kind.TELL:
+                self._report_done(request_id)
+            else:
+                self._send_fault(request_id, Fault.NOT_ALLOWED, "")
 
     def on_cancel(self, envelope: Envelope) -> None:
         delivery = self._serving.get(envelope[1])
-        if delivery is not None:
+        # A one-way message that has begun is processed to its end.
+        if delivery is not None and (delivery.kind != _TELL or delivery.task is None):
             delivery.mailbox.cancel(delivery)
 
     def on_grant(self, envelope: Envelope) -> None:
@@ -240,29 +268,49 @@ class Serving:
         if buffers or len(packed) > SMALL_BYTES:
             self._count_unread(len(packed) + sum(buffer.nbytes for buffer in buffers))
 
-    # ------------------------------------------------------------------ a peer that does not read its answers
+    # ------------------------------------------------------------------ requests that wait for a mark
+
+    def check_lease(self, now: float) -> None:
+        """A message arrived at ``lease.check_at`` or later: its requests wait if the lease is over."""
+        self.lease.check(now)
+        if self.lease.is_over(now):
+            self._hold()
+        else:
+            self._send_mark()
 
     def _count_unread(self, size_bytes: int) -> None:
         """Sends marks among the answers. If a window of answers is not confirmed, the peer's next requests wait."""
         if self._unread.sent(size_bytes):
-            self._send_mark(self._unread.mark())
-        if self._unread.is_full and self._held is None:
+            self._send_mark()
+        if self._unread.is_full:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Requests that have not begun wait from now on, until the peer confirms a mark."""
+        if self._held is None:
             mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._serving.values())
             self._held = deque(waiting for mailbox in mailboxes for waiting in mailbox.take_waiting(self))
-            self._mark_timer = self._loop.call_later(self._home.settings.heartbeat_s, self._mark_again)
+            self._mark_again(_MARK_AGAIN_S)
 
-    def _mark_again(self) -> None:
-        """The last mark may have been lost."""
-        self._send_mark(self._unread.last_mark)
-        self._mark_timer = self._loop.call_later(self._home.settings.heartbeat_s, self._mark_again)
+    def _mark_again(self, wait_s: float) -> None:
+        """Sends a mark, and another one after ``wait_s`` if requests still wait: it may be lost."""
+        self._send_mark()
+        self._mark_timer = self._loop.call_later(wait_s, self._not_confirmed, wait_s)
 
-    def _send_mark(self, mark: int) -> None:
-        self._link.send(self._encoder.pack([Kind.PING, -mark]))
+    def _not_confirmed(self, waited_s: float) -> None:
+        self._mark_timer = None
+        if self._held:  # else the next request sends a mark
+            self._mark_again(min(2 * waited_s, self._home.settings.heartbeat_s))
+
+    def _send_mark(self) -> None:
+        self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self._home.now())]))
 
     def on_mark(self, mark: int) -> None:
         """The peer has returned a mark."""
-        self._unread.confirmed(mark)
-        if self._held is None or self._unread.is_full:
+        sent_at = self._unread.confirmed(mark)
+        if sent_at is not None:
+            self.lease.confirmed(sent_at)
+        if self._held is None or self._unread.is_full or self.lease.is_over(self._home.now()):
             return
         held = self.drop_held()
         for delivery in held:
@@ -277,6 +325,7 @@ class Serving:
         """Waits for the peer no longer; returns the requests that were held."""
         if self._mark_timer is not None:
             self._mark_timer.cancel()
+            self._mark_timer = None
         held, self._held = self._held, None
         return deque() if held is None else held
 

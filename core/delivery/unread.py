@@ -1,8 +1,8 @@
-"""The large answers to a peer that it has not confirmed to have received. Sans-I/O.
+"""Marks, which the peer returns, and the large answers that it has not confirmed to have received. Sans-I/O.
 
 Answers of at most ``SMALL_BYTES`` are not counted: the window of requests bounds them. After each quarter of the window
-a mark is sent, which the peer returns. Messages are in order, so a mark that came back confirms all before it, and a
-peer that reads is never waited for. A peer that does not read (it is frozen, say) gets a window of answers, no more.
+a mark is sent. Messages are in order, so a mark that came back confirms all before it, and a peer that reads is never
+waited for. A peer that does not read (it is frozen, say) gets a window of answers, no more.
 """
 
 from collections import deque
@@ -13,8 +13,8 @@ SMALL_BYTES = 4096
 class Unread:
     def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
-        self._marks: deque[tuple[int, int]] = deque()
-        """Marks under way, with the bytes that were sent between the one before and each."""
+        self._marks: deque[tuple[int, int, float]] = deque()
+        """Marks under way: their number, the bytes that were sent between the one before and each, and its time."""
         self._last_mark = 0
         self._since_mark = 0
         self._unconfirmed = 0
@@ -25,21 +25,23 @@ class Unread:
         self._since_mark += size_bytes
         return 4 * self._since_mark >= self._window_bytes
 
-    def mark(self) -> int:
+    def mark(self, now: float) -> int:
         """A number, from 1, to be sent to the peer, which returns it."""
+        size_bytes, self._since_mark = self._since_mark, 0
+        if not size_bytes and self._marks:  # it stands for the one before too, which may have been lost
+            size_bytes = self._marks.pop()[1]
         self._last_mark += 1
-        self._marks.append((self._last_mark, self._since_mark))
-        self._since_mark = 0
+        self._marks.append((self._last_mark, size_bytes, now))
         return self._last_mark
 
-    def confirmed(self, mark: int) -> None:
-        """The peer has received all that was sent before ``mark``. Marks before it may have been lost."""
+    def confirmed(self, mark: int) -> float | None:
+        """The peer has received all that was sent before ``mark``. Marks before it may have been lost. Returns the time
+        of the last one that is confirmed by this; None if there is none."""
+        sent_at = None
         while self._marks and self._marks[0][0] <= mark:
-            self._unconfirmed -= self._marks.popleft()[1]
-
-    @property
-    def last_mark(self) -> int:
-        return self._last_mark
+            _, size_bytes, sent_at = self._marks.popleft()
+            self._unconfirmed -= size_bytes
+        return sent_at
 
     @property
     def is_full(self) -> bool:

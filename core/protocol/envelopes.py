@@ -61,6 +61,7 @@ class Fault(StrEnum):
     PROTOCOL = "!protocol"
     CANCELLED = "!cancelled"
     OUT_OF_ORDER = "!out of order"
+    NOT_ALLOWED = "!not allowed"
 
 
 _REQUEST = (int, int, str, str, float, list, dict, int)

@@ -6,6 +6,8 @@ Rules:
   until the peer has processed it, also after its caller has given up.
 - A request is delivered at most once, and in the order of sending: a duplicate is ignored, a late one is refused. Only
   idempotent calls are sent again, after a loss or to a new incarnation of the peer, under the same id.
+- A request that has failed here does not begin there later: it is cancelled when the link comes up again, and the peer
+  begins no request of a sender that it has not heard for long (``lease.py``).
 - A link that is not up when it is needed has ``connect_timeout_s`` to come up. When it goes down, or the peer turns out
   to be a new incarnation (another epoch), every request that can't be repeated fails at once.
 - As long as anything depends on the peer, it is pinged every ``heartbeat_s``, and is given up within
@@ -114,6 +116,9 @@ class Effects(Generic[Waiter]):
     """Send these again."""
     cancel: list[int] = field(default_factory=list)
     """Send CANCEL for these, perhaps again: their callers have given up."""
+    withdrawn: list[int] = field(default_factory=list)
+    """One-way messages that were lost, perhaps in a connection that delivers late: send CANCEL, so that they do not
+    begin later."""
     granted: list[Waiter] = field(default_factory=list)
     """Hold credit from now on."""
     lost_tells: int = 0
@@ -157,6 +162,7 @@ class Session(Generic[Waiter]):
         self._heard = False
         self._missed = 0
         self._orphans: list[int] = []  # lost, and perhaps still being served
+        self._withdrawn: list[int] = []  # one-way messages that were lost
         self._pings_sent = 0  # and not answered: further PONGs are ignored
         self._serving_streams = 0
         self._highest: int | None = None
@@ -211,7 +217,8 @@ class Session(Generic[Waiter]):
         self._connect_by = None
         self._heard, self._missed = True, 0
         orphans, self._orphans = self._orphans, []
-        return Effects(repeat=self._repeated(self.requests), cancel=orphans)
+        withdrawn, self._withdrawn = self._withdrawn, []
+        return Effects(repeat=self._repeated(self.requests), cancel=orphans, withdrawn=withdrawn)
 
     def disconnected(self, now: float, reason: str) -> Effects[Waiter]:
         """The link went down. It may come up again, for requests that can be repeated and for new ones."""
@@ -324,6 +331,7 @@ class Session(Generic[Waiter]):
         lost = [r for r in self.requests if not (keep_repeatable and repeatable(r))]
         if keep_repeatable:
             self._orphans += [request.id for request in lost if request.kind is not Kind.TELL]
+            self._withdrawn += [request.id for request in lost if request.kind is Kind.TELL]
         self._lose(lost, effects)
         return effects
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ class ProcessChild(Child):
         self._local.network.heard_incarnation(self._epoch)  # should its predecessor still run: it is refused
         self.process = process = await ChildProcess.start(
             self.name,
-            [str(options.directory), self.name, private],
+            [str(os.getpid()), str(options.directory), self.name, private],
             write_init(self._init()),
             options.log_directory / f"{self.name}.log",
             options.env,
@@ -265,6 +266,7 @@ class ProcessChild(Child):
             if self.process is not None:
                 await self.process.wait_gone()
         finally:
+            self._local.network.unwatch_process(self.address)
             _remove_socket(self.address)
 
 

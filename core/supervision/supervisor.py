@@ -10,10 +10,7 @@ keeps its name and its address. By default a supervisor restarts nothing: the fi
 """
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
@@ -47,16 +44,6 @@ Setup = TypeVar("Setup")
 
 NO_RESTARTS = Intensity(max_restarts=0)
 STATISTICS_TIMEOUT_S = 10.0
-
-
-@asynccontextmanager
-async def private_directory(base: Path) -> AsyncIterator[Path]:
-    """A new 0700 directory for sockets and shared memory, removed at the end with all its files."""
-    directory = Path(tempfile.mkdtemp(prefix="flexmarl-", dir=base))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class Supervisor(Actor):
@@ -149,10 +136,10 @@ class Supervisor(Actor):
         for task in self._restarting.values():
             task.cancel()
 
-    async def allow(self, public_key: str) -> None:
+    async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:
         """See ``ActorSystem.allow``."""
         for name in self.running:
-            await self._local.system_actor(self._children[name].address).api.allow(public_key)
+            await self._local.system_actor(self._children[name].address).api.allow(public_key, calls)
 
     async def kill_all(self) -> None:
         """Ends every process at once."""

@@ -32,8 +32,8 @@ class SystemActor(Actor, SystemApi):
         return self._local.process_statistics(self._lag)
 
     @endpoint
-    async def allow(self, public_key: str) -> None:
-        await self.system.allow(public_key)
+    async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:
+        await self.system.allow(public_key, calls)
 
     @endpoint
     async def lookup(self, name: str, asked: tuple[str, ...] = ()) -> ActorRef[Any] | None:

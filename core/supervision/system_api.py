@@ -21,7 +21,7 @@ class SystemApi(Protocol):
         """The figures of this process."""
 
     @endpoint
-    async def allow(self, public_key: str) -> None:
+    async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:
         """See ``ActorSystem.allow``."""
 
     @endpoint

@@ -17,7 +17,8 @@ import re
 import secrets
 import stat
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from zmq.utils import z85
 
 from ..errors import InvalidKeys, PlainTcpRefused, UnsafeKeys
 from ..telemetry import get_logger
+from .permissions import DEFAULT_CALLS, checked_calls
 
 log = get_logger(__name__)
 
@@ -50,6 +52,9 @@ class Keys:
     client_secret: str = field(repr=False)
     server_secret: str | None = field(default=None, repr=False)
     allowed: frozenset[str] = frozenset()  # public keys of the clients that the server admits
+    # The rules about the calls of some of them (``permissions.py``). The holders of ``client_secret``, which are the
+    # nodes of the run, may make every call, and the others those of ``DEFAULT_CALLS``.
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_key("server_public", self.server_public)
@@ -58,6 +63,9 @@ class Keys:
             _check_pair("server", self.server_public, self.server_secret)
         for key in self.allowed:
             _check_key("allowed", key)
+        for key, rules in self.calls.items():
+            _check_key("calls", key)
+            checked_calls(rules)
 
     @classmethod
     def make(cls) -> "Keys":
@@ -71,16 +79,21 @@ class Keys:
         """New keys for a client from outside. It is admitted once its ``client_public`` is allowed at the server."""
         return cls(server_public, *_new_pair())
 
-    def allowing(self, public_key: str) -> "Keys":
-        """A copy that admits one more client. Raises InvalidKeys."""
-        return dataclasses.replace(self, allowed=self.allowed | {public_key})
+    def allowing(self, public_key: str, calls: Iterable[str] = DEFAULT_CALLS) -> "Keys":
+        """A copy that admits one more client, for ``calls``. Raises InvalidKeys, and ValueError for an invalid rule."""
+        rules = checked_calls(calls)
+        known = {**self.calls, public_key: rules}
+        if rules == DEFAULT_CALLS:
+            del known[public_key]
+        return dataclasses.replace(self, allowed=self.allowed | {public_key}, calls=known)
 
     def save(self, path: Path) -> None:
         """Writes the file, readable by this user alone; it appears whole or not at all. Raises OSError.
 
         Raises InvalidKeys if there are too many allowed clients for ``load`` to accept the file.
         """
-        content = json.dumps({**dataclasses.asdict(self), "allowed": sorted(self.allowed)}, indent=2) + "\n"
+        fields = {**dataclasses.asdict(self), "allowed": sorted(self.allowed), "calls": dict(self.calls)}
+        content = json.dumps(fields, indent=2) + "\n"
         if len(content) > _MAX_FILE_BYTES:
             raise InvalidKeys(f"{len(self.allowed)} allowed clients make a file over {_MAX_FILE_BYTES} bytes")
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -111,12 +124,20 @@ class Keys:
         if not isinstance(fields, dict) or sorted(fields) != sorted(names):
             raise UnsafeKeys(path, f"it is not an object of {', '.join(names)}", remedy)
         allowed = fields["allowed"]
-        if not isinstance(allowed, list) or not all(isinstance(key, str) for key in allowed):
+        if not _is_list_of_texts(allowed):
             raise UnsafeKeys(path, "allowed is not a list of keys", remedy)
+        calls = fields["calls"]
+        if not isinstance(calls, dict) or not all(map(_is_list_of_texts, calls.values())):
+            raise UnsafeKeys(path, "calls is not an object with a list of rules for each key", remedy)
         try:
-            return cls(**{**fields, "allowed": frozenset(allowed)})
-        except InvalidKeys as error:
+            known = {key: checked_calls(rules) for key, rules in calls.items()}
+            return cls(**{**fields, "allowed": frozenset(allowed), "calls": known})
+        except (InvalidKeys, ValueError) as error:
             raise UnsafeKeys(path, str(error), remedy) from None
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _new_pair() -> tuple[str, str]:
@@ -211,7 +232,9 @@ _ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 # After this many questions other callbacks of the loop get their turn.
 _DRAIN_BUDGET: Final = 64
-# A client that makes a new key for each attempt must not fill the memory or the log.
+# Each refused client is logged once within this time; a client that makes a new key for each attempt must not fill the
+# memory or the log.
+_LOG_PERIOD_S: Final = 60.0
 _MAX_LOGGED: Final = 256
 
 
@@ -237,6 +260,7 @@ class Gate:
         self._context = context
         self._allowed: set[bytes] = set()
         self._logged: set[tuple[bytes, bytes]] = set()
+        self._log_period_ends = 0.0
         self._admitted = 0
         self._denied = 0
         self._socket: zmq.Socket[bytes] | None = None
@@ -303,18 +327,24 @@ class Gate:
         self._denied += 1
         address, key = question[3:4], question[6:7]
         seen = (b"".join(address), b"".join(key))
-        # A refused client may try again for ever: one line for each.
+        now = time.monotonic()
+        if now >= self._log_period_ends:
+            self._logged.clear()
+            self._log_period_ends = now + _LOG_PERIOD_S
         if seen in self._logged or len(self._logged) >= _MAX_LOGGED:
             return
         self._logged.add(seen)
         log.warning(
             "a client was refused: its public key is not allowed",
             address=seen[0].decode("ascii", "backslashreplace"),
+            denied=self._denied,
             key_prefix=z85.encode(seen[1])[:8].decode("ascii") if len(seen[1]) == 32 else "",
             next="if it is yours, allow its client_public: ActorSystem.allow() or Keys.allowing()",
         )
         if len(self._logged) == _MAX_LOGGED:
-            log.warning("further refused clients are counted and no longer logged", logged=_MAX_LOGGED)
+            log.warning(
+                "further refused clients are counted and no longer logged for now", logged=_MAX_LOGGED
+            )
 
 
 # --------------------------------------------------------------------------- plain TCP

@@ -7,6 +7,7 @@ checked again after every send, which may have consumed the edge (zmq_getsockopt
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -29,9 +30,16 @@ class LoopSocket:
     """A socket that delivers its messages by callback; sending never blocks the loop."""
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", deliver: Callable[[Frames], None], small_frames: int = 2
+        self,
+        socket: "zmq.Socket[bytes]",
+        deliver: Callable[[Frames], None],
+        small_frames: int = 2,
+        *,
+        whole_first: bool = False,
     ) -> None:
-        """``small_frames``: number of frames of each message that come before its raw buffers."""
+        """``small_frames``: number of frames of each message that come before its raw buffers. ``whole_first``: the
+        first one is delivered as a ``zmq.Frame``, which holds the properties of its connection."""
+        self._receive = _receive_whole_first if whole_first else _receive_frames
         self.socket = socket
         self._deliver = deliver
         self._small_frames = small_frames
@@ -62,7 +70,7 @@ class LoopSocket:
     def drain(self) -> None:
         """Delivers all messages that have arrived."""
         while not self._closed and self._holds_messages():
-            self._deliver(_receive_frames(self.socket, self._small_frames))
+            self._deliver(self._receive(self.socket, self._small_frames))
 
     @property
     def is_closed(self) -> bool:
@@ -87,7 +95,7 @@ class LoopSocket:
         for _ in range(_DRAIN_BUDGET):
             if not self._holds_messages():
                 break
-            self._deliver(_receive_frames(self.socket, self._small_frames))
+            self._deliver(self._receive(self.socket, self._small_frames))
             if self.is_closed:  # a delivered message can cause that
                 return
         else:
@@ -119,6 +127,12 @@ def _receive_frames(socket: "zmq.Socket[bytes]", small_frames: int) -> Frames:
         if len(frames) <= small_frames + codec.MAX_BUFFERS:  # one too many is enough to be refused
             frames.append(frame.bytes if len(frames) < small_frames else frame.buffer)
     return frames
+
+
+def _receive_whole_first(socket: "zmq.Socket[bytes]", small_frames: int) -> Frames:
+    """A message of at least two frames, as every message of a ROUTER."""
+    first: Any = socket.recv(_NOBLOCK, copy=False)
+    return [first, *_receive_frames(socket, small_frames - 1)]
 
 
 class ConnectionMonitor:

@@ -146,6 +146,9 @@ class MemoryWire:
             known.check()
         return known.link
 
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def disconnect(self, link: Link) -> None:
         self._links.disconnect(link)
 
@@ -283,7 +286,7 @@ class _Connection:
             network,
             client.node,
             server,
-            deliver=lambda frames: server.received_from(client, frames),
+            deliver=lambda frames: self._to_server(client, frames),
             ended=lambda: None,  # as a ROUTER, which is not notified either
         )
         self.to_client = Pipe(
@@ -293,6 +296,11 @@ class _Connection:
             deliver=lambda frames: self._to_client(client, frames),
             ended=lambda: client.lost(self),
         )
+
+    def _to_server(self, client: _Outgoing, frames: Frames) -> None:
+        # As a ROUTER does, whose client is known by its later connection.
+        if client.connection is None or client.connection is self:
+            self.server.received_from(client, frames)
 
     def _to_client(self, client: _Outgoing, frames: Frames) -> None:
         if client.connection is self and client.state is not OutgoingState.CLOSED:

@@ -37,6 +37,7 @@ class Link:
         "_queued_bytes",
         "_transmit",
         "address",
+        "may_call",
         "peer",
         "trouble",
     )
@@ -54,6 +55,8 @@ class Link:
         self.address = address
         self.peer: Any = None
         """The listener's own object for this peer."""
+        self.may_call: Callable[[str, str], bool] | None = None
+        """Decides about the peer's calls, by actor and endpoint; None: it may make all."""
         self.trouble = ""
         """The reason for which the link does not come up; "" if the wire knows none."""
         self._header = header
@@ -151,6 +154,10 @@ class Wire(Protocol):
 
     def connect(self, address: str) -> Link:
         """A link to the wire that listens on ``address``, now or later."""
+        ...
+
+    def now(self) -> float:
+        """The time in seconds, of a clock that also runs while this process is stopped or its loop is busy."""
         ...
 
     def disconnect(self, link: Link) -> None:

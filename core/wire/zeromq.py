@@ -11,21 +11,26 @@ import errno
 import functools
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
 
 from ..protocol.incarnations import new_epoch
+from . import descriptors
 from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState, hand_over
 from .loop_socket import LINGER_MS, ConnectionMonitor, Frames, LoopSocket
+from .permissions import DEFAULT_CALLS, may_call
 from .wire import Link, Listener
 
 # Two per peer. libzmq's default limit is 1023; each possible socket costs it eight bytes.
 _MAX_SOCKETS = 2**16
+# After so many new connections of peers the file descriptors are counted.
+_CHECKED_CONNECTIONS = 32
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
 # libzmq ends the connection of a peer that announces a larger frame, before it allocates memory.
@@ -164,6 +169,8 @@ class ZmqWire:
     def start(self, header: bytes, listener: Listener) -> None:
         self._header = header
         self.listener = listener
+        descriptors.raise_limit()
+        descriptors.check_room(descriptors.FOR_A_WIRE, f"to listen on {self.address}")
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         try:
@@ -190,7 +197,10 @@ class ZmqWire:
         except BaseException:
             router.close(linger=0)
             raise
-        self._router = LoopSocket(router, self._from_incoming, small_frames=3)  # the route comes first
+        gated = self._gate is not None
+        receive = self._from_client if gated else self._from_incoming
+        # The route comes first.
+        self._router = LoopSocket(router, receive, small_frames=3, whole_first=gated)
 
     def _bind_tcp(
         self, context: "zmq.Context[zmq.Socket[bytes]]", router: "zmq.Socket[bytes]", tcp: Tcp
@@ -225,6 +235,7 @@ class ZmqWire:
                 may_be_plain = self._listen.plain_beyond_loopback
             host = address.removeprefix("tcp://").rpartition(":")[0]
             check_plain_tcp(host, secured=keys is not None, beyond_loopback=may_be_plain)
+        descriptors.check_room(descriptors.FOR_A_CONNECTION, f"to connect to {address}")
         try:
             dealer = self._context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
@@ -238,14 +249,20 @@ class ZmqWire:
             protect_client(dealer, keys)
         return dealer
 
-    def allow(self, public_key: str) -> None:
-        """Admits one more client from now on; does nothing on a wire without keys. Raises InvalidKeys."""
+    def allow(self, keys: Keys) -> None:
+        """Admits the clients of ``keys`` from now on, for the calls that it allows them; does nothing on a wire without
+        keys."""
         if self._gate is not None:
-            self._gate.allow(public_key)
+            self._keys = keys
+            for public_key in keys.allowed:
+                self._gate.allow(public_key)
 
     def clients(self) -> GateStatistics | None:
         """Admitted and denied clients; None on a wire without keys."""
         return None if self._gate is None else self._gate.statistics()
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)  # uvloop's clock is that of its last look for events
 
     def disconnect(self, link: Link) -> None:
         self._links.disconnect(link)
@@ -263,13 +280,37 @@ class ZmqWire:
 
     def _from_incoming(self, frames: Frames) -> None:
         route = bytes(frames[0])
-        link = self._links.incoming.get(route)
-        if link is None:
-            router = self._router
-            assert router is not None
-            link = Link(f"a peer at {self.address}", self._header, lambda out: router.send([route, *out]))
-            self._links.incoming[route] = link
+        link = self._links.incoming.get(route) or self._new_link(route)
         hand_over(self.listener, link, frames[1:])
+
+    def _from_client(self, frames: Frames) -> None:
+        """As ``_from_incoming``, for clients that the gate has admitted."""
+        first: Any = frames[0]
+        frames[0] = route = first.bytes
+        if route not in self._links.incoming:
+            try:
+                client = str(first.get("User-Id"))  # the gate's answer about this connection
+            except zmq.ZMQError:
+                client = ""
+            assert self._keys is not None, "a gate has keys"
+            if client != self._keys.client_public:
+                self._new_link(route).may_call = functools.partial(self._may_call, client)
+        self._from_incoming(frames)
+
+    def _may_call(self, client: str, actor: str, endpoint: str) -> bool:
+        assert self._keys is not None, "a gate has keys"
+        return client in self._keys.allowed and may_call(
+            self._keys.calls.get(client, DEFAULT_CALLS), actor, endpoint
+        )
+
+    def _new_link(self, route: bytes) -> Link:
+        router = self._router
+        assert router is not None
+        link = Link(f"a peer at {self.address}", self._header, lambda out: router.send([route, *out]))
+        self._links.incoming[route] = link
+        if len(self._links.incoming) % _CHECKED_CONNECTIONS == 0:
+            descriptors.warn_if_scarce()
+        return link
 
 
 def _refuse_to_steal(address: str) -> None:

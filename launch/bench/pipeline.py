@@ -340,7 +340,7 @@ class _Watch(Progress):
 
 
 def _actor_of(process: psutil.Process) -> str:
-    """``python -P -m flexmarl.core.worker_main DIRECTORY NAME private``"""
+    """``python -P -m flexmarl.core.worker_main PARENT DIRECTORY NAME private``"""
     return process.cmdline()[-2]
 
 

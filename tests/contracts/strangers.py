@@ -14,16 +14,18 @@ class Stranger:
         self.replies: list[int] = []
         self.marks: list[int] = []
         self.reads = False
-        """Confirms what it receives."""
+        """Confirms what it receives, also after the first reply."""
 
     def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
-        self.answers.append(codec.unpack_envelopes(body, buffers))
-        for kind, number, *_ in self.answers[-1]:
+        answer = codec.unpack_envelopes(body, buffers)
+        if any(kind != Kind.PING for kind, *_ in answer):
+            self.answers.append([envelope for envelope in answer if envelope[0] != Kind.PING])
+        for kind, number, *_ in answer:
             if kind == Kind.REPLY:
                 self.replies.append(number)
             elif kind == Kind.PING:
                 self.marks.append(number)
-                if self.reads:
+                if self.reads or not self.replies:
                     link.send(packed(Kind.PONG, number, []))
 
     def connected(self, link: Link) -> None: ...

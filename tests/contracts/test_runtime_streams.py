@@ -193,7 +193,7 @@ class TestBackPressure:
             link = wire.connect(subject.address)
             for number in range(1, 1001):
                 link.send(packed(Kind.CALL, number, "subject", "fill", 60.0, [10**6], {}, 1))
-            await until(lambda: frozen.marks)
+            await until(lambda: frozen.marks and frozen.replies)
             await until(lambda: actor.filled >= 9)
             assert await subject.api.fill(1) == bytes(1), "another caller is served"
             for _ in range(3):  # and the marks have arrived by then

@@ -62,6 +62,9 @@ class SilentWire:
     def connect(self, address: str) -> Link:
         return Link(address, self.header, self._transmit)
 
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def disconnect(self, link: Link) -> None:
         link.forget_unsent()
 
@@ -82,6 +85,7 @@ class Fuzzed:
         self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
+        self.network.received(self.incoming, header(), confirmation(), [])
         self.asked = self.network.peer(ADDRESS)
         self.asked.connected()
         self.calls = [
@@ -110,6 +114,11 @@ class Fuzzed:
 
 def header() -> bytes:
     return codec.pack_header("stranger", 5 << 24 | 1)  # another lineage than that of other peers
+
+
+def confirmation() -> bytes:
+    """Confirms the mark that answers the first message of a peer: its requests begin from then on."""
+    return codec.join([codec.Encoder().pack([Kind.PONG, -1, []])])
 
 
 def valid_envelopes() -> list[list[Any]]:

@@ -1,11 +1,16 @@
-"""Spawns one actor, prints its pid and the private directory on stderr, and waits to be killed."""
+"""Spawns one actor, prints its pid and the private directory on stderr, and waits to be killed.
+
+With ``fork`` as second argument it forks after that, and prints the pid of the fork too.
+"""
 
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 
-from flexmarl.core.supervision.supervisor import Supervisor, private_directory
+from flexmarl.core.private_directory import private_directory
+from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
 
@@ -17,7 +22,12 @@ async def main(logs: Path) -> None:
         async with Supervisor(system, private, logs, {"PYTHONPATH": path}) as supervisor:
             await supervisor.spawn("echo:Echo", "echo", {})
             pid = (await supervisor.process_statistics())["echo"].pid
-            print(pid, private, file=sys.stderr, flush=True)  # noqa: T201
+            fork = os.fork() if "fork" in sys.argv else -1
+            if fork == 0:
+                os.closerange(0, 3)
+                time.sleep(60)  # noqa: ASYNC251  # this process has no loop
+                os._exit(0)
+            print(pid, private, fork, file=sys.stderr, flush=True)  # noqa: T201
             await asyncio.wait_for(
                 supervisor.wait_failed(), 60
             )  # if no test kills this process, it ends by itself

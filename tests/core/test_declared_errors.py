@@ -13,6 +13,7 @@ from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.declared_errors import DeclaredErrors
 from flexmarl.core.errors import (
     ActorDead,
+    CallNotAllowed,
     CallTimeout,
     Deadlock,
     FlexmarlError,
@@ -106,6 +107,7 @@ ERRORS: list[Exception] = [
     Unreachable("actor", "reason"),
     UnsafeKeys(Path("/keys"), "problem", "remedy"),
     PlainTcpRefused("host"),
+    CallNotAllowed("actor", "endpoint"),
     Deadlock(3.0, ["one", "two"]),
     RemoteError("actor", "endpoint", "KeyError", "message", "trace"),
 ]

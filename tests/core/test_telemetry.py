@@ -19,6 +19,7 @@ from flexmarl.core import telemetry
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.telemetry import (
+    BoundedLog,
     LoopLag,
     configure_logging,
     delivery_context,
@@ -212,3 +213,25 @@ class TestServicesThatEmbed:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class TestBoundedLog:
+    def test_a_flood_is_counted_and_not_logged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        bounded = BoundedLog(get_logger("flood"), lines=3, period_s=60.0)
+        with structlog.testing.capture_logs() as lines:
+            for number in range(1000):
+                bounded.warning("message refused", number=number)
+            bounded.error("another event")
+            assert [line.get("number") for line in lines] == [0, 1, 2, None]
+            assert lines[2]["further"] == "counted and not logged for 60 s"
+            now += 60.0
+            bounded.warning("message refused", number=1000)
+            assert (lines[-1]["number"], lines[-1]["not_logged"]) == (1000, 997)
+            for _ in range(5):
+                bounded.warning("message refused")
+            bounded.close()
+            bounded.close()
+        assert lines[-1] == {"event": "message refused", "log_level": "warning", "not_logged": 3}
+        assert len(lines) == 8

@@ -18,7 +18,7 @@ from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.envelopes import Kind
 
 from ...patience import PATIENCE_S
-from ..fuzz_target import Fuzzed, Refused, header, valid_envelopes
+from ..fuzz_target import Fuzzed, Refused, confirmation, header, valid_envelopes
 
 ROOT = Path(__file__).parents[3]
 FEW = settings(max_examples=150, suppress_health_check=list(HealthCheck))
@@ -72,7 +72,9 @@ async def _run_fuzzed(bodies: list[bytes], head: bytes) -> None:
             await asyncio.sleep(0)
         served = fuzzed.mailboxes["target"].statistics().served
         ask = codec.Encoder().pack([Kind.CALL, 1, "target", "echo", 5.0, [3], {}, 1])
-        fuzzed.network.received(neighbour, codec.pack_header("neighbour", 1), codec.join([ask]), [])
+        neighbours = codec.pack_header("neighbour", 1)
+        fuzzed.network.received(neighbour, neighbours, codec.join([ask]), [])
+        fuzzed.network.received(neighbour, neighbours, confirmation(), [])
         for _ in range(100):
             if fuzzed.mailboxes["target"].statistics().served > served:
                 break

@@ -131,21 +131,31 @@ class TestDeath:
         assert len(pids) == 3 and not any(psutil.pid_exists(pid) for pid in pids)
         assert [path.name for path in private.iterdir() if "echo-0" not in path.name] == ["tests.sock"]
 
-    async def test_orphans_end_and_clean_up_when_their_parent_is_killed(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("how", ["alone", "fork"])
+    async def test_orphans_end_and_clean_up_when_their_parent_is_killed(
+        self, tmp_path: Path, how: str
+    ) -> None:
         maker = Path(__file__).parents[1] / "orphan_maker.py"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(maker), str(tmp_path)),
+            *(sys.executable, str(maker), str(tmp_path), how),
             env={"PYTHONPATH": str(maker.parents[3] / "scripts" / "src")},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
-        pid, directory = (await asyncio.wait_for(process.stderr.readline(), PATIENCE_S)).decode().split()
+        line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_S)
+        pid, directory, fork = line.decode().split()
         child = psutil.Process(int(pid))
         process.kill()
         await process.wait()
-        await asyncio.to_thread(child.wait, 10)
-        assert not Path(directory).exists()
+        try:
+            await asyncio.to_thread(child.wait, 10)
+            assert not Path(directory).exists()
+            if how == "fork":
+                assert psutil.pid_exists(int(fork)), "it lives on, and holds the parent's pipes and sockets"
+        finally:
+            if how == "fork":
+                os.kill(int(fork), signal.SIGKILL)
 
 
 class TestRemove:

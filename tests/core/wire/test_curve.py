@@ -153,6 +153,7 @@ def changed(**fields: Any) -> bytes:
         "client_public": KEYS.client_public,
         "client_secret": KEYS.client_secret,
         "allowed": [],
+        "calls": {},
     }
     return json.dumps({**good, **fields}).encode()
 
@@ -169,6 +170,11 @@ def changed(**fields: Any) -> bytes:
         (changed(allowed=KEYS.client_public), "allowed is not a list"),
         (changed(allowed=[["x"]]), "allowed is not a list"),
         (changed(allowed=["x"]), "allowed is not a key"),
+        (changed(calls=["*"]), "calls is not an object"),
+        (changed(calls={"x": ["*"]}), "calls is not a key"),
+        (changed(calls={KEYS.client_public: "*"}), "calls is not an object"),
+        (changed(calls={KEYS.client_public: ["a:b:c"]}), "invalid rule 'a:b:c'"),
+        (changed(calls={KEYS.client_public: [1]}), "calls is not an object"),
         (changed(client_secret=KEYS.client_secret[:-1]), "client_secret is not a key"),
         (changed(client_secret=None), "client_secret is not a key"),
         (changed(server_public=7), "server_public is not a key"),

@@ -1,0 +1,98 @@
+"""Requests whose caller was given ActorDead do not run later, over every wire and between processes."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.errors import ActorDead
+from flexmarl.core.protocol.session import LinkState
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.memory import MemoryWire
+from flexmarl.core.wire.zeromq import Tcp
+
+from .clusters import QUICK, Cluster, over_every_transport, until
+from .runtime_actors import Point, Subject
+
+BRIEF = replace(QUICK, heartbeat_s=0.1, connect_timeout_s=20.0)
+
+
+class Counter(Actor):
+    """Counts, by name."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def count(self, name: str) -> int:
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return self.counts[name]
+
+    @endpoint(idempotent=True)
+    async def count_once(self, name: str) -> int:
+        return await self.count(name)
+
+    @endpoint
+    async def read(self) -> dict[str, int]:
+        return self.counts
+
+
+class TestAPausedProcess:
+    @over_every_transport
+    async def test_begins_nothing_of_callers_that_have_given_up(self, cluster: Cluster) -> None:
+        asking, serving = await cluster.start("asking", BRIEF), await cluster.start("serving", BRIEF)
+        if not isinstance(serving._wire, MemoryWire):
+            return  # between processes, below: these two share one loop
+        network = serving._wire.network
+        actor = Subject()
+        await serving.add(actor, "subject")
+        subject = asking.ref("subject", serving.address, Subject)
+        assert await subject.api.add(0) == 1
+        for turn in range(1, 4):
+            network.pause("serving")
+            calls = [asyncio.ensure_future(subject.api.add(turn)) for _ in range(20)]
+            await asyncio.gather(*(subject.tell("hear", turn) for _ in range(20)))
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(error, ActorDead)
+            once = asyncio.ensure_future(subject.within(60.0).add_once(-turn))
+            network.resume("serving")
+            assert await once == 1, "a call that may be repeated waits for the process"
+            assert await subject.within(60.0).add(100 + turn) == 1
+            fresh = await cluster.start(f"fresh-{turn}", BRIEF)
+            assert await fresh.ref("subject", serving.address, Subject).api.move(Point(1)) == Point(2)
+            assert turn not in actor.added and actor.heard == []
+
+
+@pytest.mark.parametrize("wire", ["ipc", "tcp"])
+async def test_a_stopped_process_that_continues_begins_nothing_of_callers_that_have_given_up(
+    private: Path, tmp_path: Path, wire: str
+) -> None:
+    tcp = Tcp() if wire == "tcp" else None
+    async with ActorSystem("asking", private, tcp=tcp, settings=BRIEF, log_directory=tmp_path) as asking:
+        counter = await asking.spawn(Counter, "counter", process=True)
+        pid = await counter.api.pid()
+        session = asking._local.network.peer(counter.address).session
+        for turn in range(3):
+            assert await counter.api.count(f"before {turn}") == 1
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                calls = [asyncio.ensure_future(counter.api.count("late")) for _ in range(50)]
+                await asyncio.gather(*(counter.tell("count", "late tell") for _ in range(50)))
+                for error in await asyncio.gather(*calls, return_exceptions=True):
+                    assert isinstance(error, ActorDead) and "silent" in error.reason
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            async with ActorSystem("fresh", keys=asking.keys, settings=BRIEF) as fresh:
+                await fresh.ref("counter", counter.address, Counter).within(60.0).count("fresh")
+                assert await counter.within(60.0).count_once(f"after {turn}") == 1
+                counts = await fresh.ref("counter", counter.address, Counter).within(60.0).read()
+            assert not {"late", "late tell"} & counts.keys()
+            await until(lambda: session.state is LinkState.UP)

@@ -1,0 +1,43 @@
+"""The lease under which a peer's requests begin."""
+
+from flexmarl.core.protocol.lease import Lease
+from flexmarl.core.protocol.session import Settings
+
+SETTINGS = Settings(
+    heartbeat_s=5.0, missed_heartbeats=3
+)  # a caller gives up after 10 s of silence, at the earliest
+
+
+def test_it_begins_with_the_first_mark_that_is_confirmed() -> None:
+    lease = Lease(SETTINGS)
+    assert lease.is_over(0.0) and lease.check_at < 0.0
+    lease.check(100.0)
+    assert lease.check_at > 1e9, "one mark is under way"
+    lease.confirmed(100.0)
+    assert not lease.is_over(109.9) and lease.is_over(110.0)
+
+
+def test_a_confirmed_mark_renews_it_from_the_time_at_which_the_mark_was_sent() -> None:
+    lease = Lease(SETTINGS)
+    lease.confirmed(102.0)
+    assert not lease.is_over(111.9) and lease.is_over(112.0)
+    lease.confirmed(101.0)
+    assert not lease.is_over(111.9), "an older mark takes nothing back"
+
+
+def test_marks_are_sent_in_its_second_half_and_once() -> None:
+    lease = Lease(SETTINGS)
+    lease.confirmed(100.0)
+    assert lease.check_at == 105.0
+    lease.check(105.0)
+    assert lease.check_at == 110.0, "only its end remains to be noticed"
+    lease.check(110.0)
+    assert lease.is_over(110.0) and lease.check_at > 1e9, "until a mark is confirmed"
+    lease.confirmed(110.0)
+    assert lease.check_at == 115.0 and not lease.is_over(119.0)
+
+
+def test_a_peer_that_notices_each_missing_heartbeat_has_a_lease_of_one() -> None:
+    lease = Lease(Settings(heartbeat_s=1.0, missed_heartbeats=1))
+    lease.confirmed(0.0)
+    assert not lease.is_over(0.9) and lease.is_over(1.0)
