@@ -43,6 +43,18 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
     return check(_with_absolute_paths(with_defaults(raw, defaults), folder), str(folder / "config.yaml"))
 
 
+def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
+    """A resolved config with dotted overrides applied. Raises as ``resolve`` does; ``source``: its file."""
+    raw = config.model_dump(mode="json")
+    for override in overrides:
+        _apply_override(raw, override)
+    return check(raw, source)
+
+
+def override_key(override: str) -> str:
+    return override.partition("=")[0]
+
+
 def check(raw: dict[str, Any], source: str) -> RunConfig:
     """The typed config. Raises ConfigError listing every problem, each with its key and value."""
     whole = expanded(raw)
