@@ -15,6 +15,16 @@ class RecipeError(FlexmarlError):
     """The recipe and the config don't fit each other: no trajectory of the run can succeed."""
 
 
+class DataChanged(FlexmarlError):
+    """A resumed run would draw other queries than the run that its checkpoint is of."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the data has changed since the checkpoint was made: {problem}; restore the data, or continue with it by "
+            "--accept data"
+        )
+
+
 class InvalidReward(FlexmarlError):
     """A workflow returned a reward that is not a finite number."""
 

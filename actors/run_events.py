@@ -26,7 +26,8 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """``step``: of the checkpoint that the run continues from. The other fields are as in ``RunStarted``."""
+    """``step``: of the checkpoint that the run continues from. ``changes``: settings and files that are no longer as
+    they were, by name. The other fields are as in ``RunStarted``."""
 
     step: Step
     python: str
@@ -34,6 +35,7 @@ class RunResumed:
     cpus: int
     pid: int
     folder: str = ""
+    changes: dict[str, str] = field(default_factory=dict)
     event: Literal["run_resumed"] = "run_resumed"
 
 

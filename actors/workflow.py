@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from .config_base import Config
 from .errors import InvalidReward, RecipeError
@@ -58,6 +58,9 @@ class Turn:
         self.writer(columns)
 
 
+LARGEST_REWARD: Final = 1e12
+"""The norm of a gradient squares advantages, which without scaling are as large as rewards, in float32."""
+
 Prompt = str | Turn | Sequence[str | Turn]
 
 
@@ -86,16 +89,25 @@ class Rewards:
         self.metrics = dict(metrics or {})
 
     def checked(self) -> "Rewards":
-        """The same as plain floats. Raises InvalidReward for a value that is not a finite number."""
+        """The same as plain floats. Raises InvalidReward for a value that is not a finite number, and for a reward
+        beyond ``LARGEST_REWARD``."""
         metrics = {name: _finite(f"metric {name!r}", value) for name, value in self.metrics.items()}
         by_agent = {name: _finite(f"reward of {name!r}", value) for name, value in self.by_agent.items()}
+        for name, value in by_agent.items():
+            if abs(value) > LARGEST_REWARD:
+                raise InvalidReward(
+                    f"reward of {name!r} is {value:g}: beyond {LARGEST_REWARD:g} the gradient overflows; divide it"
+                )
         return Rewards(metrics=metrics, **by_agent)
 
 
 def _finite(what: str, value: object) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise InvalidReward(f"{what} is {value!r}: it must be a finite number")
-    return float(value)
+    try:
+        if isinstance(value, Real) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        raise InvalidReward(f"{what} is an integer beyond every float: it must be a finite number") from None
+    raise InvalidReward(f"{what} is {value!r}: it must be a finite number")
 
 
 Workflow = Callable[[Query, Agents], Awaitable[Rewards]]

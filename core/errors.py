@@ -153,6 +153,23 @@ class RemoteError(FlexmarlError):
         self.add_note(f"Remote traceback of {actor}.{endpoint}:\n{remote_traceback}")
 
 
+def is_loss(error: BaseException) -> bool:
+    """True if an actor was lost, or ``error`` follows from that: its process ended, it is silent, or a handler or an
+    actor failed with such an error. The same work may succeed once the actor has been started again."""
+    match error:
+        case ActorDead() | CallTimeout():
+            return True
+        case ActorFailed() | RemoteError():
+            return error.kind in _LOSSES
+        case BaseExceptionGroup():
+            return any(map(is_loss, error.exceptions))
+    return False
+
+
+_LOSSES = frozenset(kind.__name__ for kind in (ActorDead, Unreachable, TooManyRestarts, CallTimeout))
+"""``kind`` of the error of a handler or an actor that lost another actor."""
+
+
 class RemoteProtocolError(FlexmarlError):
     """The peer sent a message that does not fit the endpoint's signature or the wire format."""
 

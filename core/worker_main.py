@@ -40,6 +40,9 @@ log = get_logger(__name__)
 # a store with many rows.
 _GC_THRESHOLD = (20_000, 10, 10)
 
+# The supervisor's process may be stopped (ctrl-Z) for days, and is asked nothing else.
+_REPORT_TIMEOUT_S = 30 * 24 * 3600.0
+
 
 def main() -> NoReturn:
     # The launcher handles the terminal's ctrl-C, and stops its actors.
@@ -74,6 +77,7 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
         name, directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
     ) as system:
         system._local.reserve(name)  # calls to an actor that is being restarted wait for the end of its start
+        system._local.network.trust(init.supervisor["address"])  # its end closes the pipe
         system._directory.add_upstream(init.supervisor["address"])
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
         try:
@@ -81,7 +85,7 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
             gc.collect()
             gc.freeze()  # modules and all other objects so far stay: the collector skips them from now on
             gc.set_threshold(*_GC_THRESHOLD)
-            await supervisor.ask("ready", name, os.getpid(), system.address)
+            await supervisor.ask("ready", name, os.getpid(), system.address, timeout_s=_REPORT_TIMEOUT_S)
             error = await _wait_stopped(system)
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
             raise
@@ -91,7 +95,7 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
             return 0
         text = "".join(traceback.format_exception(error))
         log.error("actor failed", error=text)
-        await supervisor.ask("failed", name, *origin_of(error, name), text)
+        await supervisor.ask("failed", name, *origin_of(error, name), text, timeout_s=_REPORT_TIMEOUT_S)
         return 1
 
 

@@ -7,26 +7,26 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import uvloop
 
-from ..actors.errors import CheckpointIncomplete, ConfigError
+from ..actors.errors import ConfigError
 from ..actors.names import Step
 from ..actors.orchestrator import checkpoint
-from ..actors.orchestrator.checkpoint import RunState
 from ..actors.run_events import RunEnded, RunResumed, RunStarted
-from ..core.errors import ActorDead, ActorFailed, FlexmarlError
+from ..core.errors import ActorFailed, FlexmarlError, is_loss
 from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
-from . import env, local_launcher
+from . import env, local_launcher, resuming
 from .bench.command import bench
-from .config_reading import check, read_yaml, resolve, to_yaml
+from .config_reading import resolve, to_yaml
 from .console.output import Form, Output, print_error
-from .errors import Interrupted
+from .errors import Interrupted, LostActor
 from .event_log import EventLog
 from .report.report import write_report
+from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_endings import closing_words, error_words, failure_words
@@ -61,15 +61,22 @@ for command in (bench, runs, export, completion):
     "--resume",
     type=click.Path(path_type=Path),
     metavar="RUN_DIR",
-    help="Continue a run with its configuration.",
+    help="Continue a run with its configuration. Settings that don't change what is learned (steps, checkpoint, "
+    "evaluation, limits) may be changed: KEY=VALUE.",
+)
+@click.option(
+    "--accept",
+    multiple=True,
+    metavar="NAME",
+    help="With --resume: continue although NAME, a file of the recipe or `data`, has changed. May be repeated.",
 )
 @click.option(
     "--restarts",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="If an actor is lost (killed, out of memory), continue from the newest checkpoint by itself, at most N "
-    "times without a newer checkpoint in between. Default: 0.",
+    help="If an actor is lost (killed, out of memory, stopped, silent), continue from the newest checkpoint by itself, "
+    "at most N times without a newer checkpoint in between. Default: 0.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Check config, recipe, models and devices, print the config, and stop."
@@ -97,6 +104,7 @@ def train(
     name: str | None,
     runs: Path,
     resume: Path | None,
+    accept: tuple[str, ...],
     restarts: int,
     dry_run: bool,
     form: Form | None,
@@ -113,28 +121,29 @@ def train(
       flexmarl train path/to/recipe --name first-try
       flexmarl train agents.sorter.instances=2 --dry-run
       flexmarl train --resume runs/first-try
+      flexmarl train --resume runs/first-try training.steps=200
       flexmarl train path/to/recipe checkpoint.every=20 --restarts 3
       flexmarl train path/to/recipe --json | jq 'select(.event == "evaluated")'
 
     Ctrl-C stops after the running steps and saves a checkpoint; a second ctrl-C stops at once.
     """
     options = RunOptions(Output.standard(form or "normal"), restarts, log_level)
-    if resume is not None:
-        if words or name or dry_run:
-            raise ConfigError(
-                "--resume takes no recipe, settings, --name or --dry-run: a run's config is fixed"
-            )
-        directory = RunDirectory.existing(resume)
-        config = check(read_yaml(directory.config), str(directory.config))
-        with directory.locked():
-            return _train(config, directory, options, resume=True)
+    overrides = [word for word in words if "=" in word]
     recipes = [word for word in words if "=" not in word]
+    if resume is not None:
+        if recipes or name or dry_run:
+            raise ConfigError("--resume takes no recipe, --name or --dry-run: they are the run's")
+        directory = RunDirectory.existing(resume)
+        with directory.locked():
+            return _train(None, directory, options, overrides, accept)
+    if accept:
+        raise ConfigError("--accept is for --resume")
     if len(recipes) > 1:
         raise ConfigError(
             f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
         )
     recipe = recipes[0] if recipes else "sort-digits"
-    config = resolve(recipe, [word for word in words if "=" in word])
+    config = resolve(recipe, overrides)
     folder = runs / _run_name(name, config)
     if dry_run:
         RunDirectory.check_new(folder)
@@ -142,7 +151,7 @@ def train(
         return 0
     directory = RunDirectory.create(folder, to_yaml(config))
     with directory.locked():
-        return _train(config, directory, options, resume=False)
+        return _train(config, directory, options)
 
 
 @cli.command()
@@ -233,75 +242,77 @@ class RunOptions:
     log_level: LogLevel
 
 
-def _train(config: RunConfig, directory: RunDirectory, options: RunOptions, *, resume: bool) -> int:
+def _train(
+    config: RunConfig | None,
+    directory: RunDirectory,
+    options: RunOptions,
+    overrides: Sequence[str] = (),
+    accepted: Sequence[str] = (),
+) -> int:
     """Runs until the end, and again after the loss of an actor. Returns the exit status.
 
-    ``resume``: from the newest checkpoint, or from the beginning before the first; so does every restart.
+    ``config``: of a new run; None: the run continues from its newest checkpoint, or from the beginning before the
+    first; so does every restart. ``overrides``, ``accepted``: see ``resuming.prepare``.
     """
+    life = None if config is None else Resumption(config, None, {}, [])
     left = options.restarts
     while True:
-        newest = _newest(directory) if resume else None
-        if newest is not None and newest[1].step >= config.training.steps:
-            options.output.result(f"{directory.path} is complete: all {newest[1].step} steps are trained")
+        life = life or _continued(directory, overrides, accepted, options.output)
+        if life.is_complete:
+            options.output.result(f"{directory.path} is complete: all {life.step} steps are trained")
             return 0
-        if resume:
-            directory.forget_after(newest[1].step if newest else 0)
-            after = f"continuing after step {newest[1].step}" if newest else ""
-            options.output.note(after or "no checkpoint yet: starting again")
+        resuming.record(directory, life.config)
         try:
-            return _run(config, directory, newest, options)
-        except ActorDead:  # already reported
+            return _run(life, directory, options)
+        except LostActor:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
-            if folders and (newest is None or folders[-1] != newest[0]):
+            if folders and (life.checkpoint is None or folders[-1] != life.checkpoint[0]):
                 left = options.restarts
             if not left:
                 return EXIT_FAILED
-            left, resume = left - 1, True
+            left, life = left - 1, None
 
 
-def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
-    """The newest checkpoint. Raises CheckpointIncomplete with the damaged file; the user decides about an older one."""
-    checkpoint.remove_partial(directory.checkpoints)
-    folders = checkpoint.complete(directory.checkpoints)
-    if not folders:
-        return None
-    try:
-        return folders[-1], checkpoint.load(folders[-1])
-    except CheckpointIncomplete as error:
-        if len(folders) > 1:
-            raise CheckpointIncomplete(
-                error.path, f"{error.problem}; remove {folders[-1]} to continue from {folders[-2].name}"
-            ) from None
-        raise
+def _continued(
+    directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str], output: Output
+) -> Resumption:
+    """The run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
+    life = resuming.prepare(directory, overrides, accepted)
+    if life.is_complete:
+        return life
+    damaged = directory.forget_after(life.step)
+    output.note(f"continuing after step {life.step}" if life.step else "no checkpoint yet: starting again")
+    return replace(life, warnings=life.warnings + damaged)
 
 
-def _run(
-    config: RunConfig, directory: RunDirectory, resume: tuple[Path, RunState] | None, options: RunOptions
-) -> int:
-    """Runs until the end or a failure, and reports it. Raises ActorDead, reported too: a restart may follow."""
-    first = resume[1].step if resume else 0
+def _run(life: Resumption, directory: RunDirectory, options: RunOptions) -> int:
+    """Runs until the end or a failure, and reports it. Raises LostActor, reported too: a restart may follow."""
+    config, first = life.config, life.step
     display = options.output.display(config, directory.path.name, first)
     events = EventLog(directory.events, display)
-    began = RunResumed if resume else RunStarted
-    events.write(began(Step(first), **env.describe_machine(), folder=str(directory.path)))
+    machine, folder = env.describe_machine(), str(directory.path)
+    if life.checkpoint:
+        events.write(RunResumed(Step(first), **machine, folder=folder, changes=life.changes))
+    else:
+        events.write(RunStarted(Step(first), **machine, folder=folder))
     try:
         with (directory.logs / "launcher.log").open("a") as log, display:
             configure_logging("launcher", log, options.log_level)
-            for text in config.warnings():
+            for text in [*life.warnings, *config.warnings()]:
                 display.warn(text)
             display.phase("starting actors")
-            running = local_launcher.run(config, directory, display, resume, options.log_level)
+            running = local_launcher.run(config, directory, display, life.checkpoint, options.log_level)
             result = uvloop.run(running)
         step, saved = Step(result.last_step), result.checkpoint or None
         events.write(RunEnded(result.stopped, step, wall_s=_rounded(display.wall_s), checkpoint=saved))
         events.close()
     except KeyboardInterrupt:  # before the run's own signal handlers are set
         return _failed(Interrupted("stopped by SIGINT"), directory, events, options.output)
-    except ActorDead as error:
-        _failed(error, directory, events, options.output)
-        raise
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
-        return _failed(error, directory, events, options.output)
+        status = _failed(error, directory, events, options.output)
+        if is_loss(error):
+            raise LostActor(str(error)) from error
+        return status
     words = closing_words(
         result,
         first=first,

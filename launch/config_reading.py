@@ -49,6 +49,18 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
     return config
 
 
+def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
+    """A resolved config with dotted overrides applied. Raises as ``resolve`` does; ``source``: its file."""
+    raw = config.model_dump(mode="json")
+    for override in overrides:
+        _apply_override(raw, override)
+    return check(raw, source)
+
+
+def override_key(override: str) -> str:
+    return override.partition("=")[0]
+
+
 def check(raw: dict[str, Any], source: str) -> RunConfig:
     """The typed config. Raises ConfigError listing every problem, each with its key and value."""
     whole = expanded(raw)

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from ..actors.config_base import Config, Count
+from ..actors.config_base import Config, Count, Seconds
 from ..actors.declared_columns import Column, check_names
 from ..actors.errors import ConfigError
 from ..actors.inference.engines.simulated_engine import SimulatedEngineConfig
@@ -19,6 +19,7 @@ from ..actors.rollout.rollout_config import SamplingConfig
 from ..actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ..actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
+from ..core.protocol.session import DEFAULT_SETTINGS, Settings
 
 
 @contextmanager
@@ -92,3 +93,16 @@ class PolicyConfig(Config):
         if self.simulated:
             _ = self.simulated_engine, self.simulated_trainer
         return self
+
+
+class SupervisionConfig(Config):
+    """The time after which an actor is lost. One that is needed is pinged every ``heartbeat_s``; a call to it fails
+    within ``missed_heartbeats`` without a sign of life. One that is not needed is lost if its process has not answered
+    the launcher for ``silence_s``."""
+
+    heartbeat_s: Seconds = DEFAULT_SETTINGS.heartbeat_s
+    missed_heartbeats: Annotated[Count, Field(ge=2)] = DEFAULT_SETTINGS.missed_heartbeats
+    silence_s: Seconds = 300.0
+
+    def settings(self) -> Settings:
+        return Settings(heartbeat_s=self.heartbeat_s, missed_heartbeats=self.missed_heartbeats)

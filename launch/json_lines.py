@@ -48,6 +48,7 @@ _WRITTEN: Final = {
     ]
     for part, cls in _PARTS.items()
 }
+_SHOWN_BYTES: Final = 60
 _STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 
@@ -175,18 +176,30 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return objects, len(lines) - len(objects)
 
 
-def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Removes the other lines, and those that hold no object. The file changes as a whole or not at all."""
+def keep_lines(
+    path: Path, is_whole: Callable[[dict[str, Any]], bool], is_wanted: Callable[[dict[str, Any]], bool]
+) -> list[tuple[int, str]]:
+    """Removes the lines that are damaged (no object, or one that is not ``is_whole``) or not ``is_wanted``. The file
+    changes as a whole or not at all.
+
+    Returns the number and the beginning of each damaged line, without a last one that has no line break: a crash in the
+    middle of a write leaves it.
+    """
     if not path.exists():
-        return
-    kept = [
-        line
-        for line in path.read_bytes().split(b"\n")
-        if (record := _object(line)) is not None and wanted(record)
-    ]
+        return []
+    *lines, rest = path.read_bytes().split(b"\n")
+    kept, damaged = [], []
+    for at, line in enumerate([*lines, rest], 1):
+        record = _object(line)
+        if record is not None and is_whole(record):
+            if is_wanted(record):
+                kept.append(line)
+        elif line.strip() and at <= len(lines):
+            damaged.append((at, line[:_SHOWN_BYTES].decode(errors="replace")))
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(b"".join(line + b"\n" for line in kept))
     temporary.rename(path)
+    return damaged
 
 
 def _object(line: str | bytes) -> dict[str, Any] | None:

@@ -22,10 +22,10 @@ from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunResul
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.run_events import ActorSilent
 from ..actors.store_client import segment_directories
-from ..core.errors import ActorDead
+from ..core.errors import ActorDead, FlexmarlError, is_loss
 from ..core.private_directory import private_directory
 from ..core.ref import ActorRef
-from ..core.supervision.supervisor import Supervisor
+from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S, Supervisor
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
 from ..core.telemetry import LogLevel
@@ -38,7 +38,8 @@ from .run_config import RunConfig
 from .run_directory import RunDirectory
 
 _STATISTICS_INTERVAL_S = 1.0
-_SILENCE_S = 300.0
+# A longer round means that the launcher itself was stopped: ctrl-Z, a frozen container.
+_LONGEST_ROUND_S = 3 * STATISTICS_TIMEOUT_S
 _SLOW_START_S = 60.0
 
 
@@ -51,14 +52,14 @@ async def run(
 ) -> RunResult:
     """Trains until the last step, a stop signal, or a failure.
 
-    The first ctrl-C (SIGINT) or SIGTERM ends the run after the steps under way, with a checkpoint; a second one, or
-    one before the training begins, ends it at once (Interrupted). Raises ActorDead or ActorFailed if an actor
-    was lost. In every case no process, socket or shared memory is left.
+    The first ctrl-C (SIGINT), SIGTERM or SIGHUP ends the run after the steps under way, with a checkpoint; a second
+    one, or one before the training begins, ends it at once (Interrupted). Raises an error that ``is_loss`` if an actor
+    was lost, ActorFailed if one failed for another reason. In every case no process, socket or shared memory is left.
     """
     with _Signals(display) as signals:  # outermost: a signal during the cleanup must not interrupt it
         async with (
             private_directory(env.runtime_base()) as runtime_dir,
-            ActorSystem("launcher", runtime_dir) as system,
+            ActorSystem("launcher", runtime_dir, settings=config.supervision.settings()) as system,
             Supervisor(
                 system, runtime_dir, directory.logs, env.actor_environment(), log_level=log_level
             ) as supervisor,
@@ -74,15 +75,22 @@ async def run(
             finally:
                 signals.stop_gracefully = None
                 await _cancelled(work, death)
-            # In this order: a death makes calls fail, so it is the cause if both are there.
             if signals.interrupted.done():
                 await supervisor.kill_all()
                 raise Interrupted(f"stopped by {signals.interrupted.result()}")
-            if death.done() and not death.cancelled():
-                death.result()
-            if system.failure.done():
-                raise system.failure.result()
-            return work.result()
+            try:
+                # In this order: a death makes calls fail, so it is the cause if both are there.
+                if death.done() and not death.cancelled():
+                    death.result()
+                if system.failure.done():
+                    raise system.failure.result()
+                return work.result()
+            except FlexmarlError as error:
+                if signals.asked and is_loss(error):  # nothing is restarted any more
+                    raise Interrupted(
+                        f"stopped by {signals.asked}, before its last checkpoint was saved: {error}"
+                    ) from error
+                raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,8 @@ class LocalRun:
         orchestrator = await self._start_actors()
         await orchestrator.api.start()
         signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
-        self.console.background(_watch_processes(self.supervisor, self.console), "statistics")
+        watch = _watch_processes(self.supervisor, self.console, self.config.supervision.silence_s)
+        self.console.background(watch, "statistics")
         return await self.console.ended_with
 
     async def _start_actors(self) -> ActorRef[OrchestratorApi]:
@@ -138,27 +147,29 @@ class LocalRun:
             path.mkdir(mode=0o700)
 
 
-async def _watch_processes(supervisor: Supervisor, console: RunConsole) -> None:
-    """Keeps the console's figures up to date. Reports an actor that does not answer; raises ActorDead in the end.
-
-    If this process itself was stopped for long, all actors are reported, and answer in the next round.
-    """
-    last_answer = dict.fromkeys(supervisor.running, time.monotonic())
+async def _watch_processes(supervisor: Supervisor, console: RunConsole, silence_s: float) -> None:
+    """Keeps the console's figures up to date. Reports an actor that does not answer; raises ActorDead once it has not
+    for ``silence_s``. The time in which this process itself was stopped does not count."""
+    silent_s = dict.fromkeys(supervisor.running, 0.0)
     silent: set[str] = set()
+    began = time.monotonic()
     await supervisor.process_statistics()  # these figures are of the start
     while True:
         console.refresh(await supervisor.process_statistics())
+        last, began = began, time.monotonic()
         for name in supervisor.running:  # those that are being stopped have no time to answer
-            answered_at = last_answer[name]
-            silent_s = round(time.monotonic() - answered_at, 1)
             if name in console.processes:
-                last_answer[name] = time.monotonic()
+                silent_s[name] = 0.0
                 silent.discard(name)
-            elif name not in silent:
-                silent.add(name)
-                await console.event(ActorSilent(name, silent_s))
-            elif silent_s > _SILENCE_S:
-                raise ActorDead(name, f"its process runs, but has not answered for {silent_s:g} s")
+            elif began - last <= _LONGEST_ROUND_S:
+                silent_s[name] += began - last
+                if name not in silent:
+                    silent.add(name)
+                    await console.event(ActorSilent(name, round(silent_s[name], 1)))
+                elif silent_s[name] > silence_s:
+                    raise ActorDead(
+                        name, f"its process runs, but has not answered for {round(silent_s[name], 1):g} s"
+                    )
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
 
@@ -169,39 +180,44 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM during a run: the first asks it to stop, the second ends it.
+    """SIGINT, SIGTERM and SIGHUP during a run: the first asks it to stop, the second ends it.
 
-    ``interrupted`` is set to the name of the signal that ends it.
+    ``interrupted`` is set to the name of the signal that ends it; ``asked`` is the first one's name, empty before. A
+    closed terminal may send SIGHUP twice, from the shell and from the kernel: after another signal it changes nothing.
+    It is ignored if it was when the process began (``nohup``).
     """
 
     def __init__(self, display: Display) -> None:
         self.interrupted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stop_gracefully: Callable[[], None] | None = None
         self._display = display
-        self._asked = False
+        self.asked = ""
+        self._handled = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._handled.append(signal.SIGHUP)
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._handled:
             loop.add_signal_handler(number, self._received, number)
         return self
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._handled:
             loop.remove_signal_handler(number)
         self.interrupted.cancel()
 
     def _received(self, number: signal.Signals) -> None:
-        if self.stop_gracefully is not None and not self._asked:
-            self._asked = True
-            name = signal.Signals(number).name
+        name = signal.Signals(number).name
+        if self.stop_gracefully is not None and not self.asked:
+            self.asked = name
             self._display.warn(
                 f"{name}: stopping after the steps under way; once more stops at once", at_once=True
             )
             self.stop_gracefully()
-        elif not self.interrupted.done():
-            self.interrupted.set_result(signal.Signals(number).name)
+        elif not self.interrupted.done() and not (self.asked and number == signal.SIGHUP):
+            self.interrupted.set_result(name)
 
 
 async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:

@@ -18,7 +18,7 @@ from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
 from ..actors.workflow import RecipeConfig
-from .config_sections import AgentConfig, PolicyConfig, config_errors
+from .config_sections import AgentConfig, PolicyConfig, SupervisionConfig, config_errors
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -46,6 +46,7 @@ class RunConfig(Config):
     store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
 
     # ------------------------------------------------------------------ checks
 

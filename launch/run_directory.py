@@ -2,6 +2,7 @@
 
     runs/<name>/
         config.yaml      the resolved configuration
+        made_with.json   the same, and digests of the recipe's code: what a resumed run is compared with
         metrics.jsonl    one object per step
         events.jsonl     one object per event
         checkpoints/     joint checkpoints, newest last
@@ -15,8 +16,9 @@ A new run never touches an existing folder; a resumed run first removes the metr
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from .errors import RunDirectoryError
 from .json_lines import keep_lines
@@ -28,6 +30,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.made_with = path / "made_with.json"
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
@@ -83,7 +86,22 @@ class RunDirectory:
                 raise RunDirectoryError(f"{self.path}: another process is working on this run") from None
             yield
 
-    def forget_after(self, step: int) -> None:
-        """Removes the metrics of steps after ``step``, which a resumed run repeats, and lines cut off by a crash."""
-        keep_lines(self.metrics, lambda record: 1 <= record["step"] <= step)
-        keep_lines(self.events, lambda record: True)
+    def forget_after(self, step: int) -> list[str]:
+        """Removes the metrics of steps after ``step``, which a resumed run repeats, and damaged lines. Returns a
+        warning for each of these, but not for a last one that a crash cut off."""
+
+        def is_step(record: Mapping[str, Any]) -> bool:
+            return type(record.get("step")) is int
+
+        def is_kept(record: Mapping[str, Any]) -> bool:
+            return bool(1 <= record["step"] <= step)
+
+        damaged = {
+            self.metrics: keep_lines(self.metrics, is_step, is_kept),
+            self.events: keep_lines(self.events, lambda record: "event" in record, lambda record: True),
+        }
+        return [
+            f"{path}, line {line}: damaged, was removed: {text!r}"
+            for path, lines in damaged.items()
+            for line, text in lines
+        ]

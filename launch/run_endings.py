@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..actors.errors import CheckpointMismatch, ConfigError, RecipeError, UnsupportedModel
+from ..actors.errors import CheckpointMismatch, ConfigError, DataChanged, RecipeError, UnsupportedModel
 from ..actors.messages import RunResult
 from ..core.errors import ActorDead, ActorFailed, text_of
 from .errors import Interrupted
 from .formatting import change, count, duration
 
-_REPEATED = (ConfigError, RecipeError, UnsupportedModel, CheckpointMismatch)
+_REPEATED = (ConfigError, RecipeError, DataChanged, UnsupportedModel, CheckpointMismatch)
 _REPEATED_KINDS = frozenset(kind.__name__ for kind in _REPEATED)
 
 

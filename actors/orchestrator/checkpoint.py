@@ -15,7 +15,7 @@ without that ending is complete, or was damaged later, which its manifest shows.
 
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import xxhash
@@ -28,17 +28,23 @@ from ..names import PolicyName, Step, Version
 
 _PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The run after ``step``. ``next_position``: the training query that the next step begins with."""
+    """The run after ``step``. ``next_position``: the training query that the next step begins with.
+
+    ``queries``: digests of the last queries before it, by position; ``evaluation_queries``: of all queries of the
+    evaluations, empty without one (``query_digests.py``).
+    """
 
     step: Step
     next_position: int
     versions: dict[PolicyName, Version]
     evaluations: dict[int, dict[str, float]]
+    queries: dict[int, str] = field(default_factory=dict)
+    evaluation_queries: str = ""
     format: int = _FORMAT
 
 

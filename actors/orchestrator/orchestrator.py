@@ -55,7 +55,7 @@ from ..names import PolicyName, Step, Version
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed
 from ..step_metrics import StepMetrics
 from ..workflow import Recipe
-from . import checkpoint
+from . import checkpoint, query_digests
 from .checkpoint import RunState
 from .decisions import (
     CommitCheckpoint,
@@ -72,6 +72,7 @@ from .decisions import (
 )
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
+from .query_digests import QueryDigests
 from .query_order import ClosingOrder, QueryOrder
 from .recorder import StepRecord
 
@@ -89,6 +90,8 @@ class Orchestrator(Actor, OrchestratorApi):
         self._console = setup.console
         resumed = setup.resume_from
         self._evaluations = dict(resumed.evaluations) if resumed else {}
+        self._query_digests = QueryDigests(resumed.queries if resumed else {})
+        self._evaluation_queries = resumed.evaluation_queries if resumed else ""
         self._last_checkpoint = ""
         if resumed is not None:
             self._last_checkpoint = str(checkpoint.committed_folder(setup.checkpoints, resumed.step))
@@ -125,7 +128,9 @@ class Orchestrator(Actor, OrchestratorApi):
         record = self._records[group.step]
         record.group_closed(group, time.monotonic())
         for failure in group.failures:
-            self._report_failure(failure, group.step)
+            await self._report_failure(failure, group.step)
+        if self._finished.done():
+            return
         allowed = self._setup.max_failed_share * self._trajectories_per_step
         if record.failed > allowed:
             failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
@@ -147,6 +152,8 @@ class Orchestrator(Actor, OrchestratorApi):
         resumed = self._setup.resume_from
         if resumed is None:
             await self._sft()
+        else:
+            await asyncio.to_thread(self._check_data, resumed)
         versions = await self._publish_all()
         self._started = self._last_end = time.monotonic()
         before = resumed.step if resumed else Step(0)
@@ -162,6 +169,13 @@ class Orchestrator(Actor, OrchestratorApi):
                 self._carry_out(self._pipeline.start())
                 await self._finished
 
+    def _check_data(self, resumed: RunState) -> None:
+        """Raises DataChanged if the recipe now returns other queries."""
+        queries = {position: self._recipe.train_query(position) for position in resumed.queries}
+        query_digests.check_training(resumed.queries, queries)
+        if resumed.evaluation_queries:
+            query_digests.check_evaluation(resumed.evaluation_queries, self._recipe.eval_queries())
+
     async def _sft(self) -> None:
         """Trains the recipe's supervised batches, in chunks, so that progress shows."""
         for policy, settings in self._setup.policies.items():
@@ -173,10 +187,10 @@ class Orchestrator(Actor, OrchestratorApi):
             for done in range(0, batches, _SFT_CHUNK):
                 if self._stop_asked:
                     return
-                await self._console.tell("phase", f"supervised fine-tuning of {policy}", done, batches)
+                await self._tell_console("phase", f"supervised fine-tuning of {policy}", done, batches)
                 loss = await self._trainer.sft(policy, done, min(_SFT_CHUNK, batches - done))
             if batches:
-                await self._console.tell("event", SftDone(policy, batches, loss))
+                await self._tell_console("event", SftDone(policy, batches, loss))
 
     async def _publish_all(self) -> dict[PolicyName, Version]:
         """Brings the first weights of every policy to its instances."""
@@ -188,9 +202,10 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _install(self, published: Published) -> None:
         """Has every instance apply the weights; only then do turns that wait for them begin."""
-        async with asyncio.TaskGroup() as group:
-            for instance in self._setup.policies[published.policy].instances:
-                group.create_task(_apply(instance, published))
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for instance in self._setup.policies[published.policy].instances:
+                    group.create_task(_apply(instance, published))
         await self._rollout.api.weights_applied(published.policy, published.version)
 
     # ------------------------------------------------------------------ carrying out decisions
@@ -220,7 +235,7 @@ class Orchestrator(Actor, OrchestratorApi):
             case Evaluate():
                 await self._evaluate(decision)
             case StepComplete():
-                self._step_complete(decision)
+                await self._step_complete(decision)
             case Finish(last_step):
                 stopped = last_step < self._plan.last_step
                 await self._console.within(WORK_TIMEOUT_S).ended(
@@ -256,6 +271,7 @@ class Orchestrator(Actor, OrchestratorApi):
                 self._setup.trajectories_per_query,
                 {policy: self._range(version) for policy, version in self._records[step].versions.items()},
             )
+            self._query_digests.drew(positions, queries)
 
     def _range(self, version: Version) -> VersionRange:
         """The versions that may generate turns of a step that began with ``version``."""
@@ -282,7 +298,14 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
         position = self._queries.position_after(step)
-        state = RunState(step, position, decision.versions, dict(self._evaluations))
+        state = RunState(
+            step,
+            position,
+            decision.versions,
+            dict(self._evaluations),
+            self._query_digests.before(position),
+            self._evaluation_queries,
+        )
         async with self._committing:
             # An answer to this means that the console has written all earlier messages, with the step's metrics: a run
             # that is resumed from this checkpoint lacks no line, even if this one is killed from here on.
@@ -291,29 +314,30 @@ class Orchestrator(Actor, OrchestratorApi):
                 checkpoint.commit, self._setup.checkpoints, state, self._setup.checkpoints_kept
             )
         self._last_checkpoint = str(folder)
-        await self._console.tell("event", CheckpointSaved(step, str(folder)))
+        await self._tell_console("event", CheckpointSaved(step, str(folder)))
         self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
         started = time.monotonic()
         queries = await asyncio.to_thread(self._recipe.eval_queries)
-        await self._console.tell("phase", f"evaluating {len(queries)} queries", None, None)
+        await self._tell_console("phase", f"evaluating {len(queries)} queries", None, None)
         rollout = self._rollout.within(WORK_TIMEOUT_S)
         result = await rollout.evaluate(queries, decision.versions)
         for failure in result.failures:
-            self._report_failure(failure, decision.step)
+            await self._report_failure(failure, decision.step)
         if len(result.failures) > self._setup.max_failed_share * result.trajectories:
             failed = f"{len(result.failures)} of {result.trajectories} trajectories failed"
             raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
+        self._evaluation_queries = await asyncio.to_thread(query_digests.digest_of_all, queries)
         eval_s = time.monotonic() - started
         self._last_end += eval_s  # no step is under way: its seconds belong to no step
-        await self._console.tell("event", Evaluated(decision.step, eval_s, result.metrics))
+        await self._tell_console("event", Evaluated(decision.step, eval_s, result.metrics))
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
-            await self._console.tell("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
+            await self._tell_console("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
         self._carry_out(self._running.evaluated(decision.step))
 
-    def _step_complete(self, decision: StepComplete) -> None:
+    async def _step_complete(self, decision: StepComplete) -> None:
         now = time.monotonic()
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
@@ -323,7 +347,7 @@ class Orchestrator(Actor, OrchestratorApi):
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
         else:
-            self._console.tell_nowait("step", metrics)
+            await self._tell_console("step", metrics)
 
     # ------------------------------------------------------------------ small things
 
@@ -352,10 +376,15 @@ class Orchestrator(Actor, OrchestratorApi):
             f"{first.trajectory}: {first.error}\n{first.remote_traceback}"
         )
 
-    def _report_failure(self, failure: TrajectoryFailure, step: Step) -> None:
+    async def _tell_console(self, endpoint: str, *args: object) -> None:
+        """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a
+        window of messages this waits."""
+        await self._console.tell(endpoint, *args, timeout_s=WORK_TIMEOUT_S)
+
+    async def _report_failure(self, failure: TrajectoryFailure, step: Step) -> None:
         self._first_failure = self._first_failure or failure
         event = TrajectoryFailed(step, failure.trajectory, failure.error, failure.remote_traceback)
-        self._console.tell_nowait("event", event)
+        await self._tell_console("event", event)
 
 
 async def _apply(instance: ActorRef[InstanceApi], published: Published) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import CallTimeout
+from ...core.errors import ActorDead, CallTimeout
 from ...core.task_groups import first_error
 from ..errors import RecipeError, WrongVersion
 from ..messages import (
@@ -164,7 +164,8 @@ class Rollout(Actor, RolloutApi):
         await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(closed)
 
     async def _run_trajectory(self, trajectory: Trajectory) -> End:
-        """Runs until the workflow ends or its deadline has passed. Raises RecipeError: such a run can't succeed.
+        """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed,
+        and ActorDead if an instance was lost.
 
         Cancellation and the deadline cancel the workflow, and with it the turns it waits for, at the instances too.
         """
@@ -176,6 +177,8 @@ class Rollout(Actor, RolloutApi):
         ends: set[asyncio.Future[Any]] = {work, trajectory.deadline.overran}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if trajectory.lost_instance is not None:
+                raise trajectory.lost_instance
             if work.done():
                 return self._end(trajectory, work)
             frames = self._recipe.frames(where_it_hangs(work))
@@ -285,6 +288,9 @@ class Rollout(Actor, RolloutApi):
                 return await instance.within(max(0.0, limit_s)).generate(request)
             except CallTimeout as error:
                 trajectory.turn_overran(agent, error)
+                raise
+            except ActorDead as error:
+                trajectory.lost_instance = error
                 raise
 
     def _segments(self, prompt: Prompt, agent: AgentName) -> tuple[str | tuple[int, ...], ...]:

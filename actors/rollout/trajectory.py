@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
+from ...core.errors import ActorDead
 from ..declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
 from ..messages import AgentTurns, Query, Sample, VersionRange
@@ -17,15 +18,23 @@ from ..workflow import Rewards
 from .resumable_turn import ResumableTurn
 from .turn_columns import TurnColumns
 
+_PART_S: Final = 5.0
+
 
 class Deadline:
-    """``limit_s`` seconds from now, without the time while it is paused. ``overran`` is done when they have passed."""
+    """``limit_s`` seconds from now, without the time while it is paused or this process is stopped. ``overran`` is done
+    when they have passed.
+
+    The time is counted in parts of at most ``_PART_S``: one during which the process was stopped (SIGSTOP, a frozen
+    container) is longer, and counts as one of that length.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._left_s = limit_s
         self._pauses = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._part_s = 0.0
         self.overran: asyncio.Future[None] = self._loop.create_future()
         self._run()
 
@@ -34,7 +43,7 @@ class Deadline:
         """May be entered several times at once."""
         self._pauses += 1
         if self._timer is not None:
-            self._left_s = self._timer.when() - self._loop.time()
+            self._left_s += max(0.0, self._timer.when() - self._loop.time()) - self._part_s
             self._cancel()
         try:
             yield
@@ -50,11 +59,15 @@ class Deadline:
 
     def _run(self) -> None:
         if not self.overran.done():
-            self._timer = self._loop.call_later(max(0.0, self._left_s), self._pass)
+            self._part_s = min(max(0.0, self._left_s), _PART_S)
+            self._timer = self._loop.call_later(self._part_s, self._pass)
 
     def _pass(self) -> None:
         self._timer = None
-        if not self.overran.done():
+        self._left_s -= self._part_s
+        if self._left_s > 0.0:
+            self._run()
+        elif not self.overran.done():
             self.overran.set_result(None)
 
     def _cancel(self) -> None:
@@ -89,6 +102,8 @@ class Trajectory:
         self._step = step
         self._turns: list[tuple[AgentName, ResumableTurn]] = []
         self._columns: dict[str, TurnColumns] = {}
+        self.lost_instance: ActorDead | None = None
+        """The loss of an instance during one of its turns: no trajectory fails for that, but the run ends."""
         self._overran: list[tuple[AgentName, BaseException]] = []
         self._asked = 0
         self._closed = False

@@ -42,7 +42,8 @@ class Caller(ABC):
         self._home = home
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self.session: Session[ReplyWaiter] = Session(home.settings, up=up)
+        trusted = home.trusts(link.address)
+        self.session: Session[ReplyWaiter] = Session(home.settings, up=up, trusted=trusted)
         self.dead: FlexmarlError | None = None
         """Set when the peer can't be called any more."""
         self._requests = self.session.requests

@@ -214,8 +214,9 @@ class Peer(Caller):
         self._timer = self._loop.call_at(due, self._wake)
 
     def _wake(self) -> None:
+        now, due = self._loop.time(), self._due
         self._timer, self._due = None, math.inf
-        self._carry_out(self.session.advance(self._loop.time()))
+        self._carry_out(self.session.advance(now, now - due))
 
     def _carry_out(self, effects: Effects[ReplyWaiter], error: FlexmarlError | None = None) -> None:
         """``error``: raised in the waiters instead of an error made from the effects' reason."""

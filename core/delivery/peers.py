@@ -58,6 +58,7 @@ class Network:
         self._dead: OrderedDict[str, FlexmarlError] = OrderedDict()
         self._watched_processes: set[str] = set()
         self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
+        self._trusted: set[str] = set()
         self._answers: ReplyJournal | ReplyCache | None = None
         self.link_numbers: Iterator[int] = itertools.count()
         self.trace_ids: Iterator[int] = itertools.count(zlib.crc32(f"{name} {wire.epoch}".encode()) << 31 | 1)
@@ -137,6 +138,14 @@ class Network:
         return here
 
     # ------------------------------------------------------------------ who is dead
+
+    def trust(self, address: str) -> None:
+        """The system at ``address``, which has not been called yet, may be silent (stopped by ctrl-Z, say) and is not
+        lost: its end is noticed in another way."""
+        self._trusted.add(address)
+
+    def trusts(self, address: str) -> bool:
+        return address in self._trusted
 
     def watch_process(self, address: str) -> None:
         """``process_ended`` will give the exit reason of the process at ``address``: failing calls wait for it."""

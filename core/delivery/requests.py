@@ -60,6 +60,10 @@ class Home(Protocol):
         """An incarnation that is not replaced; earlier ones are over from now on."""
         ...
 
+    def trusts(self, address: str) -> bool:
+        """True if the system at ``address`` may be silent and is not lost."""
+        ...
+
     def peer_left(self, link: Link) -> None: ...
 
 

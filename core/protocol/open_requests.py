@@ -194,6 +194,10 @@ class OpenRequests(Generic[Waiter]):
                 expired.append(request)
         return expired
 
+    def put_off(self, seconds: float) -> None:
+        """Every deadline is that much later."""
+        self._deadlines = [(deadline + seconds, request_id) for deadline, request_id in self._deadlines]
+
     def missing(self, last: int, serving: Collection[int]) -> list[Request[Waiter]]:
         """The requests up to ``last`` that the peer neither has answered nor is serving."""
         return [

@@ -14,6 +14,9 @@ Rules:
   ``missed_heartbeats`` of them in which it is silent. They are counted in ticks of this side, not in seconds: a loop
   that was busy itself declares no peer dead. A PONG settles the requests sent before the PING: those that are neither
   answered nor being served were lost.
+- A trusted peer, whose end this side learns in another way, may be silent for as long as it is stopped.
+- Deadlines count the time in which this side runs: one that was stopped itself (SIGSTOP, a frozen container) for more
+  than a heartbeat puts them off.
 """
 
 from collections.abc import Iterable
@@ -146,9 +149,13 @@ class SessionStatistics:
 
 
 class Session(Generic[Waiter]):
-    def __init__(self, settings: Settings = DEFAULT_SETTINGS, *, up: bool = False) -> None:
-        """``up``: the peer has connected to this side."""
+    def __init__(
+        self, settings: Settings = DEFAULT_SETTINGS, *, up: bool = False, trusted: bool = False
+    ) -> None:
+        """``up``: the peer has connected to this side. ``trusted``: it is never given up for its silence, nor for the
+        time that a connection to it takes."""
         self.settings = settings
+        self.trusted = trusted
         self.requests: OpenRequests[Waiter] = OpenRequests(settings.window_requests, settings.window_bytes)
         self.state = LinkState.UP if up else LinkState.CONNECTING
         """Changed by ``_move`` only."""
@@ -174,7 +181,7 @@ class Session(Generic[Waiter]):
         if self.next_tick is None:
             self.next_tick = now + self.settings.heartbeat_s
             self._heard, self._missed = True, 0  # no sign of life has been asked for yet
-        if self.state is not LinkState.UP and self._connect_by is None:
+        if self.state is not LinkState.UP and self._connect_by is None and not self.trusted:
             self._connect_by = now + self.settings.connect_timeout_s
 
     # ------------------------------------------------------------------ the peer's requests
@@ -280,7 +287,12 @@ class Session(Generic[Waiter]):
             due = self._connect_by
         return due
 
-    def advance(self, now: float) -> Effects[Waiter]:
+    def advance(self, now: float, late_s: float = 0.0) -> Effects[Waiter]:
+        """``late_s``: ``now`` is so much after the time of ``wake_at``."""
+        if (
+            late_s > self.settings.heartbeat_s
+        ):  # it is never set further ahead: this side was stopped in between
+            self._put_off(late_s + self.settings.heartbeat_s)
         if self._connect_by is not None and self._connect_by <= now:
             self._connect_by = None
             timeout_s = self.settings.connect_timeout_s
@@ -291,6 +303,11 @@ class Session(Generic[Waiter]):
             effects = self._tick(now, effects)
         return effects
 
+    def _put_off(self, seconds: float) -> None:
+        self.requests.put_off(seconds)
+        if self._connect_by is not None:
+            self._connect_by += seconds
+
     def _tick(self, now: float, effects: Effects[Waiter]) -> Effects[Waiter]:
         if not (self.requests or self._serving_streams):
             self.next_tick = None
@@ -298,7 +315,7 @@ class Session(Generic[Waiter]):
         self.next_tick = now + self.settings.heartbeat_s
         if self.state is not LinkState.UP:
             return effects
-        self._missed = 0 if self._heard else self._missed + 1
+        self._missed = 0 if self._heard or self.trusted else self._missed + 1
         self._heard = False
         # It may have fallen silent right after a tick: the heartbeat of its last message counts too.
         if self._missed >= max(self.settings.missed_heartbeats - 1, 1):

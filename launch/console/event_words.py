@@ -8,6 +8,7 @@ from ...actors.run_events import (
     ColumnsAwaited,
     Evaluated,
     RunEvent,
+    RunResumed,
     SftDone,
     StoreBlocked,
     StoreUnblocked,
@@ -44,6 +45,8 @@ def note_of(event: RunEvent) -> str | None:
             return f"checkpoint saved: {event.folder}"
         case SftDone():
             return f"{event.policy} fine-tuned on {event.batches} supervised batches, loss {event.loss:.3f}"
+        case RunResumed() if event.changes:
+            return f"changed: {', '.join(f'{name} {how}' for name, how in event.changes.items())}"
         case StoreUnblocked():
             return "the store has space again"
     return None

@@ -1,30 +1,40 @@
-"""Kills actors of real runs at random, resumes each run from its last checkpoint, and counts the trained samples.
+"""Strikes actors of real runs at random, continues each run from its last checkpoint, and counts the trained samples.
 
-    .venv/bin/python scripts/bench/kill_storm.py --kills 200 --seed 1
+    .venv/bin/python scripts/bench/kill_storm.py --strikes 200 --seed 1
+    .venv/bin/python scripts/bench/kill_storm.py --strikes 100 --faults stop --restarts --clock
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
-processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9;
-the run ends with an error that names it, and ``flexmarl train --resume`` continues it. After the last kill the run
-continues to its end. The samples in the trainer's checkpoint are compared with those that the workflow must have made:
-every sample once, and no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a
-sample was trained twice or never.
+processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9,
+or with ``--faults stop`` SIGSTOP for longer than the heartbeats and then SIGCONT: it may have been given up meanwhile.
+The run ends with an error that names it, and ``flexmarl train --resume`` continues it; with ``--restarts`` it continues
+by itself. After the last strike the run continues to its end. ``--clock`` steps the wall clocks of all processes with
+each strike, by up to a day.
+
+The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
+no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
+or never.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from flexmarl.core.testing.stepping_clock import SteppingClock
+
 ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli import main; sys.exit(main())")
 RECIPE = ROOT / "launch" / "bench" / "pipeline_recipe"
 ACTORS = ("store", "trainer", "rollout", "orchestrator", "planner-0", "solver-0", "checker-0")
 TURNS = {"planner": 1, "solver": 2, "checker": 6}
@@ -32,7 +42,11 @@ QUERIES, TRAJECTORIES = 4, 2
 # A run without progress for this time hangs: a step takes a fraction of a second, the start some seconds.
 PATIENCE_S = 120.0
 # After the first step of a life; long enough for many steps.
-KILL_WITHIN_S = 2.0
+STRIKE_WITHIN_S = 2.0
+HEARTBEATS = {"heartbeat_s": 0.5, "missed_heartbeats": 4, "silence_s": 3.0}
+# A call notices a stopped actor within 2 s, the launcher within 4 s. Then it has a few seconds until it is ended.
+STOPPED_S = (2.5, 9.0)
+DAY_S = 86_400.0
 
 
 class StormError(Exception):
@@ -40,95 +54,146 @@ class StormError(Exception):
 
 
 @dataclass(frozen=True)
-class Life:
-    """One process of the run: the actor killed in it (None if the run came to its end), and its exit status."""
+class Strike:
+    """``delay_s``: after a step. ``stopped_s``: until SIGCONT; 0 for a kill. ``clock_s``: new offset of the clocks."""
 
-    killed: str | None
+    actor: str
+    delay_s: float
+    stopped_s: float
+    clock_s: float
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process of the run: the actors struck in it, and its exit status."""
+
+    struck: tuple[str, ...]
     status: int
 
 
-def storm(folder: Path, kills: int, steps: int, seed: int) -> list[Life]:
-    """Raises StormError if a run hangs or ends for another reason than the kill."""
-    rng = random.Random(seed)
-    lives: list[Life] = []
-    run = folder / "run"
-    while True:
-        wanted = rng.choice(ACTORS) if len(lives) < kills else None
-        life = _live(folder, run, wanted, rng.uniform(0.0, KILL_WITHIN_S), steps)
-        lives.append(life)
-        print(f"{len(lives)}: killed {life.killed}, exit status {life.status}", file=sys.stderr, flush=True)
-        if life.killed is None:
-            return lives
+class Storm:
+    def __init__(
+        self, folder: Path, steps: int, strikes: list[Strike], *, restarts: bool, clock: bool
+    ) -> None:
+        self._folder = folder
+        self._run = folder / "run"
+        self._steps = steps
+        self._strikes = deque(strikes)
+        self._restarts = restarts
+        self._clock = SteppingClock(folder) if clock else None
 
+    def blow(self) -> list[Life]:
+        """Raises StormError if a run hangs or ends for another reason than a strike."""
+        lives: list[Life] = []
+        while not lives or lives[-1].status:
+            life = self._live()
+            lives.append(life)
+            print(f"{len(lives)}: struck {life.struck}, status {life.status}", file=sys.stderr, flush=True)
+            if life.status not in (0, 1) or (life.status and (self._restarts or not life.struck)):
+                raise StormError(
+                    f"exit status {life.status} after {life.struck} were struck: see {self._output}"
+                )
+        return lives
 
-def _live(folder: Path, run: Path, victim: str | None, delay_s: float, steps: int) -> Life:
-    settings = [
-        f"training.steps={steps}", f"training.queries_per_step={QUERIES}", "training.micro_batch=4",
-        f"training.trajectories_per_query={TRAJECTORIES}", "checkpoint.every=1", "checkpoint.keep=2",
-    ]  # fmt: skip
-    begin = [str(RECIPE), "--runs", str(folder), "--name", run.name, *settings]
-    arguments = ["--resume", str(run)] if run.exists() else begin
-    command = [sys.executable, "-c", "import sys; from flexmarl.launch.cli import main; sys.exit(main())"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts" / "src"), "OMP_NUM_THREADS": "1"}
-    with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(
-            [*command, "train", *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        killed = None if victim is None else _kill(process, run, victim, delay_s)
-        status = _ended(process, run)
-    finally:
-        process.kill()
-        process.wait()
-    if (killed is None and status != 0) or (killed is not None and status not in (0, 1)):
-        raise StormError(f"exit status {status} after {killed} was killed: see {folder / 'output'}")
-    return Life(killed if status else None, status)
+    @property
+    def _output(self) -> Path:
+        return self._folder / "output"
 
-
-def _kill(process: subprocess.Popen[bytes], run: Path, victim: str, delay_s: float) -> str | None:
-    """Kills ``victim`` and returns its name; None if the run had ended before."""
-    before = _progress(run)
-    deadline = time.monotonic() + PATIENCE_S
-    while _progress(run) == before:  # until the first step of this life
-        if process.poll() is not None:
-            return None
-        if time.monotonic() > deadline:
-            raise StormError(f"no step within {PATIENCE_S:g} s of the start")
-        time.sleep(0.005)
-    time.sleep(delay_s)  # the random time of the kill
-    try:
-        for child in psutil.Process(process.pid).children():
-            if victim in child.cmdline():
-                child.kill()
-                return victim
-    except psutil.NoSuchProcess:
-        pass
-    return None
-
-
-def _ended(process: subprocess.Popen[bytes], run: Path) -> int:
-    seen, deadline = _progress(run), time.monotonic() + PATIENCE_S
-    while True:
+    def _live(self) -> Life:
+        struck: list[str] = []
+        with self._output.open("ab") as output:
+            process = subprocess.Popen(
+                [*COMMAND, "train", *self._arguments()],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         try:
-            return process.wait(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            pass
-        if (now := _progress(run)) != seen:
-            seen, deadline = now, time.monotonic() + PATIENCE_S
-        elif time.monotonic() > deadline:
-            raise StormError(f"nothing happened for {PATIENCE_S:g} s") from None
+            while self._strikes and self._progressed(process):
+                time.sleep(self._strikes[0].delay_s)  # the random time of the strike
+                if self._strike(process, self._strikes[0]):
+                    struck.append(self._strikes.popleft().actor)
+            while self._progressed(process):
+                pass
+            return Life(tuple(struck), process.wait())
+        finally:
+            process.kill()
+            process.wait()
+
+    def _arguments(self) -> list[str]:
+        restarts = ["--restarts", str(len(self._strikes) + 1)] if self._restarts else []
+        if self._run.exists():
+            return ["--resume", str(self._run), *restarts]
+        return [
+            str(RECIPE), "--runs", str(self._folder), "--name", self._run.name, *restarts,
+            f"training.steps={self._steps}", f"training.queries_per_step={QUERIES}", "training.micro_batch=4",
+            f"training.trajectories_per_query={TRAJECTORIES}", "checkpoint.every=1", "checkpoint.keep=2",
+            f"supervision={json.dumps(HEARTBEATS)}",
+        ]  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts" / "src"), "OMP_NUM_THREADS": "1"}
+        return environment if self._clock is None else self._clock.environment(environment)
+
+    def _strike(self, process: subprocess.Popen[bytes], strike: Strike) -> bool:
+        """False if that actor does not run: the run has ended, or is being restarted."""
+        victim = _actor(process.pid, strike.actor)
+        if victim is None:
+            return False
+        if self._clock is not None:
+            self._clock.step(strike.clock_s)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not strike.stopped_s:
+                victim.kill()
+                return True
+            victim.suspend()
+            with contextlib.suppress(psutil.TimeoutExpired):
+                victim.wait(strike.stopped_s)
+            victim.send_signal(signal.SIGCONT)
+        return True
+
+    def _progressed(self, process: subprocess.Popen[bytes]) -> bool:
+        """Waits for a step; False if the process has ended. Raises StormError if nothing happens."""
+        before, deadline = self._progress(), time.monotonic() + PATIENCE_S
+        while self._progress() == before:
+            if process.poll() is not None:
+                return False
+            if time.monotonic() > deadline:
+                raise StormError(f"nothing happened for {PATIENCE_S:g} s: see {self._output}")
+            time.sleep(0.005)
+        return True
+
+    def _progress(self) -> int:
+        """Bytes of metrics: the number grows with every step, and shrinks when a run is resumed."""
+        try:
+            return (self._run / "metrics.jsonl").stat().st_size
+        except FileNotFoundError:
+            return 0
 
 
-def _progress(run: Path) -> int:
-    """Bytes of metrics: the number grows with every step, and shrinks when a run is resumed."""
+def _actor(launcher: int, name: str) -> psutil.Process | None:
     try:
-        return (run / "metrics.jsonl").stat().st_size
-    except FileNotFoundError:
-        return 0
+        return next((c for c in psutil.Process(launcher).children() if name in c.cmdline()), None)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def drawn(strikes: int, seed: int, faults: str = "kill") -> list[Strike]:
+    """``faults``: ``kill``, ``stop``, or ``mixed``: one or the other."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(strikes):
+        stops = faults == "stop" or (faults == "mixed" and rng.random() < 0.5)
+        found.append(
+            Strike(
+                rng.choice(ACTORS),
+                rng.uniform(0.0, STRIKE_WITHIN_S),
+                rng.uniform(*STOPPED_S) if stops else 0.0,
+                rng.uniform(-DAY_S, DAY_S),
+            )
+        )
+    return found
 
 
 def check(run: Path, steps: int) -> int:
@@ -156,31 +221,44 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--steps", type=int, help="steps of the run; default: three per kill")
+    parser.add_argument("--strikes", type=int, default=200)
+    parser.add_argument("--steps", type=int, help="steps of the run; default: three per strike")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
+    parser.add_argument("--restarts", action="store_true", help="the run continues by itself")
+    parser.add_argument("--clock", action="store_true", help="step the wall clocks too")
     options = parser.parse_args()
-    steps = options.steps or 3 * options.kills
+    steps = options.steps or 3 * options.strikes
+    strikes = drawn(options.strikes, options.seed, options.faults)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
+        storm = Storm(Path(folder), steps, strikes, restarts=options.restarts, clock=options.clock)
         try:
-            lives = storm(Path(folder), options.kills, steps, options.seed)
+            lives = storm.blow()
             samples = check(Path(folder) / "run", steps)
         except StormError as error:
-            print(f"kill_storm: {error}", file=sys.stderr)
+            print(f"kill_storm: {error}\n{_last_lines(Path(folder) / 'output')}", file=sys.stderr)
             return 1
-    victims = Counter(life.killed for life in lives if life.killed)
+    struck = Counter(actor for life in lives for actor in life.struck)
     print(
         json.dumps(
             {
-                "kills": dict(victims),
+                "strikes": dict(struck),
+                "processes": len(lives),
                 "steps": steps,
                 "samples": samples,
                 "seconds": round(time.monotonic() - started),
             }
         )
     )
+    if struck.total() < options.strikes:
+        print(f"kill_storm: the run ended after {struck.total()} strikes: give more --steps", file=sys.stderr)
+        return 1
     return 0
+
+
+def _last_lines(output: Path) -> str:
+    return "\n".join(output.read_text(errors="replace").splitlines()[-40:])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Kills a store again and again while writers and a trainer use it, and counts the samples afterwards.
+"""Strikes a store again and again while writers and a trainer use it, and counts the samples afterwards.
 
-    .venv/bin/python scripts/bench/store_storm.py --kills 100 --seed 1
+    .venv/bin/python scripts/bench/store_storm.py --strikes 100 --seed 1
+    .venv/bin/python scripts/bench/store_storm.py --strikes 100 --faults mixed --clock
 
-The store is a process of its own that its supervisor restarts; writers put, a trainer leases and commits, none of them
-stops for a kill. Every acknowledged sample must be consumed once, and no other. Prints one JSON object, and exits
+A strike is kill -9, or with ``--faults stop`` SIGSTOP for longer than the heartbeats and then SIGCONT: its callers have
+given it up meanwhile. ``--clock`` steps the store's wall clock with each strike, by up to a day. The store is a process
+of its own that its supervisor restarts; writers put, a trainer leases and commits, none of them stops for a strike.
+Every acknowledged sample must be consumed once, and no other. Prints one JSON object, and exits
 with 1 if that does not hold, or if the store makes no progress any more.
 """
 
@@ -28,13 +31,22 @@ from flexmarl.actors.store.store import Store
 from flexmarl.actors.store.store_setup import StoreSetup
 from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.core.errors import ActorDead
+from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.supervision.restart_policy import Intensity
+from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing.stepping_clock import SteppingClock
 
 AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
 # Enough for a store to restart and read its journal, which takes well below a second.
 PATIENCE_S = 60.0
+# A stopped store is given up within a second. A caller then waits for the connection to it.
+SETTINGS = Settings(heartbeat_s=0.25, missed_heartbeats=4, connect_timeout_s=PATIENCE_S)
+STOPPED_S = (1.5, 3.0)
+# Rows whose lease did not reach the trainer are ready again after this.
+LEASE_S = 5.0
+DAY_S = 86_400.0
 
 
 class StormError(Exception):
@@ -50,31 +62,49 @@ def batches() -> Iterator[list[Sample]]:
         ]
 
 
+_ROWS_WENT_BACK = ("its rows went back at the restart", "it expired")
+
+
 class Storm:
     def __init__(self, system: ActorSystem, store: ActorRef[Store], memory: str, folder: str) -> None:
         self.acknowledged: set[str] = set()
         self.consumed: Counter[str] = Counter()
         self.commits_in_doubt = 0
-        self.kills = 0
+        self.strikes = 0
         self._system, self._store = system, store
         self._places = segment_directories(memory, folder)
         self._writing = True
         self._put = asyncio.Event()
 
-    async def run(self, kills: int, rng: random.Random) -> None:
+    async def run(self, strikes: int, faults: str, rng: random.Random, clock: SteppingClock | None) -> None:
         """Raises StormError if the store makes no progress any more."""
         async with asyncio.TaskGroup() as tasks:
             source = batches()
             writers = [tasks.create_task(self._write(f"writer{n}", source)) for n in range(WRITERS)]
             trainer = tasks.create_task(self._train())
-            for _ in range(kills):
+            for _ in range(strikes):
                 await self._wait_for(len(self.acknowledged) + 64)
                 await asyncio.sleep(rng.uniform(0.0, 0.1))  # the moment that was drawn
-                os.kill(await self._pid(), signal.SIGKILL)
-                self.kills += 1
+                if clock is not None:
+                    clock.step(rng.uniform(-DAY_S, DAY_S))
+                stops = faults == "stop" or (faults == "mixed" and rng.random() < 0.5)
+                await self._strike(rng.uniform(*STOPPED_S) if stops else 0.0)
+                self.strikes += 1
             self._writing = False
             await asyncio.wait(writers)
             await trainer
+
+    async def _strike(self, stopped_s: float) -> None:
+        """``stopped_s``: until SIGCONT; 0 for a kill."""
+        pid = await self._pid()
+        if not stopped_s:
+            os.kill(pid, signal.SIGKILL)
+            return
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(stopped_s)  # longer than the heartbeats
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     async def _pid(self) -> int:
         """The store's process. Puts may still be acknowledged when the process before it is dead already."""
@@ -132,22 +162,30 @@ class Storm:
             except ActorDead:
                 self.commits_in_doubt += 1  # it may be in the journal: repeat it
             except StoreError as error:
-                if "its rows went back at the restart" not in str(error):
+                if not any(reason in str(error) for reason in _ROWS_WENT_BACK):
                     raise
                 return False
             else:
                 return True
 
 
-async def storm(kills: int, seed: int) -> Storm:
+async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = False) -> Storm:
     """Raises StormError unless every acknowledged sample was consumed, once, and no other."""
     with TemporaryDirectory(prefix="flexmarl-", dir="/dev/shm") as memory, TemporaryDirectory() as folder:
-        intensity = Intensity(kills + 1, 3600)
-        async with ActorSystem("storm", Path(memory), intensity=intensity) as system:
-            setup = StoreSetup({AgentName(AGENT): POLICY}, Path(memory), Path(folder))
-            store = await system.spawn(Store, "store", setup, process=True)
-            made = Storm(system, store, memory, folder)
-            await made.run(kills, random.Random(seed))
+        directory, stepping = Path(memory), SteppingClock(Path(folder)) if clock else None
+        environment = dict(os.environ) if stepping is None else stepping.environment(os.environ)
+        async with (
+            ActorSystem("storm", directory, settings=SETTINGS) as system,
+            Supervisor(
+                system, directory, Path(folder), environment,
+                strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(strikes + 1, 3600),
+            ) as supervisor,
+        ):  # fmt: skip
+            setup = StoreSetup({AgentName(AGENT): POLICY}, directory, Path(folder) / "store", lease_s=LEASE_S)
+            setup.store_dir.mkdir()
+            store = await supervisor.spawn(Store, "store", setup)
+            made = Storm(system, store, memory, str(setup.store_dir))
+            await made.run(strikes, faults, random.Random(seed), stepping)
             left = (await store.api.table_statistics())[AGENT]
     twice = [sample for sample, times in made.consumed.items() if times > 1]
     lost, strange = made.acknowledged - made.consumed.keys(), made.consumed.keys() - made.acknowledged
@@ -163,17 +201,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--strikes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
+    parser.add_argument("--clock", action="store_true", help="step the wall clock too")
     options = parser.parse_args()
     started = time.monotonic()
     try:
-        made = asyncio.run(storm(options.kills, options.seed))
+        made = asyncio.run(storm(options.strikes, options.seed, options.faults, clock=options.clock))
     except StormError as error:
         print(f"store_storm: {error}", file=sys.stderr)
         return 1
     figures = {
-        "kills": made.kills,
+        "strikes": made.strikes,
         "samples": len(made.acknowledged),
         "commits_in_doubt": made.commits_in_doubt,
     }

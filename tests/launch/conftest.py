@@ -20,6 +20,11 @@ SOURCES = Path(__file__).parents[2] / "scripts" / "src"
 ONE_AGENT = ("agents={solver: {}}", "data.shape=alone")
 # Trainers and instances that do not import transformers start in a third of the time.
 SIMULATED_MODEL = "agent_defaults.model.config={model_type: simulated, engine: {token_s: 1.0e-4}}"
+# One agent without torch: such a run starts in a third of the time. The trainer's checkpoint names the trained samples.
+SIMULATED = (
+    *ONE_AGENT,
+    "agent_defaults.model={tokenizer: bytes, config: {model_type: simulated, engine: {median_tokens: 2}}}",
+)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
@@ -157,8 +162,8 @@ class Launcher:
         arguments = ("train", str(recipe), "--runs", str(self.runs), "--name", name, *settings)
         return self._launch(name, *arguments, terminal=terminal)
 
-    def resume(self, name: str) -> Launched:
-        return self._launch(name, "train", "--resume", str(self.runs / name))
+    def resume(self, name: str, *words: str) -> Launched:
+        return self._launch(name, "train", "--resume", str(self.runs / name), *words)
 
     def _launch(self, name: str, *arguments: str, terminal: int | None = None) -> Launched:
         self._launched.append(Launched(self.runs / name, *arguments, terminal=terminal))

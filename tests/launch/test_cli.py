@@ -102,7 +102,8 @@ class TestRefusals:
             ([str(TINY), "--runs", "/proc/self"], "can't be made"),
             (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.yaml"),
             (["--resume", str(TINY)], "is not a run directory: it has no checkpoints"),
-            (["--resume", "x", "training.steps=3"], "--resume takes no recipe, settings"),
+            (["--resume", "x", "other"], "--resume takes no recipe"),
+            (["--accept", "data"], "--accept is for --resume"),
         ],
     )
     def test_leave_nothing_behind(self, flexmarl: Flexmarl, words: list[str], message: str) -> None:

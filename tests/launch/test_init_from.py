@@ -21,7 +21,8 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.run_directory import RunDirectory
 
-from .conftest import PATIENCE_S, SOURCES, TINY, Launcher
+from ..patience import PATIENCE_S
+from .conftest import SOURCES, TINY, Launcher
 from .stored_runs.runs import make_run, save_checkpoint
 
 torch.set_num_threads(1)

@@ -17,6 +17,7 @@ from flexmarl.launch.json_lines import (
     JsonLines,
     event_from_json,
     event_to_json,
+    keep_lines,
     metrics_from_json,
     metrics_to_json,
     read_lines,
@@ -136,3 +137,18 @@ def test_lines_that_hold_no_object_are_counted(tmp_path: Path) -> None:
     assert read_lines(path) == ([], 0)
     path.write_text('{"a": 1}\n\n[1]\n{"b": \n' + "[" * 100_000)
     assert read_lines(path) == ([{"a": 1}], 3)
+
+
+def test_damaged_lines_are_removed_and_named_but_one_that_a_crash_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    long = "x" * 500
+    path.write_bytes(
+        f'{{"step": 1}}\n{{"step": 2\n\n{{"stop": 3}}\n\xff{long}\n{{"step": 4}}\n{{"ste'.encode("latin1")
+    )
+    damaged = keep_lines(path, lambda record: "step" in record, lambda record: True)
+    assert path.read_text() == '{"step": 1}\n{"step": 4}\n'
+    assert [(number, text[:10]) for number, text in damaged] == [
+        (2, '{"step": 2'), (4, '{"stop": 3'), (5, "\ufffd" + "x" * 9),
+    ]  # fmt: skip
+    assert len(damaged[2][1]) < 100
+    assert keep_lines(tmp_path / "nothing", lambda record: True, lambda record: True) == []

@@ -49,7 +49,7 @@ class House:
         monkeypatch.setattr(local_launcher, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
         async with asyncio.timeout(PATIENCE_S):
-            await local_launcher._watch_processes(cast(Supervisor, self), cast(RunConsole, self))
+            await local_launcher._watch_processes(cast(Supervisor, self), cast(RunConsole, self), 300.0)
 
 
 async def test_an_actor_that_never_answered_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +61,12 @@ async def test_an_actor_that_never_answered_is_named_and_ended(monkeypatch: pyte
 
 async def test_silence_is_counted_in_seconds_not_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds may be short, if an actor's calls fail at once, and long."""
-    house = House(["store"], lambda round_: (0.5 if round_ < 40 else 150.0, set()))
-    with pytest.raises(ActorDead, match="has not answered for 320 s"):
+    house = House(["store"], lambda round_: (0.5 if round_ < 40 else 15.0, set()))
+    with pytest.raises(ActorDead, match="has not answered for 305 s"):
         await house.watch(monkeypatch)
 
 
-async def test_an_answer_ends_the_silence_also_after_the_launcher_was_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_time_in_which_the_launcher_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that was stopped for an hour finds its own timers due: the actors were well all the time."""
 
     def rounds(number: int) -> tuple[float, set[str]]:
@@ -79,7 +77,17 @@ async def test_an_answer_ends_the_silence_also_after_the_launcher_was_stopped(
     house = House(["store"], rounds)
     with pytest.raises(InterruptedError):
         await house.watch(monkeypatch)
-    assert house.events == [("store", 3600.0), ("store", 3600.0)]
+    assert house.events == []
+
+
+async def test_one_that_was_silent_before_the_launcher_was_stopped_gets_its_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silent for 299 s, then for an hour in which the launcher was stopped, then for 2 s more."""
+    seconds = [1.0] * 299 + [3600.0] + [1.0] * 10
+    house = House(["store"], lambda number: (seconds[number], set()))
+    with pytest.raises(ActorDead, match="has not answered for 301 s"):
+        await house.watch(monkeypatch)
 
 
 async def test_starting_shows_how_many_are_ready_and_after_a_while_who_is_not(

@@ -11,8 +11,19 @@ kill_storm = script("kill_storm")
 
 
 def test_every_sample_is_trained_once_after_kills_of_any_actor(tmp_path: Path) -> None:
-    lives = kill_storm.storm(tmp_path, kills=3, steps=20, seed=4)
-    assert len([life for life in lives if life.killed]) >= 2 and lives[-1].status == 0
+    storm = kill_storm.Storm(tmp_path, 20, kill_storm.drawn(3, seed=4), restarts=False, clock=False)
+    lives = storm.blow()
+    assert len([life for life in lives if life.struck]) >= 2 and lives[-1].status == 0
+    assert kill_storm.check(tmp_path / "run", 20) == 20 * 4 * 2 * 9
+
+
+def test_a_run_that_may_restart_ends_by_itself_also_after_stops_and_steps_of_the_clock(
+    tmp_path: Path,
+) -> None:
+    strikes = kill_storm.drawn(2, seed=3, faults="mixed")
+    assert {bool(strike.stopped_s) for strike in strikes} == {True, False}
+    (life,) = kill_storm.Storm(tmp_path, 20, strikes, restarts=True, clock=True).blow()
+    assert life.status == 0 and life.struck
     assert kill_storm.check(tmp_path / "run", 20) == 20 * 4 * 2 * 9
 
 

@@ -6,11 +6,13 @@ The config's ``data`` section says what; every query carries it along:
     hold: file       trajectories of the query position written in the file, and of later ones, wait until it is gone
     faults: [what]   the first ``faulty`` (default 1) trajectories of the n-th query do the n-th: see ``_misbehave``
     shape: how       who is asked what: see ``_SHAPES``
+    digits: file     the queries' texts, instead of random ones
     warm_up_pause_s  each supervised batch takes that much longer
 """
 
 import asyncio
 import math
+import os
 import random
 import time
 from collections import Counter
@@ -90,6 +92,13 @@ async def _graded(query: Query, agents: Agents, asked: dict[str, Any]) -> Reward
 async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     turn = await agents["solver"].generate(f"{query.text}=")
     match what:
+        case "none":
+            return await _SHAPES[query.data.get("shape", "pair")](query, agents, query.data)
+        case "exit":  # its process, the first time
+            once = Path(query.data["once"])
+            if not once.exists():
+                once.touch()
+                os._exit(3)
         case "raise":
             raise ValueError(f"no luck with {query.id}")
         case "nan":
@@ -129,8 +138,11 @@ def _trace(asked: dict[str, Any], query: Query, **turns: list[Turn]) -> None:
 
 
 def train_query(position: int, seed: int, **data: Any) -> Query:
-    digits = random.Random(f"{seed} {position}").randrange(1000)
-    return Query(f"q{position:03d}", f"{digits:03d}", {"position": position, **data})
+    digits = f"{random.Random(f'{seed} {position}').randrange(1000):03d}"
+    if "digits" in data:
+        words = Path(data["digits"]).read_text().split()
+        digits = words[position % len(words)]
+    return Query(f"q{position:03d}", digits, {"position": position, **data})
 
 
 def eval_queries(seed: int, **data: Any) -> list[Query]:
