@@ -102,7 +102,7 @@ def _logs(run: Launched) -> str:
 
 def test_one_that_exits(launcher: Launcher, tmp_path: Path) -> None:
     """The workflow ends its process once, in the second step."""
-    data = ("data.faults=[none, exit]", f"data.once={tmp_path / 'once'}")
+    data = ("data.faults=[null, exit]", f"data.once={tmp_path / 'once'}")
     run = launcher.train(f"exit-{tmp_path.name}", *SMALL, "training.steps=2", *data, "--restarts", "1")
     assert run.wait() == 0, run.text
     assert "actor rollout died" in run.text and "exit status 3" in run.text

@@ -4,7 +4,8 @@ The config's ``data`` section says what; every query carries it along:
 
     trace: file      a line ``<query> <agent>=<prompt tokens>/<tokens> ...`` is appended for each training trajectory
     hold: file       trajectories of the query position written in the file, and of later ones, wait until it is gone
-    faults: [what]   the first ``faulty`` (default 1) trajectories of the n-th query do the n-th: see ``_misbehave``
+    faults: [what]   the first ``faulty`` (default 1) trajectories of the n-th query do the n-th: see ``_misbehave``;
+                     null: nothing
     shape: how       who is asked what: see ``_SHAPES``
     digits: file     the queries' texts, instead of random ones
     warm_up_pause_s  each supervised batch takes that much longer
@@ -34,7 +35,8 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
         await asyncio.sleep(0.1)
     if "faults" in asked and _started[query.id] <= asked.get("faulty", 1):
         faults = asked["faults"]
-        return await _misbehave(faults[asked["position"] % len(faults)], query, agents)
+        if fault := faults[asked["position"] % len(faults)]:
+            return await _misbehave(fault, query, agents)
     return await shape(query, agents, asked)
 
 
@@ -92,8 +94,6 @@ async def _graded(query: Query, agents: Agents, asked: dict[str, Any]) -> Reward
 async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     turn = await agents["solver"].generate(f"{query.text}=")
     match what:
-        case "none":
-            return await _SHAPES[query.data.get("shape", "pair")](query, agents, query.data)
         case "exit":  # its process, the first time
             once = Path(query.data["once"])
             if not once.exists():
