@@ -173,6 +173,16 @@ def test_what_was_lost_is_cancelled_where_the_connection_comes_again() -> None:
     assert session.connected().cancel == []
 
 
+def test_one_way_messages_that_were_lost_are_withdrawn_when_the_connection_comes_again() -> None:
+    session = up()
+    first, second = ask(session, TELL), ask(session, TELL)
+    assert session.disconnected(1.0, "cut").lost_tells == 2
+    effects = session.connected()
+    assert effects.withdrawn == [first.id, second.id] and effects.cancel == []
+    session.disconnected(2.0, "cut")
+    assert session.connected().withdrawn == []
+
+
 MAKE: dict[LinkState, Callable[[], Session[Any]]] = {
     LinkState.CONNECTING: Session,
     LinkState.UP: lambda: after(LinkEvent.CONNECTED),
