@@ -19,7 +19,7 @@ LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to
 CORE = (
     "front_door", "task_groups", "errors", "names", "call_context", "telemetry", "private_directory", "protocol",
     "wire_types",
-    "declared_errors", "signature", "wire", "durable",
+    "declared_errors", "signature", "call", "wire", "durable",
     "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")

@@ -122,6 +122,10 @@ class Encoder:
             self._check_limits(packed)
         return packed
 
+    def pack_items(self, values: tuple[Any, ...]) -> bytes:
+        """The packed values one after the other, without the head of an array: at most 15; see ``pack``."""
+        return self.pack(values)[1:]
+
     def _check_limits(self, packed: bytes) -> None:
         what = ""
         if len(packed) > MAX_ENVELOPE_BYTES:
@@ -188,6 +192,15 @@ def join(packed: Sequence[bytes]) -> bytes:
 # https://github.com/msgpack/msgpack/blob/master/spec.md: fixarray, and array 32.
 _SHORT_ARRAYS = [bytes((0x90 | count,)) for count in range(16)]
 _LONG_ARRAY = struct.Struct("!BI")
+
+
+# An array of up to 15 items, a small number, and a number of 64 bits.
+_REQUEST_HEAD = struct.Struct("!BBBQ")
+
+
+def pack_request(kind: Kind, request_id: int, fields: bytes) -> bytes:
+    """The envelope of a request. ``fields``: those after the id, packed."""
+    return _REQUEST_HEAD.pack(0x90 | len(_SHAPES[kind]), kind, 0xCF, request_id) + fields
 
 
 def pack_header(node: str, epoch: int) -> bytes:
