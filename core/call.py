@@ -28,9 +28,9 @@ class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
 
     owner: Owner
     signature: Signature | None
-    """Of the endpoint, for its result; None if it is unknown."""
+    """The endpoint's, for the result; None if it is unknown."""
     request_id: int
-    """Of the request, once it has been sent."""
+    """The request's, once it has been sent."""
     unsent: Any
     """The request while it waits for credit (``delivery.calls.Unsent``), else None."""
 
