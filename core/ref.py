@@ -190,7 +190,7 @@ class ActorRef(Generic[Api]):
 def _checked(timeout_s: float) -> float:
     if not timeout_s >= 0.0:  # also NaN, which has no place in the order of deadlines
         raise ValueError(f"timeout_s must not be negative, got {timeout_s!r}")
-    return timeout_s
+    return float(timeout_s)
 
 
 def _failed(error: FlexmarlError) -> Call:
@@ -207,14 +207,17 @@ class _Proxy:
         self._timeout_s = timeout_s
 
     def __getattr__(self, endpoint: str) -> Callable[..., Any]:
-        ref, timeout_s = self._ref, self._timeout_s
+        ref, timeout_s, name = self._ref, self._timeout_s, self._ref.name
         signature = ref._signature(endpoint)
 
         def stream(*args: Any, **kwargs: Any) -> Any:
             return ref.stream(endpoint, *args, timeout_s=timeout_s, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return ref._call(endpoint, args, kwargs, timeout_s, signature)
+            peer = ref._known_peer
+            if peer is None or peer.dead is not None:
+                return ref._call(endpoint, args, kwargs, timeout_s, signature)
+            return peer.call(name, endpoint, args, kwargs, timeout_s, signature)
 
         found = stream if signature is not None and signature.streams else call
         setattr(self, endpoint, found)  # the next use finds it there

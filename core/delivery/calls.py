@@ -17,6 +17,7 @@ from ..errors import (
     NoCredit,
     RemoteError,
     RemoteProtocolError,
+    SystemClosed,
 )
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
@@ -27,7 +28,9 @@ from ..wire.wire import Link
 from .requests import Home
 from .streams import StreamReader
 
+# A global name costs less than an enum's attribute.
 _CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
+_UP = LinkState.UP
 
 
 class Unsent:
@@ -228,17 +231,18 @@ class Caller(ABC):
         """The fields that a request has when it is made, and its buffers: it may have to wait for credit."""
         delivery = current_delivery.get()
         trace_id = next(self._trace_ids) if delivery is None else delivery.trace_id
-        fields: tuple[Any, ...] = (actor, endpoint, float(timeout_s), args, kwargs, trace_id)
+        fields: tuple[Any, ...] = (actor, endpoint, timeout_s, args, kwargs, trace_id)
         if kind is _STREAM:
             fields += (self.session.settings.stream_window,)
         try:
-            packed = (self._whole if kind is _IDEMPOTENT_CALL else self._encoder).pack_items(fields)
+            encoder = self._whole if kind is _IDEMPOTENT_CALL else self._encoder
+            packed = encoder.pack(fields, as_items=True)
         except LocalProtocolError as error:
             raise LocalProtocolError(f"arguments of {actor}.{endpoint}: {error}") from error.__cause__
+        if not self._encoder.buffers:
+            return packed, ()
         buffers = self._encoder.take_buffers()
-        if buffers and kind is _TELL:
-            buffers = codec.unchanging(buffers)
-        return packed, buffers
+        return packed, codec.unchanging(buffers) if kind is _TELL else buffers
 
     def _send_request(
         self,
@@ -253,18 +257,19 @@ class Caller(ABC):
         """Sends a request that has taken credit; returns its id."""
         session, requests = self.session, self._requests
         now = self._loop.time()
-        request_id = requests.next_id()
+        size_bytes = len(fields)
+        if buffers:
+            size_bytes += sum(buffer.nbytes for buffer in buffers)
+        request = requests.add(now, kind, actor, endpoint, timeout_s, waiter, size_bytes)
+        request_id = request.id
         if kind is _IDEMPOTENT_CALL:
-            fields += self._encoder.pack_items((requests.acknowledged_below(request_id), self._number))
-        packed = codec.pack_request(kind, request_id, fields)
-        size_bytes = len(packed)
-        for buffer in buffers:
-            size_bytes += buffer.nbytes
-        request = requests.add(now, request_id, kind, actor, endpoint, timeout_s, waiter, size_bytes)
-        if kind is _IDEMPOTENT_CALL:
-            request.frames = packed
+            numbers = (requests.acknowledged_below(request_id), self._number)
+            fields += self._encoder.pack(numbers, as_items=True)
+            request.frames = packed = codec.pack_request(kind, request_id, fields)
+        else:
+            packed = codec.pack_request(kind, request_id, fields)
         self._link.send(packed, buffers)
-        if session.next_tick is None or session.state is not LinkState.UP:
+        if session.next_tick is None or session.state is not _UP:
             session.need(now)
             self._arm()
         elif self._timer is None or now + timeout_s < self._due:
@@ -355,6 +360,8 @@ class Caller(ABC):
         if request is None:
             return
         error = _error_of(request, *envelope[2:])
+        if isinstance(error, ActorDead) and self._home.closing and self._link.address == self._home.address:
+            error = self._closed_during(request)
         if isinstance(error, RemoteError) and isinstance(request.waiter, Call):
             declared = self._declared(error, request.waiter.signature)
             if declared is not error:
@@ -362,6 +369,9 @@ class Caller(ABC):
             reject(request.waiter, declared)
         else:
             reject(request.waiter, error)
+
+    def _closed_during(self, request: Request[Waiter]) -> SystemClosed:
+        return SystemClosed(f"{self._home.name} closed during {request.actor}.{request.endpoint}")
 
     def _on_item(self, envelope: Envelope) -> None:
         request = self._requests.get(envelope[1])

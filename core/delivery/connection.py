@@ -198,7 +198,7 @@ class Peer(Caller):
         effects = self.session.close(f"{name} was closed before they were known to be processed")
         self._log_lost(effects)
         for request in effects.dead:
-            reject(request.waiter, SystemClosed(f"{name} closed during {request.actor}.{request.endpoint}"))
+            reject(request.waiter, self._closed_during(request))
         for actor, waiter in effects.waiting:
             reject(waiter, SystemClosed(f"{name} closed while a call to {actor} waited for credit"))
 

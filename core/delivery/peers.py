@@ -48,6 +48,7 @@ class Network:
         self.settings = settings
         self.refused_messages = 0
         self._refusals = BoundedLog(log)
+        self.closing = False
         self._wire = wire
         self.now = wire.now
         self.mailboxes = mailboxes

@@ -16,6 +16,10 @@ from .envelopes import Kind
 _KNOWN_ACTORS = 1024
 
 
+# A global name costs less than an enum's attribute.
+_CALL, _IDEMPOTENT_CALL, _TELL = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL
+
+
 class Request(Generic[Waiter]):
     """``waiter``: waits for the answer (a future, say); None for one-way messages. ``frames``: kept for repeating."""
 
@@ -53,7 +57,7 @@ class Request(Generic[Waiter]):
 
 
 def repeatable(request: Request[Any]) -> bool:
-    return request.kind is Kind.IDEMPOTENT_CALL and not request.abandoned
+    return request.kind is _IDEMPOTENT_CALL and not request.abandoned
 
 
 class OpenRequests(Generic[Waiter]):
@@ -86,15 +90,9 @@ class OpenRequests(Generic[Waiter]):
             credit = self._credit[actor] = Credit(*self._window)
         return credit
 
-    def next_id(self) -> int:
-        """An id for a request to be packed. If packing fails it stays a gap, which the peer takes for a loss."""
-        self.last_id += 1
-        return self.last_id
-
     def add(
         self,
         now: float,
-        request_id: int,
         kind: Kind,
         actor: str,
         endpoint: str,
@@ -103,13 +101,14 @@ class OpenRequests(Generic[Waiter]):
         size_bytes: int,
     ) -> Request[Waiter]:
         """A request that is being sent, for which credit has been taken; ``Credit.grant`` may follow."""
+        self.last_id = request_id = self.last_id + 1
         request = Request(request_id, kind, actor, endpoint, timeout_s, waiter, size_bytes)
         self._open[request_id] = request
         self._credit[actor].use(size_bytes)
         # Each item of a stream has a deadline of its own, which the reader keeps.
-        if kind is Kind.CALL or kind is Kind.IDEMPOTENT_CALL:
+        if kind is _CALL or kind is _IDEMPOTENT_CALL:
             heapq.heappush(self._deadlines, (now + timeout_s, request_id))
-            if kind is Kind.IDEMPOTENT_CALL:
+            if kind is _IDEMPOTENT_CALL:
                 self._repeatable[request_id] = None
         return request
 
@@ -138,7 +137,7 @@ class OpenRequests(Generic[Waiter]):
         granted: list[Waiter] = []
         for request_id in self._named(ranges):
             request = self._open.get(request_id)
-            if request is not None and request.kind is Kind.TELL:
+            if request is not None and request.kind is _TELL:
                 granted += self.close(request)
         return granted
 
@@ -158,7 +157,7 @@ class OpenRequests(Generic[Waiter]):
 
     def has_tells(self) -> bool:
         """True if any one-way message is not known to be processed."""
-        return any(request.kind is Kind.TELL for request in self._open.values())
+        return any(request.kind is _TELL for request in self._open.values())
 
     def abandon(self, request: Request[Waiter]) -> bool:
         """Its caller has given up; True if the peer should be notified. It holds its credit until it is answered."""
@@ -171,7 +170,7 @@ class OpenRequests(Generic[Waiter]):
     def close(self, request: Request[Waiter]) -> list[Waiter]:
         """The request is finished; returns the waiters that have credit now."""
         del self._open[request.id]
-        if request.kind is Kind.IDEMPOTENT_CALL:
+        if request.kind is _IDEMPOTENT_CALL:
             self._repeatable.pop(request.id, None)
         if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]

@@ -74,18 +74,19 @@ class Link:
             self.flush()
             self._transmit([self._header, codec.join([envelope]), *buffers])
             return
-        if not self._in_tick:
+        if self._in_tick:
+            self._alone = False
+        else:
             self._in_tick = True
             self._loop.call_soon(self._end_tick)
             if self._alone:
                 self._transmit([self._header, codec.join([envelope])])
                 return
             self._alone = True
-        else:
-            self._alone = False
-        self._queued.append(envelope)
+        queued = self._queued
+        queued.append(envelope)
         self._queued_bytes += len(envelope)
-        if self._queued_bytes > _JOIN_BYTES or len(self._queued) >= _JOIN_ENVELOPES:
+        if self._queued_bytes > _JOIN_BYTES or len(queued) >= _JOIN_ENVELOPES:
             self.flush()
 
     def _end_tick(self) -> None:
