@@ -232,16 +232,18 @@ class Caller(ABC):
         delivery = current_delivery.get()
         trace_id = next(self._trace_ids) if delivery is None else delivery.trace_id
         fields: tuple[Any, ...] = (actor, endpoint, timeout_s, args, kwargs, trace_id)
-        if kind is _STREAM:
+        encoder = self._encoder
+        if kind is _IDEMPOTENT_CALL:
+            encoder = self._whole
+        elif kind is _STREAM:
             fields += (self.session.settings.stream_window,)
         try:
-            encoder = self._whole if kind is _IDEMPOTENT_CALL else self._encoder
             packed = encoder.pack(fields, as_items=True)
         except LocalProtocolError as error:
             raise LocalProtocolError(f"arguments of {actor}.{endpoint}: {error}") from error.__cause__
-        if not self._encoder.buffers:
+        if not encoder.buffers:
             return packed, ()
-        buffers = self._encoder.take_buffers()
+        buffers = encoder.take_buffers()
         return packed, codec.unchanging(buffers) if kind is _TELL else buffers
 
     def _send_request(
@@ -339,20 +341,14 @@ class Caller(ABC):
             self._give_credit(granted)
         waiter = None if request is None else request.waiter
         if isinstance(waiter, Call):
-            self._resolve(waiter, envelope[2])
+            if not waiter.done():
+                signature, value = waiter.signature, envelope[2]
+                try:
+                    waiter.set_result(value if signature is None else signature.result(value, self._home))
+                except RemoteProtocolError as error:
+                    waiter.set_exception(error)
         elif isinstance(waiter, StreamReader):
             waiter.set_result(envelope[2])
-
-    def _resolve(self, call: Call, value: Any) -> None:
-        if call.done():
-            return
-        if call.signature is not None:
-            try:
-                value = call.signature.result(value, self._home)
-            except RemoteProtocolError as error:
-                call.set_exception(error)
-                return
-        call.set_result(value)
 
     def _on_error(self, envelope: Envelope) -> None:
         request, granted = self._requests.finish(envelope[1])

@@ -206,9 +206,12 @@ class Serving:
 
     def answer(self, delivery: Delivery, value: Any) -> None:
         """Raises LocalProtocolError if ``value`` can't be sent; the request is still open then."""
+        serving, request_id = self._serving, delivery.id
+        if serving.get(request_id) is not delivery:
+            return  # it was answered before
         if delivery.kind == _TELL:
-            if self._end(delivery):
-                self._report_done(delivery.id)
+            del serving[request_id]
+            self._report_done(request_id)
             return
         packed, buffers = _NONE, _NO_BUFFERS
         if value is not None:
@@ -219,8 +222,8 @@ class Serving:
                 raise LocalProtocolError(f"its result: {error}") from error.__cause__
             if encoder.buffers:
                 buffers = codec.unchanging(encoder.take_buffers())
-        if self._end(delivery):
-            self._send_answer(delivery, codec.pack_reply(delivery.id, packed), buffers)
+        del serving[request_id]
+        self._send_answer(delivery, codec.pack_reply(request_id, packed), buffers)
 
     def answer_error(self, delivery: Delivery, error: BaseException, errors: DeclaredErrors) -> None:
         """The endpoint raised ``error``; ``errors``: those that it declares."""

@@ -104,8 +104,8 @@ class Encoder:
         self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
 
     def pack(self, value: Any, *, as_items: bool = False) -> bytes:
-        """The packed value; ``take_buffers`` returns its buffers. ``as_items``: of a sequence of up to 15 items, without
-        its head.
+        """The packed value; ``take_buffers`` returns its buffers. ``as_items``: without the head of a sequence of up to
+        15 items.
 
         Raises LocalProtocolError if ``value`` can't be sent. A lone surrogate, which is valid in JSON and not in UTF-8,
         arrives as its escape: ``\\ud83d``.

@@ -14,7 +14,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol import codec
 
-# Plain numbers: combining enum members costs as much as sending.
+# Plain numbers: combining enum members, and looking them up, costs as much as sending.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 LINGER_MS = 500
@@ -77,8 +78,8 @@ class LoopSocket:
         return self._closed
 
     def _holds_messages(self) -> bool:
-        events: int = self.socket.get(zmq.EVENTS)  # type: ignore[assignment]  # pyzmq: int or bytes, by the option
-        return events & zmq.POLLIN != 0
+        events: int = self.socket.get(_EVENTS)  # type: ignore[assignment]  # pyzmq: int or bytes, by the option
+        return events & _POLLIN != 0
 
     def _check_soon(self) -> None:
         if not self._check_is_scheduled:

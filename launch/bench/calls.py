@@ -47,6 +47,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...core.collector import spare_collector
 from ...core.ref import ActorRef
 from .. import env
 from . import flexmarl_calls, machine, other_frameworks
@@ -97,6 +98,7 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     environment = env.actor_environment()
     report("how busy the machine is with other things")
     described = await machine.describe()
+    spare_collector()  # as actors' processes do
     result: dict[str, Any] = {}
     for transport in options.transports:
         result[transport] = await _measure_transport(transport, options, environment, report)
