@@ -32,7 +32,7 @@ class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
     request_id: int
     """The request's, once it has been sent."""
     unsent: Any
-    """The request while it waits for credit (``delivery.calls.Unsent``), else None."""
+    """The request while it waits for credit (``delivery.unsent.Unsent``), else None."""
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancels the call at the callee too."""

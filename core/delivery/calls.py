@@ -27,54 +27,11 @@ from ..signature import Signature
 from ..wire.wire import Link
 from .requests import Home
 from .streams import StreamReader
+from .unsent import Unsent
 
 # A global name costs less than an enum's attribute.
 _CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
 _UP = LinkState.UP
-
-
-class Unsent:
-    """A request that waits for credit, packed already. ``reader``: of a stream's items."""
-
-    __slots__ = (
-        "actor", "buffers", "call", "deadline", "endpoint", "fields", "kind", "reader", "timeout_s", "timer"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        call: Call,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        fields: bytes,
-        buffers: Sequence[memoryview],
-        reader: StreamReader | None = None,
-    ) -> None:
-        """``call``: done when its reply arrives; in case of a message without a reply, or a stream, when it is sent."""
-        self.call = call
-        self.kind = kind
-        self.actor = actor
-        self.endpoint = endpoint
-        self.timeout_s = timeout_s
-        self.fields = fields
-        self.buffers = buffers
-        self.reader = reader
-        self.deadline = math.inf
-        self.timer: asyncio.TimerHandle | None = None
-
-    def done(self) -> bool:
-        return self.call.done()
-
-    def set_exception(self, error: BaseException) -> None:
-        self.settle()
-        self.call.set_exception(error)
-
-    def settle(self) -> None:
-        """It waits no longer."""
-        self.call.unsent = None
-        if self.timer is not None:
-            self.timer.cancel()
 
 
 Waiter: TypeAlias = Call | StreamReader | Unsent
@@ -151,10 +108,16 @@ class Caller(ABC):
         self._wait_credit(Unsent(call, _TELL, actor, endpoint, timeout_s, fields, buffers))
         return call
 
+    def has_tells(self) -> bool:
+        """True if a one-way message waits for credit, or is not known to be processed."""
+        return self._requests.has_tells() or any(
+            isinstance(unsent, Unsent) and unsent.kind is _TELL for unsent in self._requests.waiting()
+        )
+
     async def wait_tells_done(self) -> None:
         """Returns when every one-way message has been processed, or is known to be lost."""
         self._tells_done = asyncio.Event()
-        while self.dead is None and self._requests.has_tells():
+        while self.dead is None and self.has_tells():
             self._tells_done.clear()
             await self._tells_done.wait()
 

@@ -217,6 +217,9 @@ class OpenRequests(Generic[Waiter]):
             credit.waiting.clear()
         return waiting
 
+    def waiting(self) -> Iterator[Waiter]:
+        return (waiter for credit in self._credit.values() for waiter in credit.waiting)
+
     def waiting_for_credit(self) -> int:
         return sum(len(credit.waiting) for credit in self._credit.values())
 

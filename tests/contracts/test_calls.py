@@ -365,6 +365,20 @@ class TestCredit:
         await until(lambda: all_credit_is_back(asking, subject))
 
     @over_every_transport
+    async def test_messages_that_wait_when_their_system_closes_are_carried_out(
+        self, cluster: Cluster
+    ) -> None:
+        serving = await cluster.start("serving")
+        actor = Subject()
+        await serving.add(actor, "subject")
+        async with cluster.system("asking", SMALL) as asking:
+            subject = asking.ref("subject", serving.address, Subject)
+            for number in range(100):
+                subject.tell("hear", number)
+            assert session_of(asking).waiting_for_credit == 96
+        await until(lambda: actor.heard == list(range(100)))
+
+    @over_every_transport
     async def test_idempotent_calls_and_streams_wait_too(self, cluster: Cluster) -> None:
         asking, actor, subject = await filled(cluster)
         once = [subject.api.add_once(number) for number in range(10)]
