@@ -49,7 +49,7 @@ class LoopSocket:
         self._closed = False
         self._fd = socket.FD
         try:
-            self._loop.add_reader(self._fd, self._drain)
+            self._loop.add_reader(self._fd, self._readable)
         except BaseException:  # a loop in virtual time has no descriptors
             socket.close(linger=0)
             raise
@@ -65,8 +65,7 @@ class LoopSocket:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             # A peer of a ROUTER has left: callers that wait for its answers notice its silence.
-        if self._holds_messages():
-            self._check_soon()
+        self._check_soon()
 
     def drain(self) -> None:
         """Delivers all messages that have arrived."""
@@ -81,7 +80,15 @@ class LoopSocket:
         events: int = self.socket.get(_EVENTS)  # type: ignore[assignment]  # pyzmq: int or bytes, by the option
         return events & _POLLIN != 0
 
+    def _readable(self) -> None:
+        """The first message is delivered at once, the others after the callbacks that it causes: most messages come one
+        at a time."""
+        if not self._closed and self._holds_messages():
+            self._deliver(_receive_frames(self.socket, self._small_frames))
+        self._check_soon()
+
     def _check_soon(self) -> None:
+        """The descriptor is edge-triggered, and sending and receiving may take its edge (zmq_getsockopt(3), ZMQ_FD)."""
         if not self._check_is_scheduled:
             self._check_is_scheduled = True
             self._loop.call_soon(self._check)
