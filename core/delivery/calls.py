@@ -33,7 +33,6 @@ from .unsent import Unsent
 _CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
 _UP = LinkState.UP
 
-
 Waiter: TypeAlias = Call | StreamReader | Unsent
 
 
@@ -146,7 +145,8 @@ class Caller(ABC):
             request_id = self._send_request(_STREAM, actor, endpoint, timeout_s, fields, buffers, reader)
         else:
             self._wait_credit(Unsent(sent, _STREAM, actor, endpoint, timeout_s, fields, buffers, reader))
-            request_id = await sent
+            await sent
+            request_id = sent.request_id
         window = self._home.settings.stream_window
         taken = 0
         try:
@@ -270,12 +270,12 @@ class Caller(ABC):
             assert isinstance(unsent, Unsent), "only these wait for credit"
             unsent.settle()
             call, kind, rest_s = unsent.call, unsent.kind, max(unsent.deadline - self._loop.time(), 0.0)
-            waiter = unsent.reader if unsent.reader is not None or kind is _TELL else call
+            waiter = {_TELL: None, _STREAM: unsent.reader}.get(kind, call)
             call.request_id = self._send_request(
                 kind, unsent.actor, unsent.endpoint, rest_s, unsent.fields, unsent.buffers, waiter
             )
             if waiter is not call:
-                call.set_result(call.request_id)
+                call.set_result(None)
             granted += self._requests.credit(unsent.actor).grant()
 
     # ------------------------------------------------------------------ callers that give up

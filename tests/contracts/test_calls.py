@@ -288,7 +288,7 @@ class TestCredit:
         waits = subject.tell("hear", 100)
         assert not waits.done()
         actor.gate.set()
-        await waits
+        assert await waits is None
         await until(lambda: all_credit_is_back(asking, subject))
         told = subject.tell("hear", 101)
         assert told.done()
