@@ -84,7 +84,7 @@ class LoopSocket:
         """The first message is delivered at once, the others after the callbacks that it causes: most messages come one
         at a time."""
         if not self._closed and self._holds_messages():
-            self._deliver(_receive_frames(self.socket, self._small_frames))
+            self._deliver(self._receive(self.socket, self._small_frames))
         self._check_soon()
 
     def _check_soon(self) -> None:
