@@ -1,11 +1,13 @@
 """A reference to an actor: a value that can be kept, compared and sent in a message."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
+from .call import Call
 from .errors import FlexmarlError, LocalProtocolError
 from .signature import Signature, signature_of
 
@@ -20,7 +22,7 @@ class Peer(Protocol):
 
     dead: FlexmarlError | None
 
-    async def call(
+    def call(
         self,
         actor: str,
         endpoint: str,
@@ -28,11 +30,11 @@ class Peer(Protocol):
         kwargs: Mapping[str, Any],
         timeout_s: float,
         signature: Signature | None,
-    ) -> Any: ...
+    ) -> Call: ...
 
-    async def tell(
+    def tell(
         self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float
-    ) -> None: ...
+    ) -> Call: ...
 
     def tell_nowait(
         self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -78,7 +80,11 @@ class ActorRef(Generic[Api]):
 
     @property
     def api(self) -> Api:
-        """The actor's endpoints, as methods to await; each call has the default deadline."""
+        """The actor's endpoints, as methods; each call has the default deadline.
+
+        A call is sent at once, in the order of the program, and may be awaited later (``call.Call``). If credit is
+        missing it waits behind earlier calls, with its arguments as they were.
+        """
         if self._proxy is None:
             self._proxy = _Proxy(self, DEFAULT_TIMEOUT_S)
         return cast(Api, self._proxy)
@@ -86,29 +92,27 @@ class ActorRef(Generic[Api]):
     def within(self, timeout_s: float) -> Api:
         """The actor's endpoints, each call with a deadline of ``timeout_s`` seconds; for a stream, each of its items.
 
-        A call raises CallTimeout, ActorDead, RemoteError (the endpoint raised), RemoteProtocolError
+        Awaiting a call raises CallTimeout, ActorDead, RemoteError (the endpoint raised), RemoteProtocolError
         (arguments or result of the wrong type), LocalProtocolError or SystemClosed; ValueError if ``timeout_s`` is
         negative or NaN.
         """
         return cast(Api, _Proxy(self, _checked(timeout_s)))
 
-    async def ask(
-        self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
-    ) -> Any:
-        """Calls an endpoint by name; raises what ``within`` lists."""
-        return await self._peer().call(
-            self.name, endpoint, args, kwargs, _checked(timeout_s), self._signature(endpoint)
-        )
+    def ask(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Call:
+        """Calls an endpoint by name; awaiting it raises what ``within`` lists."""
+        return self._call(endpoint, args, kwargs, _checked(timeout_s), self._signature(endpoint))
 
-    def tell(
-        self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
-    ) -> Awaitable[None]:
-        """Sends without a reply: delivered at most once, in order with this system's other requests.
+    def tell(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Call:
+        """Sends at once, without a reply: delivered at most once, in order with this system's other requests.
 
         To be awaited: it waits for credit if a whole window of messages to the actor is not processed yet, and raises
         CallTimeout after ``timeout_s``.
         """
-        return self._peer().tell(self.name, endpoint, args, kwargs, _checked(timeout_s))
+        try:
+            peer = self._peer()
+        except FlexmarlError as error:
+            return _failed(error)
+        return peer.tell(self.name, endpoint, args, kwargs, _checked(timeout_s))
 
     def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
         """``tell`` for code that can't wait: raises NoCredit if a whole window of messages is not processed yet."""
@@ -124,6 +128,20 @@ class ActorRef(Generic[Api]):
         """
         signature = self._signature(endpoint)
         return self._peer().stream(self.name, endpoint, args, kwargs, _checked(timeout_s), signature)
+
+    def _call(
+        self,
+        endpoint: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout_s: float,
+        signature: Signature | None,
+    ) -> Call:
+        try:
+            peer = self._peer()
+        except FlexmarlError as error:
+            return _failed(error)
+        return peer.call(self.name, endpoint, args, kwargs, timeout_s, signature)
 
     def _signature(self, endpoint: str) -> Signature | None:
         return None if self._api is None else signature_of(self._api, endpoint)
@@ -172,7 +190,13 @@ class ActorRef(Generic[Api]):
 def _checked(timeout_s: float) -> float:
     if not timeout_s >= 0.0:  # also NaN, which has no place in the order of deadlines
         raise ValueError(f"timeout_s must not be negative, got {timeout_s!r}")
-    return timeout_s
+    return float(timeout_s)
+
+
+def _failed(error: FlexmarlError) -> Call:
+    call = Call(loop=asyncio.get_running_loop())
+    call.set_exception(error)
+    return call
 
 
 class _Proxy:
@@ -183,14 +207,17 @@ class _Proxy:
         self._timeout_s = timeout_s
 
     def __getattr__(self, endpoint: str) -> Callable[..., Any]:
-        ref, timeout_s = self._ref, self._timeout_s
+        ref, timeout_s, name = self._ref, self._timeout_s, self._ref.name
         signature = ref._signature(endpoint)
 
         def stream(*args: Any, **kwargs: Any) -> Any:
             return ref.stream(endpoint, *args, timeout_s=timeout_s, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return ref._peer().call(ref.name, endpoint, args, kwargs, timeout_s, signature)
+            peer = ref._known_peer
+            if peer is None or peer.dead is not None:
+                return ref._call(endpoint, args, kwargs, timeout_s, signature)
+            return peer.call(name, endpoint, args, kwargs, timeout_s, signature)
 
         found = stream if signature is not None and signature.streams else call
         setattr(self, endpoint, found)  # the next use finds it there

@@ -149,6 +149,7 @@ class ActorSystem:
                     await self._own_supervisor.__aexit__(kind, error, trace)
                 except Exception as raised:  # noqa: BLE001  # raised below: everything else is closed first
                     first = raised
+            local.network.closing = True
             await local.notify_watchers()
             raised_here = await local.close()
             first = first or raised_here

@@ -9,7 +9,6 @@ pipe open, so the process also watches the parent itself (pidfd_open(2)).
 
 import asyncio
 import functools
-import gc
 import os
 import select
 import shutil
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from .actor import Actor
+from .collector import spare_collector
 from .errors import origin_of
 from .private_directory import use_with_others
 from .ref import ActorRef
@@ -35,10 +35,6 @@ from .wire.curve import Keys
 from .wire.zeromq import ZmqWire, ipc_address
 
 log = get_logger(__name__)
-
-# Python's default is (700, 10, 10). Messages leave no reference cycles: the search for them took a third of the time of
-# a store with many rows.
-_GC_THRESHOLD = (20_000, 10, 10)
 
 # The supervisor's process may be stopped (ctrl-Z) for days, and is asked nothing else.
 _REPORT_TIMEOUT_S = 30 * 24 * 3600.0
@@ -82,9 +78,7 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
         supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
         try:
             await system.add(_build(init, system), name)
-            gc.collect()
-            gc.freeze()  # modules and all other objects so far stay: the collector skips them from now on
-            gc.set_threshold(*_GC_THRESHOLD)
+            spare_collector()
             await supervisor.ask("ready", name, os.getpid(), system.address, timeout_s=_REPORT_TIMEOUT_S)
             error = await _wait_stopped(system)
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):

@@ -17,9 +17,9 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "front_door", "task_groups", "errors", "names", "call_context", "telemetry", "private_directory", "protocol",
-    "wire_types",
-    "declared_errors", "signature", "wire", "durable",
+    "front_door", "collector", "task_groups", "errors", "names", "call_context", "telemetry", "private_directory",
+    "protocol", "wire_types",
+    "declared_errors", "signature", "call", "wire", "durable",
     "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")

@@ -4,8 +4,9 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, TypeAlias
 
+from ..call import Call
 from ..call_context import current_delivery
 from ..errors import (
     ActorDead,
@@ -16,6 +17,7 @@ from ..errors import (
     NoCredit,
     RemoteError,
     RemoteProtocolError,
+    SystemClosed,
 )
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
@@ -25,14 +27,13 @@ from ..signature import Signature
 from ..wire.wire import Link
 from .requests import Home
 from .streams import StreamReader
+from .unsent import Unsent
 
+# A global name costs less than an enum's attribute.
+_CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
+_UP = LinkState.UP
 
-class ReplyWaiter(Protocol):
-    """The waiter for a reply: a future or a stream reader."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
+Waiter: TypeAlias = Call | StreamReader | Unsent
 
 
 class Caller(ABC):
@@ -43,7 +44,7 @@ class Caller(ABC):
         self._link = link
         self._loop = asyncio.get_running_loop()
         trusted = home.trusts(link.address)
-        self.session: Session[ReplyWaiter] = Session(home.settings, up=up, trusted=trusted)
+        self.session: Session[Waiter] = Session(home.settings, up=up, trusted=trusted)
         self.dead: FlexmarlError | None = None
         """Set when the peer can't be called any more."""
         self._requests = self.session.requests
@@ -56,6 +57,9 @@ class Caller(ABC):
         self._due = math.inf
         """The time of ``_timer``."""
         self._tells_done: asyncio.Event | None = None
+        self._sent = self._new_call(None)
+        """The result of every ``tell`` that did not wait."""
+        self._sent.set_result(None)
 
     @abstractmethod
     def _arm(self) -> None:
@@ -63,7 +67,7 @@ class Caller(ABC):
 
     # ------------------------------------------------------------------ requests
 
-    async def call(
+    def call(
         self,
         actor: str,
         endpoint: str,
@@ -71,34 +75,48 @@ class Caller(ABC):
         kwargs: Mapping[str, Any],
         timeout_s: float,
         signature: Signature | None,
-    ) -> Any:
+    ) -> Call:
         """The endpoint's result; see ``ActorRef.within`` for the errors."""
-        if self.dead is not None or not self._requests.credit(actor).take():
-            timeout_s = await self._wait_credit(actor, endpoint, timeout_s)
-        kind = Kind.IDEMPOTENT_CALL if signature is not None and signature.idempotent else Kind.CALL
-        future: asyncio.Future[Any] = self._loop.create_future()
-        request = self._request(kind, actor, endpoint, timeout_s, args, kwargs, future)
+        call = self._new_call(signature)
+        kind = _IDEMPOTENT_CALL if signature is not None and signature.idempotent else _CALL
         try:
-            value = await future
-        except asyncio.CancelledError:
-            self._abandon(request)
-            raise
-        except RemoteError as error:
-            self._raise_declared(error, signature)
-        return value if signature is None else signature.result(value, self._home)
+            fields, buffers = self._pack(kind, actor, endpoint, timeout_s, args, kwargs)
+        except LocalProtocolError as error:
+            call.set_exception(error)
+            return call
+        if self.dead is None and self._requests.credit(actor).take():
+            call.request_id = self._send_request(kind, actor, endpoint, timeout_s, fields, buffers, call)
+        else:
+            self._wait_credit(Unsent(call, kind, actor, endpoint, timeout_s, fields, buffers))
+        return call
 
-    async def tell(
+    def tell(
         self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float
-    ) -> None:
-        """Returns when the message has left, or is queued for a peer that is being connected."""
-        if self.dead is not None or not self._requests.credit(actor).take():
-            await self._wait_credit(actor, endpoint, timeout_s)
-        self._request(Kind.TELL, actor, endpoint, timeout_s, args, kwargs, None)
+    ) -> Call:
+        """Done when the message has left, or is queued for a peer that is being connected."""
+        try:
+            fields, buffers = self._pack(_TELL, actor, endpoint, timeout_s, args, kwargs)
+        except LocalProtocolError as error:
+            call = self._new_call(None)
+            call.set_exception(error)
+            return call
+        if self.dead is None and self._requests.credit(actor).take():
+            self._send_request(_TELL, actor, endpoint, timeout_s, fields, buffers, None)
+            return self._sent
+        call = self._new_call(None)
+        self._wait_credit(Unsent(call, _TELL, actor, endpoint, timeout_s, fields, buffers))
+        return call
+
+    def has_tells(self) -> bool:
+        """True if a one-way message waits for credit, or is not known to be processed."""
+        return self._requests.has_tells() or any(
+            isinstance(unsent, Unsent) and unsent.kind is _TELL for unsent in self._requests.waiting()
+        )
 
     async def wait_tells_done(self) -> None:
         """Returns when every one-way message has been processed, or is known to be lost."""
         self._tells_done = asyncio.Event()
-        while self.dead is None and self._requests.has_tells():
+        while self.dead is None and self.has_tells():
             self._tells_done.clear()
             await self._tells_done.wait()
 
@@ -106,10 +124,11 @@ class Caller(ABC):
         """Raises NoCredit if ``tell`` would wait."""
         if self.dead is not None:
             raise self.dead
+        fields, buffers = self._pack(_TELL, actor, endpoint, 0.0, args, kwargs)
         credit = self._requests.credit(actor)
         if not credit.take():
             raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
-        self._request(Kind.TELL, actor, endpoint, 0.0, args, kwargs, None)
+        self._send_request(_TELL, actor, endpoint, 0.0, fields, buffers, None)
 
     async def stream(
         self,
@@ -120,16 +139,20 @@ class Caller(ABC):
         timeout_s: float,
         signature: Signature | None,
     ) -> AsyncIterator[Any]:
-        if self.dead is not None or not self._requests.credit(actor).take():
-            await self._wait_credit(actor, endpoint, timeout_s)
+        fields, buffers = self._pack(_STREAM, actor, endpoint, timeout_s, args, kwargs)
+        reader, sent = StreamReader(actor), self._new_call(None)
+        if self.dead is None and self._requests.credit(actor).take():
+            request_id = self._send_request(_STREAM, actor, endpoint, timeout_s, fields, buffers, reader)
+        else:
+            self._wait_credit(Unsent(sent, _STREAM, actor, endpoint, timeout_s, fields, buffers, reader))
+            await sent
+            request_id = sent.request_id
         window = self._home.settings.stream_window
-        reader = StreamReader(actor)
-        request = self._request(Kind.STREAM, actor, endpoint, timeout_s, args, kwargs, reader)
         taken = 0
         try:
             while True:
                 if taken and not reader.holds_items():  # the sender may lack room for another, however large
-                    self._send([Kind.GRANT, request.id, taken])
+                    self._send([Kind.GRANT, request_id, taken])
                     taken = 0
                 try:
                     item = await reader.wait_item(timeout_s)
@@ -138,23 +161,28 @@ class Caller(ABC):
                 except TimeoutError:
                     raise CallTimeout(actor, endpoint, timeout_s, "waiting for the next item") from None
                 except RemoteError as error:
-                    self._raise_declared(error, signature)
+                    declared = self._declared(error, signature)
+                    if declared is error:
+                        raise
+                    raise declared from error
                 taken += 1
                 if taken >= max(1, window // 2):
-                    self._send([Kind.GRANT, request.id, taken])
+                    self._send([Kind.GRANT, request_id, taken])
                     taken = 0
                 yield item if signature is None else signature.result(item, self._home)
         finally:
-            self._abandon(request)
+            self._abandon(request_id)
 
-    def _raise_declared(self, error: RemoteError, signature: Signature | None) -> NoReturn:
-        """Raises ``error`` as the class that the caller's signature declares for it."""
-        declared = error if signature is None else signature.errors.from_wire(error, self._home)
-        if declared is error:
-            raise error
-        raise declared from error
+    def _declared(self, error: RemoteError, signature: Signature | None) -> Exception:
+        """The error of the class that the caller's signature declares for ``error``; ``error`` itself if none is."""
+        return error if signature is None else signature.errors.from_wire(error, self._home)
 
-    def _request(
+    def _new_call(self, signature: Signature | None) -> Call:
+        call = Call(loop=self._loop)
+        call.owner, call.signature, call.unsent, call.request_id = self, signature, None, 0
+        return call
+
+    def _pack(
         self,
         kind: Kind,
         actor: str,
@@ -162,81 +190,108 @@ class Caller(ABC):
         timeout_s: float,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        waiter: ReplyWaiter | None,
-    ) -> Request[ReplyWaiter]:
-        session, requests = self.session, self._requests
-        now = self._loop.time()
+    ) -> tuple[bytes, Sequence[memoryview]]:
+        """The fields that a request has when it is made, and its buffers: it may have to wait for credit."""
         delivery = current_delivery.get()
         trace_id = next(self._trace_ids) if delivery is None else delivery.trace_id
-        request_id = requests.next_id()
-        fields: tuple[Any, ...] = (
-            kind, request_id, actor, endpoint, float(timeout_s), args, kwargs, trace_id,
-        )  # fmt: skip
-        if kind is Kind.IDEMPOTENT_CALL:
-            fields += (requests.acknowledged_below(request_id), self._number)
-        elif kind is Kind.STREAM:
-            fields += (session.settings.stream_window,)
+        fields: tuple[Any, ...] = (actor, endpoint, timeout_s, args, kwargs, trace_id)
+        encoder = self._encoder
+        if kind is _IDEMPOTENT_CALL:
+            encoder = self._whole
+        elif kind is _STREAM:
+            fields += (self.session.settings.stream_window,)
         try:
-            packed = (self._whole if kind is Kind.IDEMPOTENT_CALL else self._encoder).pack(fields)
-        except BaseException as error:
-            self._give_credit(requests.credit(actor).forgo())
-            if isinstance(error, LocalProtocolError):
-                raise LocalProtocolError(f"arguments of {actor}.{endpoint}: {error}") from error.__cause__
-            raise
-        size_bytes = len(packed)
-        buffers = self._encoder.take_buffers()
-        if buffers and kind is Kind.TELL:
-            buffers = codec.unchanging(buffers)
-        for buffer in buffers:
-            size_bytes += buffer.nbytes
-        request = requests.add(now, request_id, kind, actor, endpoint, timeout_s, waiter, size_bytes)
-        credit = requests.credit(actor)
-        if credit.waiting:
-            self._give_credit(credit.grant())
-        if kind is Kind.IDEMPOTENT_CALL:
-            request.frames = packed
+            packed = encoder.pack(fields, as_items=True)
+        except LocalProtocolError as error:
+            raise LocalProtocolError(f"arguments of {actor}.{endpoint}: {error}") from error.__cause__
+        if not encoder.buffers:
+            return packed, ()
+        buffers = encoder.take_buffers()
+        return packed, codec.unchanging(buffers) if kind is _TELL else buffers
+
+    def _send_request(
+        self,
+        kind: Kind,
+        actor: str,
+        endpoint: str,
+        timeout_s: float,
+        fields: bytes,
+        buffers: Sequence[memoryview],
+        waiter: Call | StreamReader | None,
+    ) -> int:
+        """Sends a request that has taken credit; returns its id."""
+        session, requests = self.session, self._requests
+        now = self._loop.time()
+        size_bytes = len(fields)
+        if buffers:
+            size_bytes += sum(buffer.nbytes for buffer in buffers)
+        request = requests.add(now, kind, actor, endpoint, timeout_s, waiter, size_bytes)
+        request_id = request.id
+        if kind is _IDEMPOTENT_CALL:
+            numbers = (requests.acknowledged_below(request_id), self._number)
+            fields += self._encoder.pack(numbers, as_items=True)
+            request.frames = packed = codec.pack_request(kind, request_id, fields)
+        else:
+            packed = codec.pack_request(kind, request_id, fields)
         self._link.send(packed, buffers)
-        if session.next_tick is None or session.state is not LinkState.UP:
+        if session.next_tick is None or session.state is not _UP:
             session.need(now)
             self._arm()
         elif self._timer is None or now + timeout_s < self._due:
             self._arm()
-        return request
+        return request_id
 
-    async def _wait_credit(self, actor: str, endpoint: str, timeout_s: float) -> float:
-        """Waits for credit behind earlier waiters; returns the rest of ``timeout_s``."""
+    # ------------------------------------------------------------------ credit
+
+    def _wait_credit(self, unsent: Unsent) -> None:
+        """Sends the request when it gets credit, behind those that wait already."""
         if self.dead is not None:
-            raise self.dead
-        credit = self._requests.credit(actor)
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        credit.waiting.append(waiter)
-        deadline = self._loop.time() + timeout_s
-        self.session.need(self._loop.time())
+            unsent.call.set_exception(self.dead)
+            return
+        now = self._loop.time()
+        unsent.call.unsent = unsent
+        unsent.deadline = now + unsent.timeout_s
+        if unsent.timeout_s < math.inf:
+            unsent.timer = self._loop.call_at(unsent.deadline, self._credit_is_late, unsent)
+        self._requests.credit(unsent.actor).waiting.append(unsent)
+        self.session.need(now)
         self._arm()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-            if self.dead is not None:  # it died after the credit was granted
-                raise self.dead
-            return max(deadline - self._loop.time(), 0.0)
-        except BaseException as error:
-            if waiter in credit.waiting:
-                credit.waiting.remove(waiter)
-            elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._give_credit(credit.forgo())  # granted in the same moment in which the waiter gave up
-            if isinstance(error, TimeoutError):
-                phase = f"waiting for credit, {credit.requests} requests are under way to it"
-                raise CallTimeout(actor, endpoint, timeout_s, phase) from None
-            raise
 
-    def _give_credit(self, waiters: Sequence[ReplyWaiter]) -> None:
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _credit_is_late(self, unsent: Unsent) -> None:
+        if not unsent.done():
+            credit = self._requests.credit(unsent.actor)
+            credit.waiting.remove(unsent)
+            phase = f"waiting for credit, {credit.requests} requests are under way to it"
+            unsent.set_exception(CallTimeout(unsent.actor, unsent.endpoint, unsent.timeout_s, phase))
 
-    def _abandon(self, request: Request[ReplyWaiter]) -> None:
-        if self._requests.abandon(request):
-            self._send([Kind.CANCEL, request.id])
+    def _give_credit(self, granted: list[Waiter]) -> None:
+        """Sends the requests that hold credit now, and those that get it then."""
+        for unsent in granted:
+            assert isinstance(unsent, Unsent), "only these wait for credit"
+            unsent.settle()
+            call, kind, rest_s = unsent.call, unsent.kind, max(unsent.deadline - self._loop.time(), 0.0)
+            waiter = {_TELL: None, _STREAM: unsent.reader}.get(kind, call)
+            call.request_id = self._send_request(
+                kind, unsent.actor, unsent.endpoint, rest_s, unsent.fields, unsent.buffers, waiter
+            )
+            if waiter is not call:
+                call.set_result(None)
+            granted += self._requests.credit(unsent.actor).grant()
+
+    # ------------------------------------------------------------------ callers that give up
+
+    def give_up(self, call: Call) -> None:
+        unsent: Unsent | None = call.unsent
+        if unsent is None:
+            self._abandon(call.request_id)
+        else:
+            unsent.settle()
+            self._requests.credit(unsent.actor).waiting.remove(unsent)
+
+    def _abandon(self, request_id: int) -> None:
+        request = self._requests.get(request_id)
+        if request is not None and self._requests.abandon(request):
+            self._send([Kind.CANCEL, request_id])
 
     def _send(self, envelope: Envelope) -> None:
         self._link.send(self._encoder.pack(envelope))
@@ -247,14 +302,35 @@ class Caller(ABC):
         request, granted = self._requests.finish(envelope[1])
         if granted:
             self._give_credit(granted)
-        if request is not None and not request.waiter.done():  # type: ignore[union-attr]  # only one-way messages have none
-            request.waiter.set_result(envelope[2])  # type: ignore[union-attr]
+        waiter = None if request is None else request.waiter
+        if isinstance(waiter, Call):
+            if not waiter.done():
+                signature, value = waiter.signature, envelope[2]
+                try:
+                    waiter.set_result(value if signature is None else signature.result(value, self._home))
+                except RemoteProtocolError as error:
+                    waiter.set_exception(error)
+        elif isinstance(waiter, StreamReader):
+            waiter.set_result(envelope[2])
 
     def _on_error(self, envelope: Envelope) -> None:
         request, granted = self._requests.finish(envelope[1])
         self._give_credit(granted)
-        if request is not None:
-            reject(request.waiter, _error_of(request, *envelope[2:]))
+        if request is None:
+            return
+        error = _error_of(request, *envelope[2:])
+        if isinstance(error, ActorDead) and self._home.closing and self._link.address == self._home.address:
+            error = self._closed_during(request)
+        if isinstance(error, RemoteError) and isinstance(request.waiter, Call):
+            declared = self._declared(error, request.waiter.signature)
+            if declared is not error:
+                declared.__cause__ = error
+            reject(request.waiter, declared)
+        else:
+            reject(request.waiter, error)
+
+    def _closed_during(self, request: Request[Waiter]) -> SystemClosed:
+        return SystemClosed(f"{self._home.name} closed during {request.actor}.{request.endpoint}")
 
     def _on_item(self, envelope: Envelope) -> None:
         request = self._requests.get(envelope[1])
@@ -268,7 +344,7 @@ class Caller(ABC):
 
 
 def _error_of(
-    request: Request[ReplyWaiter],
+    request: Request[Waiter],
     kind: str,
     message: str,
     remote_traceback: str,
@@ -287,6 +363,6 @@ def _error_of(
     return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback, declared, fields)
 
 
-def reject(waiter: ReplyWaiter | None, error: FlexmarlError) -> None:
+def reject(waiter: Waiter | None, error: Exception) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_exception(error)

@@ -21,7 +21,7 @@ from ..protocol.envelopes import REQUESTS, Envelope, Kind
 from ..protocol.session import Effects, LinkState, SessionStatistics
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link
-from .calls import Caller, ReplyWaiter, reject
+from .calls import Caller, Waiter, reject
 from .requests import Home, Serving
 
 log = get_logger(__name__)
@@ -198,7 +198,7 @@ class Peer(Caller):
         effects = self.session.close(f"{name} was closed before they were known to be processed")
         self._log_lost(effects)
         for request in effects.dead:
-            reject(request.waiter, SystemClosed(f"{name} closed during {request.actor}.{request.endpoint}"))
+            reject(request.waiter, self._closed_during(request))
         for actor, waiter in effects.waiting:
             reject(waiter, SystemClosed(f"{name} closed while a call to {actor} waited for credit"))
 
@@ -218,7 +218,7 @@ class Peer(Caller):
         self._timer, self._due = None, math.inf
         self._carry_out(self.session.advance(now, now - due))
 
-    def _carry_out(self, effects: Effects[ReplyWaiter], error: FlexmarlError | None = None) -> None:
+    def _carry_out(self, effects: Effects[Waiter], error: FlexmarlError | None = None) -> None:
         """``error``: raised in the waiters instead of an error made from the effects' reason."""
         is_up = self.session.state is LinkState.UP
         for request in effects.expired:
@@ -246,7 +246,7 @@ class Peer(Caller):
         if effects.silent and self._link.drop():
             self._go_down(effects.reason)
 
-    def _log_lost(self, effects: Effects[ReplyWaiter]) -> None:
+    def _log_lost(self, effects: Effects[Waiter]) -> None:
         if effects.lost_tells:
             log.warning(
                 "one-way messages lost", count=effects.lost_tells, peer=self.address, why=effects.reason

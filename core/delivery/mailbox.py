@@ -281,7 +281,7 @@ class Mailbox:
                 raise RemoteProtocolError(f"{known.signature.name} {problem}")
             arguments = known.signature.arguments(envelope[5], envelope[6], self._context)
             # The handler has them now. Its tasks may keep this delivery alive, which must not keep the arguments too.
-            envelope[5], envelope[6] = (), {}
+            envelope[5] = envelope[6] = None
         except RemoteProtocolError as error:
             raise _Misfit(text_of(error)) from None
         if known.streams:

@@ -48,6 +48,7 @@ class Network:
         self.settings = settings
         self.refused_messages = 0
         self._refusals = BoundedLog(log)
+        self.closing = False
         self._wire = wire
         self.now = wire.now
         self.mailboxes = mailboxes
@@ -74,11 +75,7 @@ class Network:
 
     async def wait_tells_done(self, timeout_s: float) -> None:
         """Waits until all one-way messages from here have been processed; for ``timeout_s`` at most."""
-        waiting = [
-            asyncio.ensure_future(peer.wait_tells_done())
-            for peer in self.peers
-            if peer.session.requests.has_tells()
-        ]
+        waiting = [asyncio.ensure_future(peer.wait_tells_done()) for peer in self.peers if peer.has_tells()]
         if waiting:
             for late in (await asyncio.wait(waiting, timeout=timeout_s))[1]:
                 late.cancel()

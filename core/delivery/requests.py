@@ -27,6 +27,9 @@ log = get_logger(__name__)
 _IDEMPOTENT_CALL, _TELL = int(Kind.IDEMPOTENT_CALL), int(Kind.TELL)
 # A mark that a peer has not confirmed is sent again after this time, then after twice as long, up to a heartbeat.
 _MARK_AGAIN_S = 0.05
+_DELIVER = Admission.DELIVER
+# None, packed: the most frequent result.
+_NONE, _NO_BUFFERS = b"\xc0", list[memoryview]()
 # The caller gets at most this many characters of an error's message, and the last ones of its traceback.
 _TEXT_LIMIT = 2**16
 
@@ -37,10 +40,15 @@ class Home(Protocol):
     name: str
     settings: Settings
     mailboxes: dict[str, Mailbox]
+    closing: bool
+    """The actors of this system are being ended."""
     trace_ids: Iterator[int]
     link_numbers: Iterator[int]
     now: Callable[[], float]
     """The clock of the wire."""
+
+    @property
+    def address(self) -> str: ...
 
     def answered_before(self, key: Key) -> bytes | None:
         """The answer to send again; empty if the sender has acknowledged it; None if the call was not answered."""
@@ -138,7 +146,7 @@ class Serving:
     def on_request(self, envelope: Envelope) -> None:
         kind, request_id, actor = envelope[0], envelope[1], envelope[2]
         admission = self._session.admit(request_id, kind)
-        if admission is not Admission.DELIVER:
+        if admission is not _DELIVER:
             if admission is Admission.OUT_OF_ORDER and kind != Kind.TELL:
                 self._send_fault(request_id, Fault.OUT_OF_ORDER, "it arrived after later ones")
             return
@@ -198,18 +206,24 @@ class Serving:
 
     def answer(self, delivery: Delivery, value: Any) -> None:
         """Raises LocalProtocolError if ``value`` can't be sent; the request is still open then."""
+        serving, request_id = self._serving, delivery.id
+        if serving.get(request_id) is not delivery:
+            return  # it was answered before
         if delivery.kind == _TELL:
-            if self._end(delivery):
-                self._report_done(delivery.id)
+            del serving[request_id]
+            self._report_done(request_id)
             return
-        encoder = self._whole if delivery.kind == _IDEMPOTENT_CALL else self._encoder
-        try:
-            packed = encoder.pack((Kind.REPLY, delivery.id, value))
-        except LocalProtocolError as error:
-            raise LocalProtocolError(f"its result: {error}") from error.__cause__
-        buffers = encoder.take_buffers()
-        if self._end(delivery):
-            self._send_answer(delivery, packed, codec.unchanging(buffers) if buffers else buffers)
+        packed, buffers = _NONE, _NO_BUFFERS
+        if value is not None:
+            encoder = self._whole if delivery.kind == _IDEMPOTENT_CALL else self._encoder
+            try:
+                packed = encoder.pack((value,), as_items=True)
+            except LocalProtocolError as error:
+                raise LocalProtocolError(f"its result: {error}") from error.__cause__
+            if encoder.buffers:
+                buffers = codec.unchanging(encoder.take_buffers())
+        del serving[request_id]
+        self._send_answer(delivery, codec.pack_reply(request_id, packed), buffers)
 
     def answer_error(self, delivery: Delivery, error: BaseException, errors: DeclaredErrors) -> None:
         """The endpoint raised ``error``; ``errors``: those that it declares."""

@@ -99,11 +99,13 @@ class Encoder:
     def __init__(self, *, inline_bytes: int = _INLINE_BYTES) -> None:
         """``inline_bytes``: buffers of up to this size are packed with the rest."""
         self._inline_bytes = inline_bytes
-        self._buffers: list[memoryview] = []
+        self.buffers: list[memoryview] = []
+        """Those of the value that was packed last; see ``take_buffers``."""
         self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
 
-    def pack(self, value: Any) -> bytes:
-        """The packed value; ``take_buffers`` returns its buffers.
+    def pack(self, value: Any, *, as_items: bool = False) -> bytes:
+        """The packed value; ``take_buffers`` returns its buffers. ``as_items``: without the head of a sequence of up to
+        15 items.
 
         Raises LocalProtocolError if ``value`` can't be sent. A lone surrogate, which is valid in JSON and not in UTF-8,
         arrives as its escape: ``\\ud83d``.
@@ -111,7 +113,7 @@ class Encoder:
         try:
             # In an array, as in its body, and one more for decoding: a value that is nested too deep fails here and not
             # at the receiver.
-            packed: bytes = self._packer.pack(((value,),))[2:]
+            packed: bytes = self._packer.pack(((value,),))
         except (TypeError, ValueError, OverflowError) as error:
             self._forget()
             raise LocalProtocolError(str(error)) from error
@@ -119,8 +121,8 @@ class Encoder:
             self._forget()
             raise
         if len(packed) > MAX_ENVELOPE_ITEMS:  # fewer bytes can't hold more items
-            self._check_limits(packed)
-        return packed
+            self._check_limits(packed[2:])
+        return packed[3 if as_items else 2 :]
 
     def _check_limits(self, packed: bytes) -> None:
         what = ""
@@ -140,14 +142,14 @@ class Encoder:
 
     def take_buffers(self) -> list[memoryview]:
         """The buffers of the value that was packed last, in the order of their indexes."""
-        buffers = self._buffers
+        buffers = self.buffers
         if buffers:
-            self._buffers = []
+            self.buffers = []
         return buffers
 
     def _forget(self) -> None:
         self._packer.reset()
-        self._buffers = []
+        self.buffers = []
 
     def _to_plain(self, value: Any) -> Any:
         """One step of converting an object to plain data; the packer calls it for values it does not know."""
@@ -166,10 +168,10 @@ class Encoder:
             raise ValueError(
                 f"a buffer of {view.nbytes} bytes can't be part of a message that is kept for repeating"
             )
-        if len(self._buffers) == MAX_BUFFERS:
+        if len(self.buffers) == MAX_BUFFERS:
             raise ValueError(f"more than {MAX_BUFFERS} buffers in one message")
-        self._buffers.append(view)
-        return msgpack.ExtType(_BUFFER, _INDEX.pack(len(self._buffers) - 1))
+        self.buffers.append(view)
+        return msgpack.ExtType(_BUFFER, _INDEX.pack(len(self.buffers) - 1))
 
 
 def unchanging(buffers: Sequence[memoryview]) -> list[memoryview]:
@@ -188,6 +190,20 @@ def join(packed: Sequence[bytes]) -> bytes:
 # https://github.com/msgpack/msgpack/blob/master/spec.md: fixarray, and array 32.
 _SHORT_ARRAYS = [bytes((0x90 | count,)) for count in range(16)]
 _LONG_ARRAY = struct.Struct("!BI")
+
+
+# The head of an array of up to 15 items, a small number, and a number of 64 bits.
+_HEAD = struct.Struct("!BBBQ")
+
+
+def pack_request(kind: Kind, request_id: int, fields: bytes) -> bytes:
+    """The envelope of a request. ``fields``: those after the id, packed."""
+    return _HEAD.pack(_ARRAY_HEADS[kind], kind, 0xCF, request_id) + fields
+
+
+def pack_reply(request_id: int, value: bytes) -> bytes:
+    """The envelope of a reply; ``value``: packed."""
+    return _HEAD.pack(_REPLY_ARRAY, _REPLY, 0xCF, request_id) + value
 
 
 def pack_header(node: str, epoch: int) -> bytes:
@@ -293,7 +309,12 @@ def unpack_envelopes(body: Bytes, buffers: Sequence[Bytes] = ()) -> list[Envelop
 def _check_shapes(envelopes: list[Any]) -> None:
     try:
         for item in envelopes:
-            if type(item) is not list or not _CHECKS[item[0]](item):
+            if type(item) is list and (kind := item[0]) in _REQUESTS:
+                # The time is positive: NaN, as a timer, would upset all others.
+                fits = tuple(map(type, item)) == _SHAPES[kind] and item[4] >= 0.0
+            else:
+                fits = type(item) is list and _CHECKS[item[0]](item)
+            if not fits:
                 raise RemoteProtocolError("malformed envelope")
     except (KeyError, IndexError, TypeError):  # of an unknown kind, empty, or of an invalid kind
         raise RemoteProtocolError("malformed envelope") from None
@@ -356,16 +377,16 @@ def _replacement(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
     raise broken
 
 
+_REQUESTS = frozenset(map(int, REQUESTS))
 _SHAPES: dict[int, tuple[type, ...]] = {int(kind): fields for kind, fields in FIELDS.items()}
+
+
+_ARRAY_HEADS = {kind: 0x90 | len(fields) for kind, fields in _SHAPES.items()}
+_REPLY, _REPLY_ARRAY = int(Kind.REPLY), _ARRAY_HEADS[Kind.REPLY]
 
 
 def _has_shape(item: Envelope) -> bool:
     return tuple(map(type, item)) == _SHAPES[item[0]]
-
-
-def _is_request(item: Envelope) -> bool:
-    # The time is positive: NaN, as a timer, would upset all others.
-    return tuple(map(type, item)) == _SHAPES[item[0]] and item[4] >= 0.0
 
 
 def _holds_value(item: Envelope) -> bool:
@@ -382,7 +403,6 @@ def _holds_ids(item: Envelope) -> bool:
 
 _CHECKS: dict[int, Callable[[Envelope], bool]] = {
     **dict.fromkeys(_SHAPES, _has_shape),
-    **dict.fromkeys(map(int, REQUESTS), _is_request),
     int(Kind.REPLY): _holds_value,
     int(Kind.ITEM): _holds_item,
     int(Kind.DONE): _holds_ids,

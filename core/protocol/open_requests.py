@@ -14,6 +14,12 @@ from .envelopes import Kind
 
 # From here on the credit of actors to which no request is open is forgotten.
 _KNOWN_ACTORS = 1024
+# From here on, and twice the open requests, the deadlines of finished requests are forgotten.
+_DEADLINES = 1024
+
+
+# A global name costs less than an enum's attribute.
+_CALL, _IDEMPOTENT_CALL, _TELL = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL
 
 
 class Request(Generic[Waiter]):
@@ -53,7 +59,7 @@ class Request(Generic[Waiter]):
 
 
 def repeatable(request: Request[Any]) -> bool:
-    return request.kind is Kind.IDEMPOTENT_CALL and not request.abandoned
+    return request.kind is _IDEMPOTENT_CALL and not request.abandoned
 
 
 class OpenRequests(Generic[Waiter]):
@@ -68,6 +74,7 @@ class OpenRequests(Generic[Waiter]):
         self._credit: dict[str, Credit[Waiter]] = {}
         self._prune_at = _KNOWN_ACTORS
         self._deadlines: list[tuple[float, int]] = []
+        self._prune_deadlines_at = _DEADLINES
 
     def __len__(self) -> int:
         return len(self._open)
@@ -86,15 +93,9 @@ class OpenRequests(Generic[Waiter]):
             credit = self._credit[actor] = Credit(*self._window)
         return credit
 
-    def next_id(self) -> int:
-        """An id for a request to be packed. If packing fails it stays a gap, which the peer takes for a loss."""
-        self.last_id += 1
-        return self.last_id
-
     def add(
         self,
         now: float,
-        request_id: int,
         kind: Kind,
         actor: str,
         endpoint: str,
@@ -103,13 +104,16 @@ class OpenRequests(Generic[Waiter]):
         size_bytes: int,
     ) -> Request[Waiter]:
         """A request that is being sent, for which credit has been taken; ``Credit.grant`` may follow."""
+        self.last_id = request_id = self.last_id + 1
         request = Request(request_id, kind, actor, endpoint, timeout_s, waiter, size_bytes)
         self._open[request_id] = request
         self._credit[actor].use(size_bytes)
         # Each item of a stream has a deadline of its own, which the reader keeps.
-        if kind is Kind.CALL or kind is Kind.IDEMPOTENT_CALL:
+        if kind is _CALL or kind is _IDEMPOTENT_CALL:
             heapq.heappush(self._deadlines, (now + timeout_s, request_id))
-            if kind is Kind.IDEMPOTENT_CALL:
+            if len(self._deadlines) > self._prune_deadlines_at:  # a slow one must not make the others pile up
+                self._prune_deadlines()
+            if kind is _IDEMPOTENT_CALL:
                 self._repeatable[request_id] = None
         return request
 
@@ -138,7 +142,7 @@ class OpenRequests(Generic[Waiter]):
         granted: list[Waiter] = []
         for request_id in self._named(ranges):
             request = self._open.get(request_id)
-            if request is not None and request.kind is Kind.TELL:
+            if request is not None and request.kind is _TELL:
                 granted += self.close(request)
         return granted
 
@@ -158,7 +162,7 @@ class OpenRequests(Generic[Waiter]):
 
     def has_tells(self) -> bool:
         """True if any one-way message is not known to be processed."""
-        return any(request.kind is Kind.TELL for request in self._open.values())
+        return any(request.kind is _TELL for request in self._open.values())
 
     def abandon(self, request: Request[Waiter]) -> bool:
         """Its caller has given up; True if the peer should be notified. It holds its credit until it is answered."""
@@ -171,11 +175,8 @@ class OpenRequests(Generic[Waiter]):
     def close(self, request: Request[Waiter]) -> list[Waiter]:
         """The request is finished; returns the waiters that have credit now."""
         del self._open[request.id]
-        if request.kind is Kind.IDEMPOTENT_CALL:
+        if request.kind is _IDEMPOTENT_CALL:
             self._repeatable.pop(request.id, None)
-        if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
-            heapq.heapify(self._deadlines)
         return self._credit[request.actor].give(request.size_bytes)
 
     # ------------------------------------------------------------------ the time and losses
@@ -184,6 +185,11 @@ class OpenRequests(Generic[Waiter]):
         while self._deadlines and self._deadlines[0][1] not in self._open:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+    def _prune_deadlines(self) -> None:
+        self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
+        heapq.heapify(self._deadlines)
+        self._prune_deadlines_at = 2 * len(self._deadlines) + _DEADLINES
 
     def expire(self, now: float) -> list[Request[Waiter]]:
         """Abandons the requests whose deadline has passed, and returns them."""
@@ -210,6 +216,9 @@ class OpenRequests(Generic[Waiter]):
         for credit in self._credit.values():
             credit.waiting.clear()
         return waiting
+
+    def waiting(self) -> Iterator[Waiter]:
+        return (waiter for credit in self._credit.values() for waiter in credit.waiting)
 
     def waiting_for_credit(self) -> int:
         return sum(len(credit.waiting) for credit in self._credit.values())

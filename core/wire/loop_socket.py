@@ -14,7 +14,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol import codec
 
-# Plain numbers: combining enum members costs as much as sending.
+# Plain numbers: combining enum members, and looking them up, costs as much as sending.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 LINGER_MS = 500
@@ -48,7 +49,7 @@ class LoopSocket:
         self._closed = False
         self._fd = socket.FD
         try:
-            self._loop.add_reader(self._fd, self._drain)
+            self._loop.add_reader(self._fd, self._readable)
         except BaseException:  # a loop in virtual time has no descriptors
             socket.close(linger=0)
             raise
@@ -64,8 +65,7 @@ class LoopSocket:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             # A peer of a ROUTER has left: callers that wait for its answers notice its silence.
-        if self._holds_messages():
-            self._check_soon()
+        self._check_soon()
 
     def drain(self) -> None:
         """Delivers all messages that have arrived."""
@@ -77,10 +77,18 @@ class LoopSocket:
         return self._closed
 
     def _holds_messages(self) -> bool:
-        events: int = self.socket.get(zmq.EVENTS)  # type: ignore[assignment]  # pyzmq: int or bytes, by the option
-        return events & zmq.POLLIN != 0
+        events: int = self.socket.get(_EVENTS)  # type: ignore[assignment]  # pyzmq: int or bytes, by the option
+        return events & _POLLIN != 0
+
+    def _readable(self) -> None:
+        """The first message is delivered at once, the others after the callbacks that it causes: most messages come one
+        at a time."""
+        if not self._closed and self._holds_messages():
+            self._deliver(self._receive(self.socket, self._small_frames))
+        self._check_soon()
 
     def _check_soon(self) -> None:
+        """The descriptor is edge-triggered, and sending and receiving may take its edge (zmq_getsockopt(3), ZMQ_FD)."""
         if not self._check_is_scheduled:
             self._check_is_scheduled = True
             self._loop.call_soon(self._check)

@@ -16,6 +16,8 @@ Frames = Sequence[codec.Bytes]
 # written.
 _JOIN_BYTES = 2**16
 _JOIN_ENVELOPES = 256
+# And the first one of a tick; each that follows may hold twice as many as the one before.
+_FIRST_JOIN_ENVELOPES = 16
 
 
 class Link:
@@ -32,6 +34,7 @@ class Link:
         "_forget",
         "_header",
         "_in_tick",
+        "_limit",
         "_loop",
         "_queued",
         "_queued_bytes",
@@ -68,28 +71,32 @@ class Link:
         self._in_tick = False
         self._queued: list[bytes] = []
         self._queued_bytes = 0
+        self._limit = _FIRST_JOIN_ENVELOPES
 
     def send(self, envelope: bytes, buffers: Sequence[codec.Bytes] = ()) -> None:
         if buffers:  # indexes count from the message's first buffer, so it travels alone
             self.flush()
             self._transmit([self._header, codec.join([envelope]), *buffers])
             return
-        if not self._in_tick:
+        if self._in_tick:
+            self._alone = False
+        else:
             self._in_tick = True
             self._loop.call_soon(self._end_tick)
             if self._alone:
                 self._transmit([self._header, codec.join([envelope])])
                 return
             self._alone = True
-        else:
-            self._alone = False
-        self._queued.append(envelope)
+        queued = self._queued
+        queued.append(envelope)
         self._queued_bytes += len(envelope)
-        if self._queued_bytes > _JOIN_BYTES or len(self._queued) >= _JOIN_ENVELOPES:
+        if len(queued) >= self._limit or self._queued_bytes > _JOIN_BYTES:
             self.flush()
+            self._limit = min(2 * self._limit, _JOIN_ENVELOPES)
 
     def _end_tick(self) -> None:
         self._in_tick = False
+        self._limit = _FIRST_JOIN_ENVELOPES
         self.flush()
 
     def flush(self) -> None:

@@ -8,10 +8,11 @@ same size; packed and unpacked on both sides, without validation.
 ``calls``     DEALER/ROUTER on the sockets' file descriptors under uvloop on both sides: a reply finds its future by
               call id, the descriptor is drained until EAGAIN, sends are direct and do not block. One ZeroMQ message
               per call; calls are not joined.
+``joined``    the fastest design under asyncio: see ``joined_zeromq.py``.
 ``array``     REQ/REP, blocking: ``send(array, copy=False)``; the peer copies the message into a buffer that it
               prepared (faulted in) before, and acknowledges.
 
-Over TCP all three are encrypted with CURVE, with keys made for this measurement. The peer has no list of allowed
+Over TCP all are encrypted with CURVE, with keys made for this measurement. The peer has no list of allowed
 clients (no ZAP): that would slow the handshake, not the calls.
 """
 
@@ -29,9 +30,10 @@ import numpy as np
 import zmq
 
 from ..errors import BenchmarkFailed
-from .measure import calls_in_flight, one_after_another_blocking
+from .joined_zeromq import JoinedCalls
+from .measure import ONE_WAY_BURST, calls_in_flight, one_after_another_blocking, one_way
 
-Pattern = Literal["latency", "calls", "array"]
+Pattern = Literal["latency", "calls", "joined", "array"]
 Result = TypeVar("Result")
 
 _PATIENCE_S = 30.0
@@ -67,6 +69,9 @@ class Bare:
             if "calls" in self._patterns:
                 self._calls = _CallsById(self._sockets["calls"])
                 resources.callback(self._calls.close)
+            if "joined" in self._patterns:
+                self.joined = JoinedCalls(self._sockets["joined"])
+                resources.callback(self.joined.close)
             self._resources = resources.pop_all()
         return self
 
@@ -90,7 +95,7 @@ class Bare:
         peer = _Peer(init, self._environment)
         resources.push_async_callback(peer.close)
         bound_to = await peer.start()
-        socket = context.socket(zmq.DEALER if pattern == "calls" else zmq.REQ)
+        socket = context.socket(zmq.DEALER if pattern in ("calls", "joined") else zmq.REQ)
         socket.set_hwm(0)
         socket.rcvtimeo = socket.sndtimeo = round(_PATIENCE_S * 1e3)
         if self._curve:
@@ -116,6 +121,16 @@ class Bare:
     async def calls_per_s(self, seconds: float, in_flight: int) -> float:
         count, elapsed_s = await calls_in_flight(self._calls.call, seconds, in_flight)
         return count / elapsed_s
+
+    async def one_way_per_s(self, seconds: float) -> float:
+        """Messages per second by ``joined``."""
+
+        async def burst(first: int) -> None:
+            for number in range(first, first + ONE_WAY_BURST):
+                self.joined.tell(number)
+            await asyncio.sleep(0)  # the end of a tick
+
+        return await one_way(burst, self.joined.told, seconds)
 
     async def array_gb_s(self, array: "np.ndarray[Any, np.dtype[np.uint8]]", stamp: int) -> float:
         """10^9 bytes per second of one transfer of ``array``, from the send to the acknowledgement.

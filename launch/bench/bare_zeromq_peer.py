@@ -15,6 +15,8 @@ import msgpack
 import uvloop
 import zmq
 
+from .joined_zeromq import serve as serve_joined
+
 
 def main() -> None:
     init = json.loads(sys.stdin.readline())
@@ -22,7 +24,7 @@ def main() -> None:
     pattern = init["pattern"]
     # The buffer is written to before the first transfer: copying onto pages that do not exist yet is far slower.
     buffer = bytearray(b"\1") * init["array_bytes"]
-    socket = zmq.Context().socket(zmq.ROUTER if pattern == "calls" else zmq.REP)
+    socket = zmq.Context().socket(zmq.ROUTER if pattern in ("calls", "joined") else zmq.REP)
     socket.set_hwm(0)
     if init["secret_key"] is not None:
         socket.curve_server = True
@@ -34,7 +36,7 @@ def main() -> None:
     elif pattern == "array":
         _take_arrays(socket, buffer)
     else:
-        uvloop.run(_Router(socket).serve())
+        uvloop.run(serve_joined(socket) if pattern == "joined" else _Router(socket).serve())
 
 
 def _reply_to(message: bytes) -> bytes:

@@ -16,7 +16,13 @@ The keys, under ``ipc`` and ``tcp_curve``; the bare patterns (``bare_zeromq.py``
     bare_dict_p50_us, bare_dict_p99_us  the same by REQ/REP
     calls_per_s                         empty calls, 1000 in flight
     bare_calls_per_s                    the same by DEALER/ROUTER on the file descriptor
+    gathered_calls_per_s                ``gather`` of 1000 empty calls, again and again
+    gathered_1k_calls_per_s             the same with a dict of 1 KiB there and back
     oneway_per_s                        one-way messages, until the answer that says all have arrived
+    best_bare_p50_us                    one call after the other by the best bare design under asyncio
+                                        (``joined_zeromq.py``), which joins the messages of a tick
+    best_bare_calls_per_s               its ``gather`` of 1000 empty calls
+    best_bare_oneway_per_s              its one-way messages
     fan_in_calls_per_s                  empty calls of 8 processes to one actor, 1000 in flight in all
     array_gb_s                          an array in a call until its reply, 10^9 bytes per second
     bare_array_gb_s                     the same by zmq, copy=False, into a prepared buffer
@@ -41,6 +47,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...core.collector import spare_collector
 from ...core.ref import ActorRef
 from .. import env
 from . import flexmarl_calls, machine, other_frameworks
@@ -48,7 +55,7 @@ from .array_actor import Sink
 from .bare_zeromq import Bare
 from .bench_actors import Caller, Echo
 from .call_goals import judge
-from .measure import Report, in_turns, medians, percentile, rounded
+from .measure import Report, gathered, in_turns, medians, one_after_another, percentile, rounded
 
 Transport = Literal["ipc", "tcp_curve"]
 Figures = dict[str, float]
@@ -57,6 +64,7 @@ TRANSPORTS: tuple[Transport, ...] = ("ipc", "tcp_curve")
 OTHERS = ("ray", "xoscar")
 
 _BOTH = ("ours", "bare")
+_BEST = ("ours", "best")
 _LATENCY_SLICES = 4
 _RATE_SLICES = 2
 _ARRAYS_PER_ROUND = 3
@@ -90,6 +98,7 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     environment = env.actor_environment()
     report("how busy the machine is with other things")
     described = await machine.describe()
+    spare_collector()  # as actors' processes do
     result: dict[str, Any] = {}
     for transport in options.transports:
         result[transport] = await _measure_transport(transport, options, environment, report)
@@ -138,7 +147,7 @@ InRounds = Callable[[str, Callable[[], Awaitable[Figures]]], Awaitable[None]]
 async def _calls(
     directory: Path, curve: bool, options: Options, environment: Mapping[str, str], in_rounds: InRounds
 ) -> None:
-    bare_patterns = Bare(directory, ("latency", "calls"), curve=curve, environment=environment)
+    bare_patterns = Bare(directory, ("latency", "calls", "joined"), curve=curve, environment=environment)
     async with bare_patterns as bare, flexmarl_calls.new_system(curve=curve) as system:
         echo = await system.spawn(Echo, "echo", process=True)
 
@@ -147,7 +156,8 @@ async def _calls(
                 **await _latencies("", None, echo, bare, seconds),
                 **await _latencies("dict_", _DICT, echo, bare, seconds),
                 **await _rates(echo, bare, seconds, options.in_flight),
-                "oneway_per_s": await flexmarl_calls.one_way_per_s(echo, seconds),
+                **await _gathered(echo, bare, seconds, options.in_flight),
+                **await _one_way(echo, bare, seconds),
             }
 
         await one_round(options.seconds / 5)  # warm-up: connections, caches, memory
@@ -157,19 +167,25 @@ async def _calls(
 async def _latencies(
     prefix: str, argument: dict[str, str] | None, echo: ActorRef[Echo], bare: Bare, seconds: float
 ) -> Figures:
-    microseconds: dict[str, list[float]] = {"ours": [], "bare": []}
+    """The best bare design makes empty calls only."""
+    contenders = (*_BOTH, "best") if argument is None else _BOTH
+    microseconds: dict[str, list[float]] = {contender: [] for contender in contenders}
     slice_s = seconds / _LATENCY_SLICES
-    for contender in in_turns(_BOTH, _LATENCY_SLICES):
+    for contender in in_turns(contenders, _LATENCY_SLICES):
         if contender == "ours":
             microseconds[contender] += await flexmarl_calls.latency(echo, argument, slice_s)
-        else:
+        elif contender == "bare":
             microseconds[contender] += await bare.latency(argument, slice_s)
+        else:
+            microseconds[contender] += await one_after_another(bare.joined.call, slice_s)
     own = prefix or "call_"
+    best = {"best_bare_p50_us": percentile(microseconds["best"], 0.5)} if argument is None else {}
     return {
         f"{own}p50_us": percentile(microseconds["ours"], 0.5),
         f"{own}p99_us": percentile(microseconds["ours"], 0.99),
         f"bare_{prefix}p50_us": percentile(microseconds["bare"], 0.5),
         f"bare_{prefix}p99_us": percentile(microseconds["bare"], 0.99),
+        **best,
     }
 
 
@@ -184,6 +200,35 @@ async def _rates(echo: ActorRef[Echo], bare: Bare, seconds: float, in_flight: in
     return {
         "calls_per_s": statistics.mean(per_s["ours"]),
         "bare_calls_per_s": statistics.mean(per_s["bare"]),
+    }
+
+
+async def _gathered(echo: ActorRef[Echo], bare: Bare, seconds: float, at_once: int) -> Figures:
+    per_s: dict[str, list[float]] = {"ours": [], "best": []}
+    slice_s = seconds / _RATE_SLICES
+    for contender in in_turns(_BEST, _RATE_SLICES):
+        if contender == "ours":
+            per_s[contender].append(await flexmarl_calls.gathered_per_s(echo, None, slice_s, at_once))
+        else:
+            per_s[contender].append(await gathered(bare.joined.call, slice_s, at_once))
+    return {
+        "gathered_calls_per_s": statistics.mean(per_s["ours"]),
+        "best_bare_calls_per_s": statistics.mean(per_s["best"]),
+        "gathered_1k_calls_per_s": await flexmarl_calls.gathered_per_s(echo, _DICT, seconds, at_once),
+    }
+
+
+async def _one_way(echo: ActorRef[Echo], bare: Bare, seconds: float) -> Figures:
+    per_s: dict[str, list[float]] = {"ours": [], "best": []}
+    slice_s = seconds / _RATE_SLICES
+    for contender in in_turns(_BEST, _RATE_SLICES):
+        if contender == "ours":
+            per_s[contender].append(await flexmarl_calls.one_way_per_s(echo, slice_s))
+        else:
+            per_s[contender].append(await bare.one_way_per_s(slice_s))
+    return {
+        "oneway_per_s": statistics.mean(per_s["ours"]),
+        "best_bare_oneway_per_s": statistics.mean(per_s["best"]),
     }
 
 

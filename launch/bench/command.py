@@ -70,9 +70,9 @@ def calls(
 ) -> int:
     """Measure calls between two processes against bare ZeroMQ, over ipc and over TCP with CURVE.
 
-    Latency of an empty call and of a 1 KiB dict, calls per second with 1000 in flight, one-way messages, 8 callers of
-    one actor, a 256 MiB array, the start of an actor's process; each with its goal. For comparison Ray and xoscar, if
-    they are installed: pip install flexmarl[bench].
+    Latency of an empty call and of a 1 KiB dict, calls per second with 1000 in flight and by gather, one-way messages,
+    8 callers of one actor, a 256 MiB array, the start of an actor's process; each with its goal. For comparison Ray
+    and xoscar, if they are installed: pip install flexmarl[bench].
 
     \b
     Examples:

@@ -14,10 +14,15 @@ from ...core.wire.zeromq import Tcp
 from ..errors import BenchmarkFailed
 from .array_actor import Sink
 from .bench_actors import Caller, Echo
-from .measure import MAXIMUM_STALL_S, calls_in_flight, one_after_another
+from .measure import (
+    MAXIMUM_STALL_S,
+    ONE_WAY_BURST,
+    calls_in_flight,
+    gathered,
+    one_after_another,
+    one_way,
+)
 
-# Messages between two readings of the clock: a reading takes a tenth of a message's time.
-_ONE_WAY_BURST = 64
 _HANGING = 100
 
 
@@ -38,22 +43,20 @@ async def calls_per_s(echo: ActorRef[Echo], seconds: float, in_flight: int) -> f
     return count / elapsed_s
 
 
-async def one_way_per_s(echo: ActorRef[Echo], seconds: float) -> float:
-    """One-way messages per second, from the first send to the reply with the number of arrived messages.
+async def gathered_per_s(
+    echo: ActorRef[Echo], argument: dict[str, str] | None, seconds: float, at_once: int
+) -> float:
+    if argument is None:
+        return await gathered(lambda: echo.api.empty(), seconds, at_once)
+    return await gathered(lambda: echo.api.echo_dict(argument), seconds, at_once)
 
-    Raises BenchmarkFailed if a message was lost."""
-    before = await echo.api.heard()
-    sent = 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        for number in range(_ONE_WAY_BURST):
+
+async def one_way_per_s(echo: ActorRef[Echo], seconds: float) -> float:
+    async def burst(first: int) -> None:
+        for number in range(first, first + ONE_WAY_BURST):
             await echo.tell("hear", number)
-        sent += _ONE_WAY_BURST
-    arrived = await echo.within(MAXIMUM_STALL_S).heard() - before
-    elapsed_s = time.perf_counter() - start
-    if arrived != sent:
-        raise BenchmarkFailed(f"{sent} one-way messages were sent and {arrived} arrived")
-    return sent / elapsed_s
+
+    return await one_way(burst, lambda: echo.within(MAXIMUM_STALL_S).heard(), seconds)
 
 
 async def fan_in_calls_per_s(

@@ -18,6 +18,8 @@ Report = Callable[[str], None]
 Contender = TypeVar("Contender")
 
 MAXIMUM_STALL_S = 60.0
+# Messages between two readings of the clock: a reading takes a tenth of a message's time.
+ONE_WAY_BURST = 64
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -107,6 +109,40 @@ async def calls_in_flight(call: Call, seconds: float, in_flight: int) -> tuple[i
             task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     return ended, elapsed_s
+
+
+async def gathered(call: Call, seconds: float, at_once: int) -> float:
+    """Calls per second, as users write them: ``gather`` of ``at_once`` calls, again and again for ``seconds``.
+
+    Raises the error of a failed call, and TimeoutError if a round takes longer than MAXIMUM_STALL_S.
+    """
+    ended = 0
+    start = time.perf_counter()
+    while (elapsed_s := time.perf_counter() - start) < seconds:
+        async with asyncio.timeout(MAXIMUM_STALL_S):
+            await asyncio.gather(*(call() for _ in range(at_once)))
+        ended += at_once
+    return ended / elapsed_s
+
+
+async def one_way(
+    burst: Callable[[int], Awaitable[None]], arrived: Callable[[], Awaitable[int]], seconds: float
+) -> float:
+    """Messages without a reply per second, from the first one to the reply with the number of arrived messages.
+
+    ``burst``: sends ONE_WAY_BURST messages, numbered from the one given. Raises BenchmarkFailed if one was lost.
+    """
+    before = await arrived()
+    sent = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        await burst(sent)
+        sent += ONE_WAY_BURST
+    count = await asyncio.wait_for(arrived(), MAXIMUM_STALL_S) - before
+    elapsed_s = time.perf_counter() - start
+    if count != sent:
+        raise BenchmarkFailed(f"{sent} one-way messages were sent and {count} arrived")
+    return sent / elapsed_s
 
 
 def in_turns(contenders: Sequence[Contender], slices: int) -> Iterable[Contender]:

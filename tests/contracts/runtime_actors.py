@@ -184,6 +184,10 @@ class Subject(Actor):
             self.streaming -= 1
 
     @endpoint
+    async def wrong_result(self) -> int:
+        return "no number"  # type: ignore[return-value]
+
+    @endpoint
     async def wrong_items(self) -> AsyncIterator[int]:
         yield "no number"  # type: ignore[misc]
 

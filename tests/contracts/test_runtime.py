@@ -113,7 +113,7 @@ class TestCalls:
     @over_every_transport
     async def test_a_value_that_python_can_not_hold_costs_nobody_else(self, cluster: Cluster) -> None:
         _, actor, subject = await two(cluster)
-        waiting = asyncio.ensure_future(subject.api.hang())
+        waiting = asyncio.create_task(subject.api.hang())
         await until(lambda: actor.hanging == 1)
         others = asyncio.gather(*(subject.api.move(Point(number)) for number in range(10)))
         bad = asyncio.gather(
@@ -258,7 +258,7 @@ class TestEnding:
     @over_every_transport
     async def test_cancelling_reaches_the_callee(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster)
-        calls = [asyncio.ensure_future(subject.api.hang()) for _ in range(10)]
+        calls = [asyncio.create_task(subject.api.hang()) for _ in range(10)]
         await until(lambda: actor.hanging == 10)
         for call in calls:
             call.cancel()
@@ -274,7 +274,7 @@ class TestEnding:
             actor = Subject()
             await serving.add(actor, "subject")
             subject = asking.ref("subject", serving.address, Subject)
-            calls = [asyncio.ensure_future(subject.within(60).hang()) for _ in range(100)]
+            calls = [asyncio.create_task(subject.within(60).hang()) for _ in range(100)]
             await until(lambda: actor.hanging == 100)
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(result, ActorDead) and result.actor == "subject" for result in results)

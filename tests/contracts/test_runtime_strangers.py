@@ -34,7 +34,7 @@ class TestRubbish:
     @over_every_transport
     async def test_its_sender_gets_an_error_and_the_others_notice_nothing(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster)
-        pending = asyncio.ensure_future(subject.api.hang())
+        pending = asyncio.create_task(subject.api.hang())
         await until(lambda: actor.hanging == 1)
         for header, body in RUBBISH.values():
             stranger = Stranger()

@@ -141,7 +141,7 @@ class TestBackPressure:
         asking, actor, subject = await two(cluster, Settings(window_requests=4))
         actor.gate.clear()
         other = asking.ref("system", subject.address, SystemActor)
-        calls = [asyncio.ensure_future(subject.api.take(b"")) for _ in range(8)]
+        calls = [asyncio.create_task(subject.api.take(b"")) for _ in range(8)]
         await until(lambda: session_of(asking).waiting_for_credit == 4)
         assert await other.api.lookup("nobody") is None
         actor.gate.set()
@@ -151,9 +151,9 @@ class TestBackPressure:
     async def test_a_byte_window_lets_one_larger_message_pass(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster, Settings(window_bytes=1000))
         actor.gate.clear()
-        large = asyncio.ensure_future(subject.api.take(bytes(100_000)))
+        large = asyncio.create_task(subject.api.take(bytes(100_000)))
         await until(lambda: session_of(asking).in_flight == 1)
-        small = asyncio.ensure_future(subject.api.take(b"small"))
+        small = asyncio.create_task(subject.api.take(b"small"))
         await until(lambda: session_of(asking).waiting_for_credit == 1)
         actor.gate.set()
         assert list(await asyncio.gather(large, small)) == [100_000, 5]
@@ -164,7 +164,7 @@ class TestBackPressure:
         asking, actor, subject = await two(cluster, Settings(window_bytes=2**16))
         credit = asking._local.network.peer(subject.address).session.requests.credit("subject")
         actor.gate.clear()
-        calls = [asyncio.ensure_future(subject.api.take(b"x" * 2**15)) for _ in range(50)]
+        calls = [asyncio.create_task(subject.api.take(b"x" * 2**15)) for _ in range(50)]
         await until(lambda: len(credit.waiting) >= 48)
         actor.gate.set()
         while not all(call.done() for call in calls):
@@ -176,7 +176,7 @@ class TestBackPressure:
     async def test_who_gives_up_waiting_holds_nothing(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster, Settings(window_requests=2))
         actor.gate.clear()
-        calls = [asyncio.ensure_future(subject.api.take(b"")) for _ in range(20)]
+        calls = [asyncio.create_task(subject.api.take(b"")) for _ in range(20)]
         await until(lambda: session_of(asking).waiting_for_credit == 18)
         for call in calls[2:]:
             call.cancel()

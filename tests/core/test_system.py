@@ -117,11 +117,13 @@ class TestSystem:
         with pytest.raises(ValueError, match="already has an actor named 'echo'"):
             await system.add(Echo(), "echo")
 
-    async def test_closing_fails_the_calls_in_flight(self, private: Path) -> None:
+    @pytest.mark.parametrize("ticks", [0, 1, 10])
+    async def test_closing_fails_the_calls_in_flight(self, private: Path, ticks: int) -> None:
         async with ActorSystem("closing", private) as closing:
             ref = await closing.add(Echo(), "echo")
             call = asyncio.ensure_future(ref.ask("hang"))
-            await asyncio.sleep(0)
+            for _ in range(ticks):
+                await asyncio.sleep(0)
         with pytest.raises(SystemClosed):
             await call
         with pytest.raises(SystemClosed):

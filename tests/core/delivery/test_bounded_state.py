@@ -107,7 +107,7 @@ from flexmarl.core import ActorSystem, Settings
 async def main():
     async with ActorSystem("caller", settings=Settings(heartbeat_s=60.0)) as system:
         filler = system.ref("filler", sys.argv[1])
-        calls = [asyncio.ensure_future(filler.ask("fill", 10**6, timeout_s=300.0)) for _ in range(1000)]
+        calls = [asyncio.create_task(filler.ask("fill", 10**6, timeout_s=300.0)) for _ in range(1000)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         print("stopped", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)

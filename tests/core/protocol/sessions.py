@@ -32,7 +32,7 @@ class Caller:
 def ask(session: Session[Any], kind: Kind, now: float = 0.0, timeout_s: float = 60.0) -> Request[Any]:
     assert session.requests.credit("a").take()
     waiter, requests = None if kind is TELL else Caller(kind.name), session.requests
-    request = requests.add(now, requests.next_id(), kind, "a", "endpoint", timeout_s, waiter, 10)
+    request = requests.add(now, kind, "a", "endpoint", timeout_s, waiter, 10)
     session.need(now)
     return request
 

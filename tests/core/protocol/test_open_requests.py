@@ -48,12 +48,6 @@ def test_the_floor_is_the_oldest_request_that_may_be_repeated() -> None:
     assert session.requests.acknowledged_below(session.requests.last_id + 1) == third.id + 1
 
 
-def test_an_id_that_was_not_used_is_not_used_again() -> None:
-    session = up()
-    assert session.requests.next_id() == 1
-    assert ask(session, CALL).id == 2
-
-
 @pytest.mark.parametrize(
     "ranges",
     [
@@ -99,9 +93,7 @@ def test_credit_of_actors_that_were_called_once_does_not_accumulate() -> None:
 
     def call(actor: str) -> int:
         assert requests.credit(actor).take()
-        number = requests.next_id()
-        requests.add(0.0, number, CALL, actor, "endpoint", 1.0, waiter, 100)
-        return number
+        return requests.add(0.0, CALL, actor, "endpoint", 1.0, waiter, 100).id
 
     kept = [(f"kept {number}", call(f"kept {number}")) for number in range(10)]
     tracemalloc.start()

@@ -80,19 +80,11 @@ class Node:
         caller = Caller(f"{self.name}.{self.epoch}.{session.requests.last_id + 1}")
         world.callers.append((caller, wanted.kind))
         waiter = None if wanted.kind is Kind.TELL else caller
-        request_id = session.requests.next_id()
-        acknowledged_below = session.requests.acknowledged_below(request_id)
-        assert acknowledged_below <= request_id, "acknowledges a request that may be repeated"
         request = session.requests.add(
-            world.now,
-            request_id,
-            wanted.kind,
-            wanted.actor,
-            "endpoint",
-            wanted.timeout_s,
-            waiter,
-            wanted.size_bytes,
+            world.now, wanted.kind, wanted.actor, "endpoint", wanted.timeout_s, waiter, wanted.size_bytes
         )
+        acknowledged_below = session.requests.acknowledged_below(request.id)
+        assert acknowledged_below <= request.id, "acknowledges a request that may be repeated"
         session.need(world.now)
         identity = f"{self.name}.{self.epoch}.{request.id}"
         envelope = (wanted.kind, request.id, acknowledged_below, identity)

@@ -25,8 +25,8 @@ class TestRestart:
             worker = await made.start("worker")
             sibling = await made.start("sibling")
             pid = await worker.api.pid()
-            calls = [asyncio.ensure_future(worker.api.hang()) for _ in range(100)]
-            idempotent = asyncio.ensure_future(worker.api.answer_in_the_second_life())
+            calls = [asyncio.create_task(worker.api.hang()) for _ in range(100)]
+            idempotent = asyncio.create_task(worker.api.answer_in_the_second_life())
             await eventually(lambda: asyncio.to_thread(made.written), lambda lines: "asked" in lines)
             os.kill(pid, signal.SIGKILL)
             assert await asyncio.gather(*map(fate, calls)) == ["ActorDead"] * 100
@@ -42,7 +42,7 @@ class TestRestart:
         async with bench(private, tmp_path) as made:
             worker = await made.start("worker")
             pid = await worker.api.pid()
-            in_flight = asyncio.ensure_future(worker.api.hang())
+            in_flight = asyncio.create_task(worker.api.hang())
             await asyncio.sleep(0)
             os.kill(pid, signal.SIGSTOP)  # so that no process serves the call below, with any timing
             os.kill(pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ class TestRestart:
             await eventually(
                 lambda: asyncio.to_thread(made.written), lambda lines: lines.count("starting") == 2
             )
-            call = asyncio.ensure_future(worker.api.pid())
+            call = asyncio.create_task(worker.api.pid())
             done, _ = await asyncio.wait([call], timeout=0.3)  # in which it would be refused
             assert not done
             gate.touch()
@@ -107,7 +107,7 @@ class TestRestart:
     ) -> None:
         async with bench(private, tmp_path) as made:
             worker = await made.start("worker", process=False, actor_class=Worker)
-            hanging = asyncio.ensure_future(worker.api.hang())
+            hanging = asyncio.create_task(worker.api.hang())
             await worker.api.crash()
             assert await fate(hanging) == "ActorDead"
             assert await worker.api.pid() == os.getpid()

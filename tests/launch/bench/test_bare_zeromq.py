@@ -9,6 +9,7 @@ import pytest
 
 from flexmarl.launch import env
 from flexmarl.launch.bench.bare_zeromq import Bare, pack_call
+from flexmarl.launch.bench.measure import gathered
 from flexmarl.launch.errors import BenchmarkFailed
 
 
@@ -19,16 +20,18 @@ async def test_every_pattern_works(private: Path, curve: bool) -> None:
     before = set(this.children())
     bare_patterns = Bare(
         private,
-        ("latency", "calls", "array"),
+        ("latency", "calls", "joined", "array"),
         curve=curve,
         environment=env.actor_environment(),
         array_bytes=array.nbytes,
     )
     async with bare_patterns as bare:
-        assert len(set(this.children()) - before) == 3
+        assert len(set(this.children()) - before) == 4
         latencies = await bare.latency(None, 0.02) + await bare.latency({"key": "value"}, 0.02)
         assert all(1 < microseconds < 1e6 for microseconds in latencies)
         assert await bare.calls_per_s(0.05, 50) > 100
+        assert await gathered(bare.joined.call, 0.05, 50) > 100
+        assert await bare.one_way_per_s(0.05) > 100
         for stamp in (0, 255):
             assert 1e-4 < await bare.array_gb_s(array, stamp) < 1e3
     assert set(this.children()) == before

@@ -25,6 +25,8 @@ _KEYS = {
     "call_p50_us", "call_p99_us", "bare_p50_us", "bare_p99_us", "calls_per_s", "bare_calls_per_s",
     "oneway_per_s", "fan_in_calls_per_s", "array_gb_s", "bare_array_gb_s",
     "dict_p50_us", "dict_p99_us", "bare_dict_p50_us", "bare_dict_p99_us",
+    "gathered_calls_per_s", "gathered_1k_calls_per_s",
+    "best_bare_p50_us", "best_bare_calls_per_s", "best_bare_oneway_per_s",
     "spawn_first_reply_s", "idle_rss_mib", "idle_cpu_percent", "kill_to_dead_ms",
 }  # fmt: skip
 
@@ -116,7 +118,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         assert process.stderr.readline() == "how busy the machine is with other things\n"
         assert process.stderr.readline() == "ipc: calls, round 1 of 1000\n"
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) == 3  # two bare peers and our actor
+        assert len(family) == 4  # three bare peers and our actor
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:
@@ -124,7 +126,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "flexmarl: stopped" in err and "Traceback" not in err and not out
     gone, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
-    assert not alive and len(gone) == 3
+    assert not alive and len(gone) == 4
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from flexmarl.launch.bench import measure
 from flexmarl.launch.bench.measure import (
+    ONE_WAY_BURST,
     calls_in_flight,
+    gathered,
     in_turns,
     medians,
     one_after_another,
     one_after_another_blocking,
+    one_way,
     percentile,
 )
 from flexmarl.launch.errors import BenchmarkFailed
@@ -83,3 +86,40 @@ async def test_calls_that_never_end_are_told(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(BenchmarkFailed, match="5 of 5 calls in flight"):
         await calls_in_flight(lambda: asyncio.Event().wait(), 0.01, 5)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_gathered_calls_are_made_in_rounds() -> None:
+    rounds = [0]
+
+    async def call() -> None:
+        rounds[-1] += 1
+        await asyncio.sleep(0.002)
+        if rounds[-1]:
+            rounds.append(0)
+
+    per_s = await gathered(call, 0.02, 7)
+    assert {count for count in rounds if count} == {7}
+    assert 0 < per_s <= 7 / 0.002
+
+
+async def test_one_way_messages_are_counted_where_they_arrive() -> None:
+    sent: list[int] = []
+    lost = 0
+
+    async def burst(first: int) -> None:
+        sent.extend(range(first, first + ONE_WAY_BURST))
+        await asyncio.sleep(0.001)
+
+    async def arrived() -> int:
+        return len(sent) - lost
+
+    assert 0 < await one_way(burst, arrived, 0.01) < ONE_WAY_BURST / 0.001
+    assert sent == list(range(len(sent))) and len(sent) % ONE_WAY_BURST == 0
+
+    async def loses(first: int) -> None:
+        nonlocal lost
+        await burst(first)
+        lost = 3
+
+    with pytest.raises(BenchmarkFailed, match="one-way messages were sent and"):
+        await one_way(loses, arrived, 0.01)
