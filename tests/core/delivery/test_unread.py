@@ -9,7 +9,7 @@ def test_a_window_of_answers_that_no_mark_confirms_is_full() -> None:
     assert unread.mark(1.0) == 1
     assert unread.sent(700) and unread.is_full
     assert unread.mark(2.0) == 2
-    assert unread.confirmed(1) == 1.0 and not unread.is_full
+    assert (unread.confirmed(1), unread.is_full) == (1.0, False)
     assert unread.confirmed(1) is None, "it came back twice"
     assert unread.confirmed(2) == 2.0
 
