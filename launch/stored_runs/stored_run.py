@@ -11,6 +11,7 @@ from ...actors.errors import ConfigError
 from ...actors.run_events import RunEnded, RunResumed, RunStarted
 from ..config_reading import read_yaml
 from ..errors import RunDirectoryError
+from ..formatting import number
 from ..report.run_history import History, first_and_last, load_history
 from ..run_directory import RunDirectory
 from .saved_policies import saved_steps
@@ -22,7 +23,7 @@ State = Literal["running", "done", "stopped", "failed", "killed", "not started"]
 class StoredRun:
     """``killed``: the run's process ended without a word. ``step``: the last complete one, of ``steps`` in its config
     (None if the config can't be read). ``evaluation``: metrics of the last one by name, after ``evaluated_step``.
-    ``rewards``: by agent, the mean over the last twentieth of the steps. ``age_s``: since the run's folder was made.
+    ``rewards``: by agent, the mean over the last twentieth of the steps. ``age_s``: since the run began.
     ``size_bytes``: of all its files. ``config``: by dotted key."""
 
     path: Path
@@ -61,7 +62,7 @@ def read_run(path: Path) -> StoredRun:
         evaluation={} if evaluated is None else history.evaluations[evaluated],
         rewards=_rewards(history),
         wall_s=history.wall_s,
-        age_s=max(0.0, time.time() - directory.config.stat().st_mtime),
+        age_s=max(0.0, time.time() - _began(directory, history)),
         size_bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()),
         checkpoints=saved_steps(directory),
         config=config,
@@ -111,6 +112,12 @@ def _config(directory: RunDirectory) -> dict[str, Any]:
         return dict(flattened(read_yaml(directory.config)))
     except ConfigError:
         return {}
+
+
+def _began(directory: RunDirectory, history: History) -> float:
+    """Unix seconds: of the first event, or of the folder's config if no process has ever worked on the run."""
+    times = (number(logged.line.get("time")) for logged in history.events)
+    return next((time_s for time_s in times if time_s is not None), directory.config.stat().st_mtime)
 
 
 def _state(directory: RunDirectory, history: History) -> State:

@@ -1,5 +1,6 @@
 """Folders of runs for tests, written without a run."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,7 +17,9 @@ STARTED = RunStarted(Step(0), "3.11", "linux", 2, 1)
 DONE = RunEnded(stopped=False, step=Step(3))
 
 
-def make_run(path: Path, *settings: str, steps: int = 3, events: tuple[RunEvent, ...] = ()) -> RunDirectory:
+def make_run(
+    path: Path, *settings: str, steps: int = 3, events: tuple[RunEvent, ...] = (), age_s: float = 0.0
+) -> RunDirectory:
     """A run of sort-digits after ``steps`` steps, whose accuracy is 0.5 then. ``events``: after the evaluation's."""
     directory = RunDirectory.create(path, to_yaml(resolve("sort-digits", settings)))
     metrics = JsonLines(directory.metrics)
@@ -32,7 +35,7 @@ def make_run(path: Path, *settings: str, steps: int = 3, events: tuple[RunEvent,
     metrics.close()
     written = JsonLines(directory.events)
     for event in (STARTED, Evaluated(Step(steps), 0.1, {"accuracy": 0.5, "reward/sorter": 0.25}), *events):
-        written.write(event_to_json(event))
+        written.write(event_to_json(event) | {"time": time.time() - age_s})
     written.close()
     return directory
 

@@ -85,10 +85,8 @@ def test_the_state_is_that_of_the_last_process(
 def test_runs_are_listed_oldest_first_and_other_folders_are_left_out(
     flexmarl: Flexmarl, tmp_path: Path
 ) -> None:
-    for age, name in ((10, "second"), (50, "first")):
-        directory = make_run(tmp_path / "runs" / name, events=(DONE,))
-        then = directory.config.stat().st_mtime - age
-        os.utime(directory.config, (then, then))
+    for age_s, name in ((10, "second"), (50, "first")):
+        make_run(tmp_path / "runs" / name, events=(DONE,), age_s=age_s)
     (tmp_path / "runs" / "notes").mkdir()
     result = flexmarl("runs", "list")
     lines = [line for line in result.out.splitlines() if "sort-digits" in line]
