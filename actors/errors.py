@@ -23,6 +23,7 @@ class DataChanged(FlexmarlError):
             f"the data has changed since the checkpoint was made: {problem}; restore the data, or continue with it by "
             "--accept data"
         )
+        self.problem = problem
 
 
 class InvalidReward(FlexmarlError):

@@ -21,11 +21,15 @@ from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
+from ..patience import PATIENCE_S
 from .clusters import QUICK, Cluster, over_every_transport, until
 from .pairs import all_credit_is_back, session_of, two
 from .runtime_actors import Point, Refused, Subject
 
 SMALL = replace(QUICK, window_requests=4)
+
+# A call that hangs outlives it.
+SOON_S = 0.05
 
 
 @contextmanager
@@ -140,7 +144,7 @@ class TestAwaiting:
         with tasks_made() as made:
             answers = await asyncio.gather(*(subject.api.move(Point(number)) for number in range(50)))
             assert [answer.x for answer in answers] == list(range(1, 51))
-            assert await asyncio.wait_for(subject.api.move(Point(1)), 10) == Point(2)
+            assert await asyncio.wait_for(subject.api.move(Point(1)), PATIENCE_S) == Point(2)
             assert await asyncio.shield(subject.api.move(Point(1))) == Point(2)
             assert await asyncio.ensure_future(subject.api.move(Point(1))) == Point(2)
             await asyncio.gather(*(subject.tell("hear", number) for number in range(5)))
@@ -217,13 +221,13 @@ class TestCancelling:
             await subject.api.hang()
 
         call: Any = subject.api.hang()
-        waits_for = asyncio.create_task(asyncio.wait_for(subject.api.hang(), 60))
+        waits_for = asyncio.create_task(asyncio.wait_for(subject.api.hang(), PATIENCE_S))
         gathered: Any = asyncio.gather(*(subject.api.hang() for _ in range(3)))
         tasks = [asyncio.create_task(subject.api.hang()), asyncio.create_task(awaits())]
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(subject.api.hang(), 0.05)
+            await asyncio.wait_for(subject.api.hang(), SOON_S)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(SOON_S):
                 await subject.api.hang()
         await until(lambda: actor.hanging == 7)
         for each in (call, waits_for, gathered, *tasks):
@@ -292,7 +296,7 @@ class TestCredit:
         await until(lambda: all_credit_is_back(asking, subject))
         told = subject.tell("hear", 101)
         assert told.done()
-        await asyncio.wait_for(told, 1)
+        await asyncio.wait_for(told, PATIENCE_S)
         await until(lambda: actor.heard == [0, 1, 2, 3, 100, 101])
 
     @over_every_transport
