@@ -14,8 +14,6 @@ from .envelopes import Kind
 
 # From here on the credit of actors to which no request is open is forgotten.
 _KNOWN_ACTORS = 1024
-# From here on, and twice the open requests, the deadlines of finished requests are forgotten.
-_DEADLINES = 1024
 
 
 # A global name costs less than an enum's attribute.
@@ -74,7 +72,6 @@ class OpenRequests(Generic[Waiter]):
         self._credit: dict[str, Credit[Waiter]] = {}
         self._prune_at = _KNOWN_ACTORS
         self._deadlines: list[tuple[float, int]] = []
-        self._prune_deadlines_at = _DEADLINES
 
     def __len__(self) -> int:
         return len(self._open)
@@ -111,8 +108,6 @@ class OpenRequests(Generic[Waiter]):
         # Each item of a stream has a deadline of its own, which the reader keeps.
         if kind is _CALL or kind is _IDEMPOTENT_CALL:
             heapq.heappush(self._deadlines, (now + timeout_s, request_id))
-            if len(self._deadlines) > self._prune_deadlines_at:  # a slow one must not make the others pile up
-                self._prune_deadlines()
             if kind is _IDEMPOTENT_CALL:
                 self._repeatable[request_id] = None
         return request
@@ -177,6 +172,9 @@ class OpenRequests(Generic[Waiter]):
         del self._open[request.id]
         if request.kind is _IDEMPOTENT_CALL:
             self._repeatable.pop(request.id, None)
+        if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
+            heapq.heapify(self._deadlines)
         return self._credit[request.actor].give(request.size_bytes)
 
     # ------------------------------------------------------------------ the time and losses
@@ -185,11 +183,6 @@ class OpenRequests(Generic[Waiter]):
         while self._deadlines and self._deadlines[0][1] not in self._open:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
-
-    def _prune_deadlines(self) -> None:
-        self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
-        heapq.heapify(self._deadlines)
-        self._prune_deadlines_at = 2 * len(self._deadlines) + _DEADLINES
 
     def expire(self, now: float) -> list[Request[Waiter]]:
         """Abandons the requests whose deadline has passed, and returns them."""
