@@ -32,6 +32,7 @@ from ..messages import (
 from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
 from ..workflow import Prompt, Recipe, Rewards, Turn
+from .block_watch import BlockWatch, report_file
 from .evaluation import evaluation_metrics
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
@@ -66,8 +67,10 @@ class Rollout(Actor, RolloutApi):
     async def on_start(self) -> None:
         places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
         self._experience = ExperienceWriter(self._setup.store, self.ref.name, places)
+        self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.runtime_dir))
 
     async def on_stop(self) -> None:
+        self._block_watch.stop()
         self._experience.close()
         for workflow in self._workflows:
             workflow.cancel()
