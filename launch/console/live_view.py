@@ -60,9 +60,8 @@ class LiveView:
         width = max(4, min(40, self._console.width - len(steps) - len(share) - len(left) - 4))
         bar = ProgressBar(total=max(1, state.total_steps), completed=state.step, width=width)
         grid = Table.grid(padding=(0, 1))
-        grid.add_row(
-            *(part if part is bar else _on_one_row(Text(part)) for part in (steps, bar, share, left))
-        )
+        cells = (_on_one_row(Text(words)) for words in (steps, share, left))
+        grid.add_row(next(cells), bar, *cells)
         return grid
 
     def _numbers(self) -> Text:

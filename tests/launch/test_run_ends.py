@@ -107,11 +107,11 @@ class TestSignals:
     def test_one_during_sft_stops_before_the_first_step(self, launcher: Launcher) -> None:
         sft = ("agent_defaults.sft={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
         run = launcher.train("warm", *ONE_AGENT, SIMULATED_MODEL, *sft)
-        run.wait_for_output("warming up solver")
+        run.wait_for_output("supervised fine-tuning of solver")
         run.actors()
         run.signal(signal.SIGINT)
         assert run.wait() == 130
-        assert "Stopped after step 0. Continue with" in run.text
+        assert "Stopped after step 0, before the first checkpoint" in run.text
         assert run.metrics == [] and list((run.directory / "checkpoints").iterdir()) == []
         run.assert_nothing_is_left()
         run.assert_logs_are_clean()
