@@ -79,7 +79,7 @@ def check(raw: dict[str, Any], source: str) -> RunConfig:
 
 
 def _checked(whole: Expanded, keys: WrittenKeys, source: str) -> RunConfig:
-    problems = [keys.in_text(problem) for problem in whole.problems]
+    problems = whole.problems
     if not problems:
         try:
             return RunConfig.model_validate(whole.raw)

@@ -6,7 +6,7 @@ from typing import Any
 
 Location = tuple[int | str, ...]
 
-_KEY = re.compile(r"\b(?:agents|policies)(?:\.\w+){2,}")
+_KEY = re.compile(r"\b((?:agents|policies)(?:\.\w+)+)(=?)")
 
 
 class WrittenKeys:
@@ -30,13 +30,23 @@ class WrittenKeys:
         return ".".join(map(str, self._written(location)))
 
     def in_text(self, text: str) -> str:
-        """``text`` with the keys in it replaced by those that are written."""
-        return _KEY.sub(lambda found: self.key(*found[0].split(".")), text)
+        """``text`` with the keys in it replaced by those that are written: keys with a value, ``key=value``, by the
+        place of the value; others, such as those of a remedy, by their agent's if their policy is an agent's own."""
+
+        def written(found: re.Match[str]) -> str:
+            location = tuple(found[1].split("."))
+            return (
+                ".".join(map(str, self._written(location) if found[2] else self._in_agents(location)))
+                + found[2]
+            )
+
+        return _KEY.sub(written, text)
 
     def _written(self, location: Location) -> Location:
+        location = self._in_agents(location)
         if len(location) < 3 or location[0] not in ("agents", "policies"):
-            return self._in_agents(location)
-        kind, name, *rest = self._in_agents(location)
+            return location
+        kind, name, *rest = location
         sections = self._raw.get(str(kind))
         section = sections.get(name) if isinstance(sections, dict) else None
         for length in range(len(rest), 0, -1):  # a missing key is where its section is

@@ -30,7 +30,14 @@ KEYS = WrittenKeys(RAW, DEFAULTS, frozenset({"a", "b"}))
 )
 def test_a_key_is_the_place_of_its_value(location: str, written: str) -> None:
     assert KEYS.key(*location.split(".")) == written
-    assert KEYS.in_text(f"({location}=3: no, {location})") == f"({written}=3: no, {written})"
+    assert KEYS.in_text(f"({location}=3: no)") == f"({written}=3: no)"
+
+
+def test_a_key_in_a_remedy_is_one_that_can_be_written() -> None:
+    assert (
+        KEYS.in_text("write policies.b.model.dtype or policies.p.x")
+        == "write agents.b.model.dtype or policies.p.x"
+    )
 
 
 @pytest.mark.parametrize(
