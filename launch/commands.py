@@ -42,7 +42,15 @@ EXIT_STOPPED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flexmarl")
 def cli() -> None:
-    """Trains several LLM agents together with reinforcement learning."""
+    """Trains several LLM agents together with reinforcement learning.
+
+    \b
+    Examples:
+      flexmarl train                               the built-in recipe, in about a minute
+      flexmarl train path/to/recipe --dry-run      check a recipe of your own
+      flexmarl train path/to/recipe --name first   train it
+      flexmarl report runs/first                   its report, also while it runs
+    """
 
 
 for command in (bench, runs, export, completion):
@@ -160,7 +168,12 @@ def train(
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def report(run_dir: Path) -> int:
-    """Write report.html of a run again. The run may be running."""
+    """Write report.html of a run again. The run may be running.
+
+    \b
+    Example:
+      flexmarl report runs/first-try
+    """
     click.echo(write_report(RunDirectory.existing(run_dir).path))
     return 0
 

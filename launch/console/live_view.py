@@ -70,7 +70,7 @@ class LiveView:
         if (speed := state.tokens_per_s.value) is not None:
             words.append(f"{compact(speed)} tokens/s")
         if (step_s := state.step_s.value) is not None:
-            words.append(f"{1000 * step_s:.3g} ms/step")
+            words.append(f"{duration(step_s)}/step")
         if (overlap := state.overlap_s.value) is not None:
             words.append(f"overlap {overlap:.3f} s/step")
         failed = (f"{state.failed} failed", "yellow" if state.failed else "")

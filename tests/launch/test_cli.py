@@ -34,6 +34,8 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a run was started")
 
     monkeypatch.setattr(local_launcher, "run", refuse)
+    # tests/launch/preflight/ has the checks: each takes a second
+    monkeypatch.setattr(commands, "check_before_start", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
 
