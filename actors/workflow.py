@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol, cast
 
+from ..core.errors import FlexmarlError
 from .config_base import Config
 from .errors import InvalidReward, RecipeError
 from .messages import Query
@@ -153,10 +154,12 @@ class Recipe:
             return list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
 
     def frames(self, error: BaseException) -> str:
-        """The error with its frames, from the first one in the recipe's own folder on, if there is one."""
+        """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
+        errors about the recipe's results has no frames there, and is shown without any."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
-        shown = frames[own[0] :] if own else frames
+        ours = isinstance(error, FlexmarlError)
+        shown = frames[own[0] :] if own else [] if ours else frames
         return "".join([*traceback.format_list(shown), *traceback.format_exception_only(error)])
 
     def _load(self) -> ModuleType:

@@ -60,11 +60,12 @@ def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out
 
 
 def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -> str:
-    """A failure or a stop at once, and the way to continue if there is one. ``checkpoint``: the newest one."""
+    """A failure or a stop at once, after its details, and the way to continue if there is one. ``checkpoint``: the
+    newest."""
     stopped = isinstance(error, Interrupted)
     text = error_words(error)
     head, *more = text.splitlines() or [type(error).__name__]
-    lines = [text, ""] if more else []
+    lines = [*more, ""] if more else []
     lines += [f"The run {'was' if stopped else 'failed:'} {head}", f"  events and logs  {folder}"]
     if not repeats(error):
         if checkpoint is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import ActorDead, CallTimeout
+from ...core.errors import ActorDead, CallTimeout, origin_of
 from ...core.task_groups import first_error
 from ..errors import RecipeError, WrongVersion
 from ..messages import (
@@ -212,9 +212,8 @@ class Rollout(Actor, RolloutApi):
             return End(trajectory)
         if isinstance(error, RecipeError):
             raise error
-        failure = TrajectoryFailure(
-            trajectory.name, f"{type(error).__name__}: {error}", self._recipe.frames(error)
-        )
+        _, kind, text = origin_of(error, self.ref.name)
+        failure = TrajectoryFailure(trajectory.name, f"{kind}: {text}", self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
         return End(trajectory, failure, replacement=on_timeout == "replace")
