@@ -1,6 +1,6 @@
 """The process of the checks: ``python -m flexmarl.launch.preflight.process``.
 
-Standard input holds the resolved config as JSON, standard output gets the findings as JSON. What a recipe prints
+Standard input holds the resolved config as JSON, standard output gets the findings as JSON. The output of the recipe
 goes to standard error.
 """
 
