@@ -29,7 +29,7 @@ def _modules_are_forgotten() -> Iterator[None]:
             del sys.modules[name]
 
 
-def problems(folder: Path, settings: dict[str, Any] | None = None, **functions: str) -> list[str]:
+def problems(folder: Path, settings: dict[str, Any] | None = None, /, **functions: str) -> list[str]:
     code = "\n".join({**RIGHT, **functions}.values())
     (folder / "workflow.py").write_text(f"from flexmarl.actors import Query, Rewards\n{dedent(code)}\n")
     raw: dict[str, Any] = {
