@@ -275,7 +275,7 @@ def _train(
     while True:
         life = life or _continued(directory, overrides, accepted, options.output)
         if life.is_complete:
-            options.output.result(f"{directory.path} is complete: all {life.step} steps are trained")
+            options.output.answer(f"{directory.path} is complete: all {life.step} steps are trained")
             return 0
         resuming.record(directory, life.config)
         try:

@@ -18,7 +18,6 @@ from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...transport.state import StateTransport
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
-from ..model_sources import load_tokenizer
 from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe

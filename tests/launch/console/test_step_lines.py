@@ -119,7 +119,7 @@ def test_at_80_columns_a_terminal_cuts_no_word(agents: tuple[str, ...]) -> None:
     last = shown[shown.rindex("sorting · strict") :]
     header, _, numbers, smoothing, heads, *_ = last.splitlines()
     assert set(header.split()) <= {"sorting", "·", "strict"} | known
-    assert numbers.rstrip() == "14.4k tokens/s · 70 ms/step · 29000 failed"
+    assert numbers.rstrip() == "14.4k tokens/s · 0.07 s/step · 29000 failed"
     assert smoothing.split()[-4:] == ["over", "about", "20", "steps"]
     assert {*heads.split()} <= {"agent", "samples", "staleness"} | known
     assert set(" ".join(shown.split()).partition("warning: ")[2].split()[:9]) <= known
