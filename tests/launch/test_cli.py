@@ -202,10 +202,11 @@ class TestEndings:
     def test_under_json_each_line_is_an_object_and_the_last_one_is_the_end(
         self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, ending in {
+        endings: dict[str, BaseException | RunResult] = {
             "done": RunResult(6, False, {0: {"accuracy": 0.5}}, "step_6"),
             "failed": self.FULL,
-        }.items():
+        }
+        for name, ending in endings.items():
             self.ends_with(monkeypatch, ending)
             result = flexmarl("train", str(TINY), "--name", name, "--json")
             lines = [json.loads(line) for line in result.out.splitlines()]
