@@ -23,7 +23,7 @@ from typing import Literal, Self
 from rich.console import Console
 
 from ...actors.names import AgentName, PolicyName
-from ...actors.run_events import RunEvent, TrajectoryFailed
+from ...actors.run_events import Evaluated, RunEvent, SftDone, TrajectoryFailed
 from ...actors.step_metrics import StepMetrics
 from ...core.errors import ActorDead, ActorFailed
 from ..formatting import count
@@ -114,6 +114,8 @@ class Progress:
         self._update(phase_changed=changed)
 
     def event(self, event: RunEvent) -> None:
+        if isinstance(event, Evaluated | SftDone):
+            self._state.end_phase()
         if (warning := warning_of(event)) is not None:
             self._warn_of(event, warning)
         elif (note := note_of(event)) is not None:
