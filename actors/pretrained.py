@@ -1,4 +1,4 @@
-"""Hugging Face models and tokenizers as a ``ModelConfig`` names them."""
+"""Hugging Face models as a ``ModelConfig`` names them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,18 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..transport.state_dict import without_ties
-from .errors import UnsupportedModel
 from .messages import ModelConfig
+from .model_sources import architecture_of
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # half of its methods have no types
 
@@ -28,7 +21,7 @@ def load_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     Weights of a ``path`` are read from there; those of a model made from ``config`` are drawn from torch's global
     generator. Raises OSError if ``path`` can't be loaded, UnsupportedModel as ``empty_model``.
     """
-    architecture = _architecture(model)
+    architecture = architecture_of(model)
     if model.path is not None:
         loaded = _AUTO_MODEL.from_pretrained(
             model.path, config=architecture, dtype=dtype, attn_implementation="sdpa"
@@ -47,7 +40,7 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
     attention is one that ``sdpa`` does not compute.
     """
     with _ZeroInitialised():
-        made = _from_config(_architecture(model), getattr(torch, model.dtype))
+        made = _from_config(architecture_of(model), getattr(torch, model.dtype))
     placed: PreTrainedModel = made.train(False).requires_grad_(False).to(model.device)
     return placed
 
@@ -56,49 +49,8 @@ def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
     """The weights of a policy's model by name, tied ones once: float32 on the device ``meta``, which has shapes and no
     memory. Only the config of a ``path`` is read. Raises as ``empty_model``."""
     with torch.device("meta"):
-        made = _from_config(_architecture(model), torch.float32)
+        made = _from_config(architecture_of(model), torch.float32)
     return {name: tensor.detach() for name, tensor in without_ties(made.state_dict(keep_vars=True)).items()}
-
-
-def _architecture(model: ModelConfig) -> PreTrainedConfig:
-    if model.path is not None:
-        architecture: PreTrainedConfig = AutoConfig.from_pretrained(model.path)
-    else:
-        architecture = AutoConfig.for_model(**(model.config or {}))
-    decoder: Any = architecture.get_text_config(decoder=True)
-    if getattr(decoder, "attn_logit_softcapping", None) is not None:
-        raise UnsupportedModel(
-            architecture.model_type,
-            f"attn_logit_softcapping is {decoder.attn_logit_softcapping}, which neither trainer nor engine computes: "
-            "take a model without it",
-        )
-    if getattr(decoder, "output_router_logits", False):
-        # They serve a loss of supervised training alone, and transformers computes it in every forward.
-        decoder.output_router_logits = False
-    return architecture
-
-
-def rotation_limit(architecture: PreTrainedConfig) -> int | None:
-    """The longest sequence, in tokens, up to which the rotations of the positions don't depend on its length; None
-    without a limit.
-
-    With ``longrope`` (Ding et al., arXiv 2402.13753) transformers takes other factors behind
-    ``original_max_position_embeddings``, for all positions and for all sequences of a batch: keys in an engine's cache
-    would keep the former ones.
-    """
-    decoder: Any = architecture.get_text_config(decoder=True)
-    parameters = getattr(decoder, "rope_parameters", None) or {}
-    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return min(
-        (rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"),
-        default=None,
-    )
-
-
-def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model.tokenizer_source``. Raises OSError if it can't be loaded."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model.tokenizer_source)
-    return tokenizer
 
 
 def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:

@@ -133,6 +133,14 @@ class ActorSilent:
     event: Literal["actor_silent"] = "actor_silent"
 
 
+@dataclass(frozen=True, slots=True)
+class WorkflowBlocked:
+    """The workflow blocked the event loop of all trajectories for a second or more. ``line``: of the recipe."""
+
+    line: str
+    event: Literal["workflow_blocked"] = "workflow_blocked"
+
+
 RunEvent = Annotated[
     RunStarted
     | RunResumed
@@ -145,6 +153,7 @@ RunEvent = Annotated[
     | ColumnsAwaited
     | StoreBlocked
     | StoreUnblocked
-    | ActorSilent,
+    | ActorSilent
+    | WorkflowBlocked,
     Field(discriminator="event"),
 ]

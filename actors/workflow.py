@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol, cast
 
+from ..core.errors import FlexmarlError
 from .config_base import Config
 from .errors import InvalidReward, RecipeError
 from .messages import Query
@@ -125,14 +126,14 @@ class Recipe:
     """A recipe's functions, loaded from its folder and bound to its data."""
 
     def __init__(self, config: RecipeConfig) -> None:
-        """Runs the recipe's ``workflow.py``. Raises RecipeError if it is missing or lacks a function."""
+        """Runs ``workflow.py``: ``file`` in ``folder``. Raises RecipeError if it is missing or lacks a function."""
         self._config = config
-        self._folder = Path(config.folder).resolve()
-        self._file = self._folder / "workflow.py"
+        self.folder = Path(config.folder).resolve()
+        self.file = self.folder / "workflow.py"
         self._module = self._load()
-        self.workflow = cast(Workflow, self._function("workflow"))
-        self._train_query = self._function("train_query")
-        self._eval_queries = self._function("eval_queries")
+        self.workflow = cast(Workflow, self.function("workflow"))
+        self._train_query = self.function("train_query")
+        self._eval_queries = self.function("eval_queries")
 
     @property
     def has_sft(self) -> bool:
@@ -150,27 +151,29 @@ class Recipe:
     def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
         """Prompt and completion of each example of one supervised batch."""
         with self._users_code("sft"):
-            return list(self._function("sft")(agent, batch, size, self._config.seed, **self._config.data))
+            return list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
 
     def frames(self, error: BaseException) -> str:
-        """The error with its frames, from the first one in the recipe's own folder on, if there is one."""
+        """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
+        errors about the recipe's results has no frames there, and is shown without any."""
         frames = traceback.extract_tb(error.__traceback__)
-        own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self._folder)]
-        shown = frames[own[0] :] if own else frames
+        own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
+        ours = isinstance(error, FlexmarlError)
+        shown = frames[own[0] :] if own else [] if ours else frames
         return "".join([*traceback.format_list(shown), *traceback.format_exception_only(error)])
 
     def _load(self) -> ModuleType:
-        if not self._file.is_file():
+        if not self.file.is_file():
             raise RecipeError(
-                f"{self._file} does not exist: a recipe is a folder with workflow.py and config.yaml"
+                f"{self.file} does not exist: a recipe is a folder with workflow.py and config.yaml"
             )
         name = f"flexmarl_recipe_{Path(self._config.folder).name}"
-        spec = importlib.util.spec_from_file_location(name, self._file)
+        spec = importlib.util.spec_from_file_location(name, self.file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses in a recipe look their module up
-        if str(self._folder) not in sys.path:
-            sys.path.append(str(self._folder))  # workflow.py may import modules that lie beside it
+        if str(self.folder) not in sys.path:
+            sys.path.append(str(self.folder))  # workflow.py may import modules that lie beside it
         with self._users_code("loading"):
             spec.loader.exec_module(module)
         return module
@@ -184,10 +187,11 @@ class Recipe:
             raise
         except Exception as error:  # any error is the recipe's: none of its functions may fail
             text = f"{type(error).__name__}: {error}"
-            raise RecipeError(f"{self._file}: {what} failed: {text}\n{self.frames(error)}") from error
+            raise RecipeError(f"{self.file}: {what} failed: {text}\n{self.frames(error)}") from error
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def function(self, name: str) -> Callable[..., Any]:
+        """A function of ``workflow.py``. Raises RecipeError if it is missing."""
         function = getattr(self._module, name, None)
         if not callable(function):
-            raise RecipeError(f"{self._file} defines no function {name!r}")
+            raise RecipeError(f"{self.file} defines no function {name!r}")
         return cast(Callable[..., Any], function)

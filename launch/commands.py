@@ -21,16 +21,18 @@ from ..core.errors import ActorFailed, FlexmarlError, is_loss
 from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from . import env, local_launcher, resuming
 from .bench.command import bench
-from .config_reading import resolve, to_yaml
+from .config_reading import resolve_written, to_yaml
 from .console.output import Form, Output, print_error
 from .errors import Interrupted, LostActor
 from .event_log import EventLog
+from .preflight.preflight import check_before_start
 from .report.report import write_report
 from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_endings import closing_words, error_words, failure_words
 from .stored_runs.command import completion, export, runs
+from .written_keys import WrittenKeys
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -40,7 +42,15 @@ EXIT_STOPPED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flexmarl")
 def cli() -> None:
-    """Trains several LLM agents together with reinforcement learning."""
+    """Trains several LLM agents together with reinforcement learning.
+
+    \b
+    Examples:
+      flexmarl train                               the built-in recipe, in about a minute
+      flexmarl train path/to/recipe --dry-run      check a recipe of your own
+      flexmarl train path/to/recipe --name first   train it
+      flexmarl report runs/first                   its report, also while it runs
+    """
 
 
 for command in (bench, runs, export, completion):
@@ -143,10 +153,11 @@ def train(
             f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
         )
     recipe = recipes[0] if recipes else "sort-digits"
-    config = resolve(recipe, overrides)
+    config, keys = resolve_written(recipe, overrides)
     folder = runs / _run_name(name, config)
+    RunDirectory.check_new(folder)
+    check_before_start(config, keys)
     if dry_run:
-        RunDirectory.check_new(folder)
         click.echo(f"{to_yaml(config)}# checked; nothing was started or written")
         return 0
     directory = RunDirectory.create(folder, to_yaml(config))
@@ -157,7 +168,12 @@ def train(
 @cli.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def report(run_dir: Path) -> int:
-    """Write report.html of a run again. The run may be running."""
+    """Write report.html of a run again. The run may be running.
+
+    \b
+    Example:
+      flexmarl report runs/first-try
+    """
     click.echo(write_report(RunDirectory.existing(run_dir).path))
     return 0
 
@@ -259,7 +275,7 @@ def _train(
     while True:
         life = life or _continued(directory, overrides, accepted, options.output)
         if life.is_complete:
-            options.output.result(f"{directory.path} is complete: all {life.step} steps are trained")
+            options.output.answer(f"{directory.path} is complete: all {life.step} steps are trained")
             return 0
         resuming.record(directory, life.config)
         try:
@@ -280,6 +296,7 @@ def _continued(
     life = resuming.prepare(directory, overrides, accepted)
     if life.is_complete:
         return life
+    check_before_start(life.config, WrittenKeys())
     damaged = directory.forget_after(life.step)
     output.note(f"continuing after step {life.step}" if life.step else "no checkpoint yet: starting again")
     return replace(life, warnings=life.warnings + damaged)

@@ -14,14 +14,14 @@ import yaml
 from pydantic import ValidationError
 
 from ..actors.errors import ConfigError
-from .config_policies import expanded, with_defaults
+from .config_policies import Expanded, expanded, with_defaults
 from .init_from import check_weights, with_init_from
 from .run_config import RunConfig
+from .written_keys import WrittenKeys
 
 RECIPES = Path(__file__).parent / "recipes"
 _RECIPE_NAME = re.compile(r"[a-z0-9_-]+")
 _NAMED_SECTIONS = {"agents": "agent", "policies": "policy"}
-_POLICY_KEY = re.compile(r"\bpolicies\.(\w+)")
 
 
 def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
@@ -29,6 +29,11 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
 
     Raises ConfigError for an unknown recipe, a file that is not a YAML mapping, and anything that the schema refuses.
     """
+    return resolve_written(recipe, overrides)[0]
+
+
+def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
+    """The same, and the places at which its values are written."""
     folder = recipe_folder(recipe)
     raw = read_yaml(folder / "config.yaml")
     for override in overrides:
@@ -43,10 +48,16 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
         raise ConfigError(f"agent_defaults={defaults!r}: must be a section with the keys of an agent")
     if (init_from := raw.pop("init_from", None)) is not None:
         defaults = {"init_from": init_from, **defaults}
-    paths = _with_absolute_paths(with_defaults(raw, defaults), folder)
-    config = check(paths, str(folder / "config.yaml"))
+    _make_paths_absolute(raw, defaults, folder)
+    merged = with_defaults(raw, defaults)
+    for kind in _NAMED_SECTIONS:
+        if isinstance(sections := merged.get(kind), dict):
+            with_init_from(sections, kind, folder)
+    whole = expanded(merged)
+    keys = WrittenKeys(raw, defaults, whole.own)
+    config = _checked(whole, keys, str(folder / "config.yaml"))
     check_weights(config.policies)
-    return config
+    return config, keys
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
@@ -64,14 +75,17 @@ def override_key(override: str) -> str:
 def check(raw: dict[str, Any], source: str) -> RunConfig:
     """The typed config. Raises ConfigError listing every problem, each with its key and value."""
     whole = expanded(raw)
+    return _checked(whole, WrittenKeys(raw, own=whole.own), source)
+
+
+def _checked(whole: Expanded, keys: WrittenKeys, source: str) -> RunConfig:
     problems = whole.problems
     if not problems:
         try:
             return RunConfig.model_validate(whole.raw)
         except ValidationError as error:
-            found = [_problem(item, whole.own) for item in error.errors(include_url=False)]
-            problems = list(dict.fromkeys(found))
-    listed = "\n".join(f"  {problem}" for problem in problems)
+            problems = [_problem(item, whole.own, keys) for item in error.errors(include_url=False)]
+    listed = "\n".join(f"  {problem}" for problem in dict.fromkeys(problems))
     raise ConfigError(f"{source}, overrides included:\n{listed}")
 
 
@@ -136,12 +150,12 @@ def _refuse_unknown_name(raw: dict[str, Any], keys: Sequence[str], override: str
         )
 
 
-def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Changes ``raw``: model and tokenizer paths are relative to the recipe's folder, or else to the working directory.
+def _make_paths_absolute(raw: dict[str, Any], defaults: dict[str, Any], folder: Path) -> None:
+    """Changes both: model and tokenizer paths are relative to the recipe's folder, or else to the working directory.
 
     Names that are in neither, and are not written as paths, are a hub's. Raises ConfigError if a path leads nowhere.
     """
-    for key, model in _models(raw):
+    for key, model in _models(raw, defaults):
         for part in ("path", "tokenizer"):
             if not isinstance(written := model.get(part), str):
                 continue
@@ -150,14 +164,12 @@ def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
                 model[part] = str(found.resolve())
             elif written.startswith(("/", "./", "../", "~")):
                 raise ConfigError(f"{key}.{part}={written!r}: there is no such file or folder")
-    for kind in _NAMED_SECTIONS:
-        if isinstance(sections := raw.get(kind), dict):
-            with_init_from(sections, kind, folder)
-    return raw
 
 
-def _models(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _models(raw: dict[str, Any], defaults: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every model section with its key. Values that are not sections are left for the schema to refuse."""
+    if isinstance(model := defaults.get("model"), dict):
+        yield "agent_defaults.model", model
     for kind in _NAMED_SECTIONS:
         sections = raw.get(kind)
         for name, section in sections.items() if isinstance(sections, dict) else ():
@@ -166,20 +178,17 @@ def _models(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{kind}.{name}.model", model
 
 
-def _problem(item: Any, own: frozenset[str]) -> str:
+def _problem(item: Any, own: frozenset[str], keys: WrittenKeys) -> str:
     """One line for a mistake that pydantic found, with the key as it is written. ``own``: see ``Expanded``."""
     location = item["loc"]
     if len(location) > 1 and location[0] == "policies" and location[1] in own:
         location = ("agents", *location[1:])
-    key = ".".join(str(part) for part in location)
+    key = keys.key(*location)
     if item["type"] == "extra_forbidden":
         return f"{key}: there is no such key (value {item['input']!r}); {_allowed_keys(location, own)}"
     if item["type"] == "missing":
         return f"{key}: is missing"
-    message = _POLICY_KEY.sub(
-        lambda found: f"agents.{found[1]}" if found[1] in own else found[0],
-        item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0],
-    )
+    message = keys.in_text(item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0])
     if isinstance(item["input"], dict):  # the message names the value; a section is too long to be shown
         return f"{key}: {message}" if key else message
     return f"{key}={item['input']!r}: {message}"

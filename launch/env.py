@@ -10,11 +10,22 @@ from typing import TypedDict
 # falls five- to tenfold.
 _THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONUNBUFFERED": "1"}
+_WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def actor_environment() -> dict[str, str]:
     """The environment of actor processes: this process's, and our defaults for variables that are not set."""
     return {**_THREADS, **_QUIET, **os.environ}
+
+
+def preflight_environment() -> dict[str, str]:
+    """The environment of the process that checks a run before its start: the actors', without files of bytecode."""
+    return {**actor_environment(), **_WRITES_NOTHING}
+
+
+def use_cached_models_only() -> None:
+    """From now on no process of this run asks the Hugging Face hub."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def runtime_base() -> Path:

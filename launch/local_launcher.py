@@ -20,7 +20,8 @@ from typing import Any, Self
 
 from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunResult, StoreApi, TrainerApi
 from ..actors.orchestrator.checkpoint import RunState
-from ..actors.run_events import ActorSilent
+from ..actors.rollout.block_watch import report_file
+from ..actors.run_events import ActorSilent, WorkflowBlocked
 from ..actors.store_client import segment_directories
 from ..core.errors import ActorDead, FlexmarlError, is_loss
 from ..core.private_directory import private_directory
@@ -109,7 +110,9 @@ class LocalRun:
         orchestrator = await self._start_actors()
         await orchestrator.api.start()
         signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
-        watch = _watch_processes(self.supervisor, self.console, self.config.supervision.silence_s)
+        blocked = report_file(self.runtime_dir)
+        silence_s = self.config.supervision.silence_s
+        watch = _watch_processes(self.supervisor, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
         return await self.console.ended_with
 
@@ -147,15 +150,25 @@ class LocalRun:
             path.mkdir(mode=0o700)
 
 
-async def _watch_processes(supervisor: Supervisor, console: RunConsole, silence_s: float) -> None:
+async def _watch_processes(
+    supervisor: Supervisor, console: RunConsole, silence_s: float, blocked: Path
+) -> None:
     """Keeps the console's figures up to date. Reports an actor that does not answer; raises ActorDead once it has not
-    for ``silence_s``. The time in which this process itself was stopped does not count."""
+    for ``silence_s``. The time in which this process itself was stopped does not count.
+
+    ``blocked``: the file with the line of the recipe that blocks the rollout actor's loop; each line is reported once.
+    """
     silent_s = dict.fromkeys(supervisor.running, 0.0)
     silent: set[str] = set()
+    lines: set[str] = set()
     began = time.monotonic()
     await supervisor.process_statistics()  # these figures are of the start
     while True:
         console.refresh(await supervisor.process_statistics())
+        line = _line_in(blocked)
+        if line and line not in lines:
+            lines.add(line)
+            await console.event(WorkflowBlocked(line))
         last, began = began, time.monotonic()
         for name in supervisor.running:  # those that are being stopped have no time to answer
             if name in console.processes:
@@ -167,10 +180,22 @@ async def _watch_processes(supervisor: Supervisor, console: RunConsole, silence_
                     silent.add(name)
                     await console.event(ActorSilent(name, round(silent_s[name], 1)))
                 elif silent_s[name] > silence_s:
-                    raise ActorDead(
-                        name, f"its process runs, but has not answered for {round(silent_s[name], 1):g} s"
-                    )
+                    raise _silent_for(name, silent_s[name], line)
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
+
+
+def _silent_for(actor: str, seconds: float, line: str) -> ActorDead:
+    """``line``: the one that blocks the workflow, or empty."""
+    hint = f"; the workflow blocks its event loop: {line}" if actor == "rollout" and line else ""
+    return ActorDead(actor, f"its process runs, but has not answered for {round(seconds, 1):g} s{hint}")
+
+
+def _line_in(report: Path) -> str:
+    """Empty without a report."""
+    try:
+        return report.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:

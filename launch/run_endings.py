@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..actors import errors as role_errors
 from ..actors.errors import CheckpointMismatch, ConfigError, DataChanged, RecipeError, UnsupportedModel
 from ..actors.messages import RunResult
 from ..core.errors import ActorDead, ActorFailed, text_of
@@ -11,6 +12,7 @@ from .formatting import change, count, duration
 
 _REPEATED = (ConfigError, RecipeError, DataChanged, UnsupportedModel, CheckpointMismatch)
 _REPEATED_KINDS = frozenset(kind.__name__ for kind in _REPEATED)
+_OWN_KINDS = frozenset(name for name, kind in vars(role_errors).items() if isinstance(kind, type))
 
 
 def closing_words(
@@ -58,11 +60,12 @@ def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out
 
 
 def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -> str:
-    """A failure or a stop at once, and the way to continue if there is one. ``checkpoint``: the newest one."""
+    """A failure or a stop at once, after its details, and the way to continue if there is one. ``checkpoint``: the
+    newest."""
     stopped = isinstance(error, Interrupted)
     text = error_words(error)
     head, *more = text.splitlines() or [type(error).__name__]
-    lines = [text, ""] if more else []
+    lines = [*more, ""] if more else []
     lines += [f"The run {'was' if stopped else 'failed:'} {head}", f"  events and logs  {folder}"]
     if not repeats(error):
         if checkpoint is not None:
@@ -73,12 +76,11 @@ def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -
 
 
 def error_words(error: BaseException) -> str:
-    """The error once. Of a failed actor: the error that was raised first, and the actor that raised it unless the error
-    is one of a user's mistakes, whose text names all that matters."""
-    text = text_of(error).rstrip()
-    if isinstance(error, ActorFailed) and error.kind in _REPEATED_KINDS:
-        return text.partition(f"{error.kind}: ")[2] or text
-    return text
+    """The error once. Of a failed actor: the error that was raised first, with the actor that raised it; one of our own
+    errors names in its text all that matters."""
+    if isinstance(error, ActorFailed) and error.kind in _OWN_KINDS:
+        return error.error.rstrip()
+    return text_of(error).rstrip()
 
 
 def repeats(error: BaseException) -> bool:

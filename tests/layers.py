@@ -24,8 +24,8 @@ CORE = (
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "names", "pretrained",
-    "run_events", "sample_id", "step_metrics", "store_client", "workflow",
+    "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "model_sources", "names",
+    "pretrained", "run_events", "sample_id", "step_metrics", "store_client", "workflow",
 )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..messages import Published
-from ..pretrained import empty_model, load_tokenizer
+from ..model_sources import load_tokenizer
+from ..pretrained import empty_model
 from .base_instance import TRANSFER_TIMEOUT_S, BaseInstance
 from .engine_thread import EngineThread
 from .engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics

@@ -320,7 +320,8 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _evaluate(self, decision: Evaluate) -> None:
         started = time.monotonic()
         queries = await asyncio.to_thread(self._recipe.eval_queries)
-        await self._tell_console("phase", f"evaluating {len(queries)} queries", None, None)
+        noun = "query" if len(queries) == 1 else "queries"
+        await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
         rollout = self._rollout.within(WORK_TIMEOUT_S)
         result = await rollout.evaluate(queries, decision.versions)
         for failure in result.failures:

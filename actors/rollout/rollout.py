@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import ActorDead, CallTimeout
+from ...core.errors import ActorDead, CallTimeout, origin_of
 from ...core.task_groups import first_error
 from ..errors import RecipeError, WrongVersion
 from ..messages import (
@@ -32,6 +32,7 @@ from ..messages import (
 from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
 from ..workflow import Prompt, Recipe, Rewards, Turn
+from .block_watch import BlockWatch, report_file
 from .evaluation import evaluation_metrics
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
@@ -66,8 +67,10 @@ class Rollout(Actor, RolloutApi):
     async def on_start(self) -> None:
         places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
         self._experience = ExperienceWriter(self._setup.store, self.ref.name, places)
+        self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.runtime_dir))
 
     async def on_stop(self) -> None:
+        self._block_watch.stop()
         self._experience.close()
         for workflow in self._workflows:
             workflow.cancel()
@@ -209,9 +212,8 @@ class Rollout(Actor, RolloutApi):
             return End(trajectory)
         if isinstance(error, RecipeError):
             raise error
-        failure = TrajectoryFailure(
-            trajectory.name, f"{type(error).__name__}: {error}", self._recipe.frames(error)
-        )
+        _, kind, text = origin_of(error, self.ref.name)
+        failure = TrajectoryFailure(trajectory.name, f"{kind}: {text}", self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
         return End(trajectory, failure, replacement=on_timeout == "replace")

@@ -148,7 +148,7 @@ class Trainer(Actor, TrainerApi):
         return TorchPolicy(policy, setup, seed=self._setup.recipe.seed, total_steps=self._setup.total_steps)
 
     def _tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
-        from ..pretrained import load_tokenizer
+        from ..model_sources import load_tokenizer
 
         return load_tokenizer(setup.model)
 

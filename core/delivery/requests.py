@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ..declared_errors import DeclaredErrors
-from ..errors import LocalProtocolError, text_of, traceback_of
+from ..errors import LocalProtocolError, origin_of, traceback_of
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.incarnations import count_of, lineage_of
@@ -226,13 +226,14 @@ class Serving:
         self._send_answer(delivery, codec.pack_reply(request_id, packed), buffers)
 
     def answer_error(self, delivery: Delivery, error: BaseException, errors: DeclaredErrors) -> None:
-        """The endpoint raised ``error``; ``errors``: those that it declares."""
+        """The endpoint raised ``error``; ``errors``: those that it declares. One that it got as the answer to a call of
+        its own is passed on under its first name: chains of calls don't make chains of names."""
         if self._end(delivery):
             if delivery.kind == Kind.TELL:
                 self._report_done(delivery.id)
                 return
-            texts = (text_of(error)[:_TEXT_LIMIT], traceback_of(error)[-_TEXT_LIMIT:])
-            head = (Kind.ERROR, delivery.id, type(error).__name__, *texts)
+            _, kind, text = origin_of(error, "")
+            head = (Kind.ERROR, delivery.id, kind, text[:_TEXT_LIMIT], traceback_of(error)[-_TEXT_LIMIT:])
             try:
                 packed = self._whole.pack([*head, *errors.to_wire(error)])
             except Exception:  # noqa: BLE001  # fields that can't be sent; the error arrives as RemoteError

@@ -13,6 +13,7 @@ from ...actors.run_events import (
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
+    WorkflowBlocked,
 )
 
 
@@ -24,6 +25,8 @@ def warning_of(event: RunEvent) -> str | None:
         case ActorSilent():
             hint = "; does the workflow block its event loop?" if event.actor == "rollout" else ""
             return f"{event.actor} has not answered for {event.seconds:g} s{hint}"
+        case WorkflowBlocked():
+            return f"the workflow blocks its event loop, so that all trajectories wait: {event.line}"
         case StoreBlocked():
             return f"the store waits for space: {event.problem}"
         case ColumnsAwaited():

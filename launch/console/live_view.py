@@ -60,9 +60,8 @@ class LiveView:
         width = max(4, min(40, self._console.width - len(steps) - len(share) - len(left) - 4))
         bar = ProgressBar(total=max(1, state.total_steps), completed=state.step, width=width)
         grid = Table.grid(padding=(0, 1))
-        grid.add_row(
-            *(part if part is bar else _on_one_row(Text(part)) for part in (steps, bar, share, left))
-        )
+        cells = (_on_one_row(Text(words)) for words in (steps, share, left))
+        grid.add_row(next(cells), bar, *cells)
         return grid
 
     def _numbers(self) -> Text:
@@ -71,7 +70,7 @@ class LiveView:
         if (speed := state.tokens_per_s.value) is not None:
             words.append(f"{compact(speed)} tokens/s")
         if (step_s := state.step_s.value) is not None:
-            words.append(f"{1000 * step_s:.3g} ms/step")
+            words.append(f"{duration(step_s)}/step")
         if (overlap := state.overlap_s.value) is not None:
             words.append(f"overlap {overlap:.3f} s/step")
         failed = (f"{state.failed} failed", "yellow" if state.failed else "")

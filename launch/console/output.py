@@ -1,7 +1,8 @@
 """The standard output of ``flexmarl train``, in one of its four forms."""
 
 import sys
-from typing import Any, Literal, TextIO, cast
+import time
+from typing import Literal, TextIO, cast
 
 from rich.console import Console
 
@@ -50,20 +51,21 @@ class Output:
 
     def note(self, text: str) -> None:
         """Prints a remark before or between runs."""
+        if self._form != "quiet":
+            self.answer(text)
+
+    def answer(self, text: str) -> None:
+        """Prints the outcome of a command that starts no run."""
         if self._form == "json":
-            self.record({"event": "note", "text": text})
-        elif self._form != "quiet":
+            record = {"time": round(time.time(), 3), "event": "note", "text": text}
+            write_json(self._console.file, record)  # type: ignore[arg-type]  # rich's IO[str] is a text stream
+        else:
             print_line(self._console, text)
 
     def result(self, text: str) -> None:
         """Prints the end of a run, in words; under ``json`` the event ``run_ended`` holds it."""
         if self._form != "json":
             print_line(self._console, text)
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Prints an object; under ``json`` alone."""
-        if self._form == "json":
-            write_json(self._console.file, record)  # type: ignore[arg-type]  # rich's IO[str] is a text stream
 
 
 def print_error(text: str) -> None:

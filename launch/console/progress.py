@@ -23,8 +23,9 @@ from typing import Literal, Self
 from rich.console import Console
 
 from ...actors.names import AgentName, PolicyName
-from ...actors.run_events import RunEvent, TrajectoryFailed
+from ...actors.run_events import Evaluated, RunEvent, SftDone, TrajectoryFailed
 from ...actors.step_metrics import StepMetrics
+from ...core.errors import ActorDead, ActorFailed
 from ..formatting import count
 from .event_words import note_of, warning_of
 from .live_view import LiveView
@@ -91,10 +92,12 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended_s = self._state.elapsed_s()
+        failed = isinstance(error, ActorDead | ActorFailed)  # the report of the failure follows
+        how = "ended" if kind is None else "failed" if failed else f"stopped by {kind.__name__}"
         try:
             self._print_held(all_of_them=True)
         finally:
-            self._view.stop("ended" if kind is None else f"stopped by {kind.__name__}", self._ended_s)
+            self._view.stop(how, self._ended_s)
 
     @property
     def wall_s(self) -> float:
@@ -111,6 +114,8 @@ class Progress:
         self._update(phase_changed=changed)
 
     def event(self, event: RunEvent) -> None:
+        if isinstance(event, Evaluated | SftDone):
+            self._state.end_phase()
         if (warning := warning_of(event)) is not None:
             self._warn_of(event, warning)
         elif (note := note_of(event)) is not None:

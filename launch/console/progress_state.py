@@ -110,7 +110,8 @@ class PolicyState:
 
 
 class ProgressState:
-    """One run's numbers. ``agents``: the policy of each. ``changed_s``: ``elapsed_s`` at the end of the last step."""
+    """One run's numbers. ``agents``: the policy of each. ``changed_s``: ``elapsed_s`` at the end of the last step or
+    phase."""
 
     def __init__(
         self,
@@ -133,10 +134,9 @@ class ProgressState:
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)
 
     def record(self, metrics: StepMetrics) -> None:
-        self.phase = None
+        self.end_phase()
         self.step = metrics.step
         self._recent.append((self._clock(), self.step))
-        self.changed_s = self.elapsed_s()
         self.failed += metrics.failed_trajectories
         self.tokens_per_s.add(metrics.tokens_per_s)
         self.overlap_s.add(metrics.overlap_s)
@@ -145,6 +145,10 @@ class ProgressState:
             self.agents[agent].record(metrics.by_agent[agent])
         for policy in self.policies.keys() & metrics.by_policy.keys():
             self.policies[policy].record(metrics.by_policy[policy])
+
+    def end_phase(self) -> None:
+        self.phase = None
+        self.changed_s = self.elapsed_s()
 
     def elapsed_s(self) -> float:
         return self._clock() - self._started_s

@@ -73,8 +73,8 @@ class LineView:
                 self.message(f"phase {phase}")
         elif now - self._printed_s >= _SIGN_OF_LIFE_S:
             state = self._state
-            under_way = f"step {state.step}/{state.total_steps} is complete, the next one is under way"
-            self.message(f"{under_way} ({duration(round(now - state.changed_s))})")
+            seconds = duration(round(now - state.changed_s))
+            self.message(f"step {state.step + 1}/{state.total_steps} is under way ({seconds})")
 
     def _step_is_due(self, now: float) -> bool:
         state = self._state

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.errors import UnsupportedModel
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.pretrained import empty_model, load_model, load_tokenizer, rotation_limit
+from flexmarl.actors.model_sources import load_tokenizer, rotation_limit
+from flexmarl.actors.pretrained import empty_model, load_model
 
 TIED = {
     "model_type": "llama", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -19,6 +19,7 @@ from flexmarl.core import telemetry
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.telemetry import (
+    LOG_LEVELS,
     BoundedLog,
     LoopLag,
     configure_logging,
@@ -87,6 +88,17 @@ class TestOwnProcesses:
         assert first.items() >= {"event": "ready", "port": 3, "level": "info", "node": "store"}.items()
         assert first["timestamp"].endswith("Z")
         assert "OSError: no space" in second["exception"] and second["node"] == "another"
+
+    def test_the_least_level_is_a_choice(self) -> None:
+        counts = {}
+        for level in LOG_LEVELS:
+            stream = io.StringIO()
+            configure_logging("store", stream, level)
+            log = get_logger("flexmarl.core.x")
+            for method in (log.debug, log.info, log.warning, log.error):
+                method("a line")
+            counts[level] = len(stream.getvalue().splitlines())
+        assert counts == {"debug": 4, "info": 3, "warning": 2, "error": 1}
 
     def test_lines_on_a_terminal_are_readable(self) -> None:
         stream = Terminal()

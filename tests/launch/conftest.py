@@ -92,7 +92,8 @@ class Launched:
                 for c in psutil.Process(self.process.pid).net_connections("unix")
                 if c.laddr
             ]
-            self.private = next(path.parent for path in sockets if path.name == "launcher.sock")
+            own = (path.parent for path in sockets if path.name == "launcher.sock")
+            self.private = next(own, None)  # it may not listen yet
         return found
 
     def wait_for_output(self, text: str) -> None:

@@ -34,6 +34,8 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a run was started")
 
     monkeypatch.setattr(local_launcher, "run", refuse)
+    # tests/launch/preflight/ has the checks: each takes a second
+    monkeypatch.setattr(commands, "check_before_start", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -196,6 +198,47 @@ class TestEndings:
         assert self.last_event()["event"] == "run_ended" and Path("runs/run/report.html").exists()
         monkeypatch.setattr(sys, "stdout", None)
         assert main(["train", str(TINY), "--name", "silent"]) == 0
+
+    def test_under_json_each_line_is_an_object_and_the_last_one_is_the_end(
+        self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        endings: dict[str, BaseException | RunResult] = {
+            "done": RunResult(6, False, {0: {"accuracy": 0.5}}, "step_6"),
+            "failed": self.FULL,
+        }
+        for name, ending in endings.items():
+            self.ends_with(monkeypatch, ending)
+            result = flexmarl("train", str(TINY), "--name", name, "--json")
+            lines = [json.loads(line) for line in result.out.splitlines()]
+            assert [lines[0]["event"], lines[-1]["event"]] == ["run_started", "run_ended"]
+            assert lines[0]["folder"] == f"runs/{name}" and lines[-1]["wall_s"] >= 0
+            assert [line["text"] for line in lines if line["event"] == "warning"][-1] == "warning 19"
+            assert not result.err
+        assert lines[-1]["error"] == str(self.FULL)
+
+    def test_quiet_shows_warnings_and_the_result(
+        self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ends_with(monkeypatch, RunResult(6, False, {0: {"accuracy": 0.5}}, "step_6"))
+        result = flexmarl("train", str(TINY), "--name", "run", "-q")
+        shown = result.out.splitlines()
+        assert shown[:20] == [f"warning: warning {n}" for n in range(20)]
+        assert shown[20].startswith("Trained 6 steps in") and len(shown) == 24
+
+    def test_the_level_of_the_logs_reaches_the_actors(
+        self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[object] = []
+
+        async def run(*arguments: object) -> RunResult:
+            given.append(arguments[-1])
+            return RunResult(6, False, {}, "")
+
+        monkeypatch.setattr(local_launcher, "run", run)
+        flexmarl("train", str(TINY), "--name", "plain")
+        flexmarl("train", str(TINY), "--name", "debug", "--log-level", "debug")
+        assert given == ["info", "debug"]
+        assert flexmarl("train", str(TINY), "--log-level", "loud").status == 2
 
     def test_a_report_that_can_not_be_written_is_no_traceback(
         self, flexmarl: Flexmarl, stopped_run: RunDirectory

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.model_sources import load_tokenizer
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.pretrained import load_tokenizer
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from flexmarl.actors.run_events import ActorSilent, RunEvent
+from flexmarl.actors.run_events import ActorSilent, RunEvent, WorkflowBlocked
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.launch import local_launcher
@@ -25,6 +26,8 @@ class House:
         self.processes: dict[str, object] = {}
         self.events: list[tuple[str, float]] = []
         self.phases: list[tuple[str, int, int]] = []
+        self.lines: list[str] = []
+        self.blocked = Path("nowhere")
         self._rounds = rounds
         self._round = -1
 
@@ -39,6 +42,9 @@ class House:
         self.processes = processes
 
     async def event(self, event: RunEvent) -> None:
+        if isinstance(event, WorkflowBlocked):
+            self.lines.append(event.line)
+            return
         assert isinstance(event, ActorSilent)
         self.events.append((event.actor, event.seconds))
 
@@ -49,7 +55,10 @@ class House:
         monkeypatch.setattr(local_launcher, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
         async with asyncio.timeout(PATIENCE_S):
-            await local_launcher._watch_processes(cast(Supervisor, self), cast(RunConsole, self), 300.0)
+            watching = local_launcher._watch_processes(
+                cast(Supervisor, self), cast(RunConsole, self), 300.0, self.blocked
+            )
+            await watching
 
 
 async def test_an_actor_that_never_answered_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +141,16 @@ async def test_the_first_that_does_not_start_is_what_is_raised() -> None:
 
     with pytest.raises(ActorDead, match="no luck"):
         await local_launcher._all_started({"trainer": wait(), "store": refuse()}, cast(RunConsole, house))
+
+
+async def test_the_line_that_blocks_the_workflow_is_reported_once_and_with_the_death(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    house = House(["rollout"], lambda _: (11.0, set()))
+    house.blocked = tmp_path / "blocked_line"
+    house.blocked.write_text("workflow.py:3, in workflow: time.sleep(999)")
+    with pytest.raises(
+        ActorDead, match=r"for 308 s; the workflow blocks its event loop: workflow.py:3, in workflow"
+    ):
+        await house.watch(monkeypatch)
+    assert house.lines == ["workflow.py:3, in workflow: time.sleep(999)"]

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from flexmarl.launch.cli import main
+from flexmarl.launch.formatting import duration
 
 from .conftest import Launched, Launcher, wait_until
 
@@ -45,7 +46,7 @@ class TestAWholeRun:
         assert first == "run whole mode=strict steps=6 agents=solver,checker"
         closing = whole.text.splitlines()[-4:]
         assert re.fullmatch(
-            r"Trained 6 steps in [\d.]+ s\. On problems .* accuracy (rose|fell|stayed) .* [\d.]+%.*",
+            r"Trained 6 steps in [\d.]+ s\. In the evaluations, accuracy (rose|fell|stayed) .* [\d.]+%.*",
             closing[0],
         )
         assert [line.split()[0] for line in closing[1:]] == ["report", "metrics", "checkpoints"]
@@ -74,12 +75,20 @@ class TestAWholeRun:
         assert not names["actor_silent"], "those that are being stopped have no time to answer"
         assert names["sft_done"] == names["evaluated"] == 2
         assert names["checkpoint_saved"] == 3
-        assert whole.events[-1] | {"time": 0} == {
+        ended = whole.events[-1]
+        wall_s = ended.pop("wall_s")
+        assert ended | {"time": 0} == {
             "time": 0,
             "event": "run_ended",
             "step": 6,
             "stopped": False,
+            "checkpoint": str(whole.directory / "checkpoints" / "step_000006"),
         }
+        assert f"Trained 6 steps in {duration(wall_s)}. " in whole.text, "one wall time"
+        assert f"wall={duration(wall_s)}\n" in whole.text
+        assert (
+            f"<dd>{duration(wall_s)}<small>from start to end" in (whole.directory / "report.html").read_text()
+        )
 
     def test_the_newest_checkpoints_stay_and_are_models(self, whole: Launched) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -37,6 +37,7 @@ class TestFaults:
         [
             ("raise", 2, r"step 1: 2 of 4 trajectories failed \(rollout.max_failed_share allows 25%\)"),
             ("unknown agent", 1, r"asks for agent 'judge', which the config lacks; it has: solver"),
+            ("return None", 1, r"the workflow returned NoneType, not Rewards"),
         ],
     )
     def test_what_no_run_can_succeed_with_ends_it(
@@ -44,7 +45,7 @@ class TestFaults:
     ) -> None:
         training = "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}"
         run = launcher.train(
-            f"fatal-{faulty}",
+            f"fatal-{fault.replace(' ', '-')}",
             *ONE_AGENT,
             SIMULATED_MODEL,
             training,
@@ -56,7 +57,9 @@ class TestFaults:
         assert re.search(message, run.text)
         if fault == "raise":
             assert "ValueError: no luck with q000" in run.text and "in _misbehave" in run.text
-        assert re.match("The run failed: actor (rollout|orchestrator) failed: ", run.text.splitlines()[-3])
+        head, files = run.text.splitlines()[-2:]
+        assert re.match(rf"The run failed: .*{message}", head) and "actor" not in head
+        assert files == f"  events and logs  {run.directory}", "the same run would fail again"
 
     @pytest.mark.parametrize(
         ("code", "message"),
@@ -73,6 +76,6 @@ class TestFaults:
         (tmp_path / "tokenizer").symlink_to(launcher.recipe / "tokenizer")
         (tmp_path / "workflow.py").write_text(code)
         run = launcher.train(f"broken-{tmp_path.name}", SIMULATED_MODEL, recipe=tmp_path)
-        assert run.wait() == 1
+        assert run.wait() == 2
         assert message in run.text
-        assert "The run failed: actor " in run.text
+        assert f"{tmp_path}, checked before the start:" in run.text and not run.directory.exists()

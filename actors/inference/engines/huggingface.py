@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
-from ...pretrained import rotation_limit
+from ...model_sources import rotation_limit
 from .decode_plan import ActiveSequence, DecodePlan
 from .engine import Engine, EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward

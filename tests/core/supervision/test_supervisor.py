@@ -86,7 +86,7 @@ class TestDeath:
         self, supervisor: Supervisor
     ) -> None:
         await asyncio.gather(supervisor.spawn(ECHO, "cause", {}), supervisor.spawn(ECHO, "consequence", {}))
-        await supervisor.ref.ask("failed", "cause", "ValueError: it began here", "a traceback")
+        await supervisor.ref.ask("failed", "cause", "cause", "ValueError", "it began here", "a traceback")
         with pytest.raises(ActorDead, match="exit status 1"):
             await supervisor.reference("consequence", Echo).api.exit(1)
         with pytest.raises(ActorFailed, match="actor cause failed: ValueError: it began here"):

@@ -3,7 +3,7 @@
 import pytest
 
 from flexmarl.actors.names import AgentName, PolicyName, Step
-from flexmarl.actors.run_events import Evaluated, TrajectoryFailed
+from flexmarl.actors.run_events import Evaluated, RunEvent, SftDone, TrajectoryFailed
 from flexmarl.actors.step_metrics import AgentMetrics
 
 from .stage import Stage, metrics, policy
@@ -49,8 +49,8 @@ def test_a_long_step_gives_a_sign_of_life_each_minute() -> None:
             stage.progress.tick()
     waiting = [line for line in stage.lines if "under way" in line]
     assert waiting == [
-        "step 7/400 is complete, the next one is under way (60 s)",
-        "step 7/400 is complete, the next one is under way (2 min 00 s)",
+        "step 8/400 is under way (60 s)",
+        "step 8/400 is under way (2 min 00 s)",
     ]
 
 
@@ -119,7 +119,23 @@ def test_at_80_columns_a_terminal_cuts_no_word(agents: tuple[str, ...]) -> None:
     last = shown[shown.rindex("sorting · strict") :]
     header, _, numbers, smoothing, heads, *_ = last.splitlines()
     assert set(header.split()) <= {"sorting", "·", "strict"} | known
-    assert numbers.rstrip() == "14.4k tokens/s · 70 ms/step · 29000 failed"
+    assert numbers.rstrip() == "14.4k tokens/s · 0.07 s/step · 29000 failed"
     assert smoothing.split()[-4:] == ["over", "about", "20", "steps"]
     assert {*heads.split()} <= {"agent", "samples", "staleness"} | known
     assert set(" ".join(shown.split()).partition("warning: ")[2].split()[:9]) <= known
+
+
+@pytest.mark.parametrize(
+    "ending", [Evaluated(Step(0), 1.0, {"accuracy": 0.5}), SftDone(PolicyName("a"), 3, 0.5)]
+)
+def test_a_phase_ends_with_its_event(ending: RunEvent) -> None:
+    """The first step follows: it is no part of the evaluation before it."""
+    stage = Stage(terminal=False)
+    with stage.progress:
+        stage.progress.phase("evaluating 64 queries")
+        stage.progress.event(ending)
+        for _ in range(61):
+            stage.now_s += 1
+            stage.progress.tick()
+    assert [line for line in stage.lines if "evaluating" in line] == ["phase evaluating 64 queries"]
+    assert "step 1/400 is under way (60 s)" in stage.lines

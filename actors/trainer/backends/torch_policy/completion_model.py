@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
-from ....pretrained import load_model, rotation_limit
+from ....model_sources import rotation_limit
+from ....pretrained import load_model
 from ...loss import token_logprobs
 from ...padding import PaddedRows
 from .fused_norm import fuse_norms

@@ -1,0 +1,10 @@
+"""The checks of ``flexmarl train`` before anything starts, in a process of their own.
+
+A recipe is a user's code: it may import anything, change the process that imports it, and take long. So it is imported
+in a process that ends with the checks, and writes no files.
+
+    preflight.py      starts that process and reads its findings
+    process.py        the process
+    recipe_checks.py  the recipe: its functions, its data, its first queries
+    model_checks.py   models, tokenizers and devices
+"""

@@ -1,0 +1,53 @@
+"""The process of the checks: ``python -m flexmarl.launch.preflight.process``.
+
+Standard input holds the resolved config as JSON, standard output gets the findings as JSON. The output of the recipe
+goes to standard error.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from ..run_config import RunConfig
+
+
+def main() -> None:
+    findings = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    config = RunConfig.model_validate_json(sys.stdin.read())
+    with findings:
+        json.dump(_findings(config), findings)
+    # Threads that a recipe's modules have started don't keep the process.
+    sys.stderr.flush()
+    findings.close()
+    os._exit(0)
+
+
+def _findings(config: RunConfig) -> dict[str, Any]:
+    from .recipe_checks import recipe_problems
+
+    problems = recipe_problems(config)
+    if config.simulated:
+        return {"recipe": problems, "models": [], "cached": False}
+    devices = _device_problems(config)
+    if "torch" not in sys.modules:
+        # Configs and tokenizers need no torch, and transformers imports it only if it is there: this saves 2 s.
+        sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
+    from .model_checks import model_findings
+
+    found = model_findings(config)
+    models = [vars(problem) for problem in (*devices, *found.problems)]
+    return {"recipe": problems, "models": models, "cached": found.cached}
+
+
+def _device_problems(config: RunConfig) -> list[Any]:
+    if all(policy.model.device == "cpu" for policy in config.policies.values()):
+        return []
+    from .model_checks import device_problems
+
+    return list(device_problems(config))
+
+
+if __name__ == "__main__":
+    main()

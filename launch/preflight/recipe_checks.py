@@ -1,0 +1,153 @@
+"""Checks a recipe's functions against the config: their signatures, the keys of ``data``, and the first queries."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...actors.errors import RecipeError
+from ...actors.messages import Query
+from ...actors.workflow import Recipe
+from ...core.errors import LocalProtocolError
+from ...core.protocol.codec import Encoder
+from ..run_config import RunConfig
+
+_FORMS = {
+    "workflow": "async def workflow(query, agents)",
+    "train_query": "def train_query(position, seed, **data)",
+    "eval_queries": "def eval_queries(seed, **data)",
+    "sft": "def sft(agent, batch, size, seed, **data)",
+}
+_POSITIONAL = {"workflow": 2, "train_query": 2, "eval_queries": 1, "sft": 4}
+
+
+def recipe_problems(config: RunConfig) -> list[str]:
+    """Every mistake that shows without a model; the functions are not called before their signatures fit."""
+    try:
+        recipe = Recipe(config.recipe_config())
+    except RecipeError as error:
+        return [str(error)]
+    functions = ["workflow", "train_query", "eval_queries", *(["sft"] if recipe.has_sft else [])]
+    problems = list(_missing_sft(config, recipe))
+    for name in functions:
+        problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
+    if problems:
+        return list(dict.fromkeys(problems))
+    try:
+        return list(_data_problems(config, recipe))
+    except RecipeError as error:  # raised by a function of the recipe
+        return [str(error)]
+
+
+def _missing_sft(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    for name, policy in config.policies.items():
+        if policy.sft.batches and not recipe.has_sft:
+            yield f"policies.{name}.sft.batches={policy.sft.batches}: {recipe.file.name} defines no sft"
+
+
+# --------------------------------------------------------------------------- signatures
+
+
+def _signature_problems(
+    name: str, function: Callable[..., Any], file: str, data: dict[str, Any] | None
+) -> Iterator[str]:
+    is_async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object may be called too, and be async
+    )
+    if is_async != (name == "workflow"):
+        yield f"{file}: {name} is {'' if is_async else 'not '}async: write `{_FORMS[name]}`"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function without a signature, written in C
+        return
+    data = None if name == "workflow" else data
+    if (problem := _misfit(parameters, _POSITIONAL[name], data)) is not None:
+        yield problem.format(file=file, name=name, form=_FORMS[name])
+
+
+def _misfit(
+    parameters: Sequence[inspect.Parameter], positional: int, data: dict[str, Any] | None
+) -> str | None:
+    """The first reason for which a call with ``positional`` arguments and ``data`` fails; None if it fits. ``data``:
+    None for a function that does not get it."""
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(by_position) < positional and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return "{file}: {name} takes too few arguments: write `{form}`"
+    named = [p for p in by_position[positional:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named += [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = {p.name for p in named}
+    extra = [key for key in data or () if key not in known]
+    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes = f"it takes: {', '.join(sorted(known))}" if known else "it takes none"
+        return f"data.{extra[0]}: {{name}} in {{file}} has no argument {extra[0]!r}; {takes}"
+    missing = [p.name for p in named if p.default is p.empty and p.name not in (data or ())]
+    if missing and data is None:
+        return f"{{file}}: {{name}} requires {missing[0]!r} too: write `{{form}}`"
+    if missing:
+        return f"data.{missing[0]} is missing: {{name}} in {{file}} requires it"
+    return None
+
+
+# --------------------------------------------------------------------------- data
+
+
+def _data_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    """Calls the functions for the beginning of a run. Raises RecipeError if one of them fails."""
+    file = recipe.file.name
+    first: object = recipe.train_query(0)
+    if (problem := _query_problem(first)) is not None:
+        yield f"{file}: train_query(0, seed) {problem}"
+        return
+    evaluation: list[object] = list(recipe.eval_queries())
+    for number, found in enumerate(evaluation):
+        if (problem := _query_problem(found)) is not None:
+            yield f"{file}: query {number} of eval_queries {problem}"
+            return
+    queries = [query for query in evaluation if isinstance(query, Query)]
+    ids = [query.id for query in queries]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        yield f"{file}: eval_queries gives two queries the id {twice!r}"
+    if config.evaluation.held_out:
+        yield from _not_held_out(config, recipe, queries)
+    for policy in config.policies:
+        for agent in config.agents_of(policy) if config.policies[policy].sft.batches else ():
+            yield from _sft_problems(recipe, agent, config.policies[policy].sft.batch_size)
+
+
+def _query_problem(found: object) -> str | None:
+    if not isinstance(found, Query):
+        return f"gives {type(found).__name__}, not a Query"
+    texts: tuple[object, object] = (found.id, found.text)
+    data: object = found.data
+    if not all(isinstance(text, str) for text in texts) or not isinstance(data, dict):
+        return f"gives {found!r}: id and text must be strings, and data a dictionary"
+    try:
+        Encoder().pack(found)
+    except LocalProtocolError as error:
+        return f"gives a query whose data can't be sent to another process: {error}"
+    return None
+
+
+def _not_held_out(config: RunConfig, recipe: Recipe, evaluation: Sequence[Query]) -> Iterator[str]:
+    """Compares the queries of the first step."""
+    by_text = {query.text: query for query in evaluation}
+    for position in range(config.training.queries_per_step):
+        query = recipe.train_query(position)
+        same = by_text.get(query.text)
+        if same is not None and same.data == query.data:
+            yield (
+                f"evaluation.held_out=true, but training query {query.id!r} (position {position}) is evaluation query "
+                f"{same.id!r} too"
+            )
+            return
+
+
+def _sft_problems(recipe: Recipe, agent: str, size: int) -> Iterator[str]:
+    for example in recipe.sft(agent, 0, size):
+        pair: object = example
+        if not (
+            isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        ):
+            wanted = "a pair of strings (prompt, completion)"
+            yield f"{recipe.file.name}: sft gives {pair!r} for agent {agent}, not {wanted}"
+            return

@@ -1,0 +1,141 @@
+"""The checks before a start, as ``flexmarl train`` and ``--dry-run`` run them: in a process of their own."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.errors import ConfigError
+from flexmarl.launch import local_launcher
+from flexmarl.launch.cli import main
+from flexmarl.launch.config_reading import resolve_written
+from flexmarl.launch.preflight.preflight import check_before_start
+
+from ..conftest import SOURCES, TINY
+
+Recipe = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def refuse(*_: object) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr(local_launcher, "run", refuse)
+    monkeypatch.setenv("PYTHONPATH", str(SOURCES))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(recipe: Path, *overrides: str) -> list[str]:
+    config, keys = resolve_written(str(recipe), overrides)
+    with pytest.raises(ConfigError) as refused:
+        check_before_start(config, keys)
+    head, *problems = str(refused.value).splitlines()
+    assert head == f"{recipe.resolve()}, checked before the start:"
+    return [problem.removeprefix("  ") for problem in problems]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A copy of the tiny recipe, without files of bytecode."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(TINY, tmp_path / "project" / "my-recipe", ignore=ignored)
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+    }
+
+
+def test_a_dry_run_tries_all_and_writes_no_file(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (recipe / "words.py").write_text("RIGHT = 1\n")
+    (recipe / "workflow.py").write_text(
+        f"import words\nprint('hello')\n{(recipe / 'workflow.py').read_text()}"
+    )
+    monkeypatch.chdir(recipe.parent)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    before = tree(recipe.parent)
+    assert main(["train", "my-recipe", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("recipe: ") and "hello" not in shown.out
+    assert tree(recipe.parent) == before
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], []])
+def test_a_mistake_is_refused_before_the_run_has_a_folder(
+    recipe: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (recipe / "workflow.py").write_text("def workflow(query, agents): ...\n")
+    assert main(["train", str(recipe), "--runs", "runs", *words]) == 2
+    assert "workflow.py defines no function 'train_query'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_recipe_and_models_are_reported_together(recipe: Path) -> None:
+    found = refusal(recipe, "data.shap=pair", "agents.checker.model.config.model_type=qwen99")
+    assert found[0].startswith(
+        "agents.checker.model.config.model_type='qwen99': the model's config can't be loaded"
+    )
+    assert found[0].endswith("(agent checker)") and len(found) == 1
+    with (recipe / "workflow.py").open("a") as code:
+        code.write("workflow = _share\n")
+    found = refusal(recipe, "agents.checker.model.config.model_type=qwen99")
+    assert found[0].startswith("workflow.py: workflow is not async") and len(found) == 2, found
+
+
+def test_a_mistake_in_agent_defaults_is_named_there_once(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (found,) = refusal(recipe, f"agent_defaults.model.tokenizer={tmp_path / 'words'}")
+    start = f"agent_defaults.model.tokenizer='{tmp_path / 'words'}': the tokenizer can't be loaded: "
+    assert found.startswith(start) and found.endswith("(agents solver, checker)")
+
+
+def test_a_folder_without_weights(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (found,) = refusal(
+        recipe, f"agents.solver.model={{path: {tmp_path / 'empty'}, config: null, tokenizer: null}}"
+    )
+    assert "the folder holds no weights (*.safetensors, *.bin) (agent solver)" in found
+
+
+def test_cuda_is_refused_without_a_device(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    devices = ("agents.solver.model.device=cuda", "agents.checker.model.device='cuda:1'")
+    none = "PyTorch finds no CUDA device here; device=cpu needs none"
+    assert refusal(recipe, *devices) == [
+        f"agents.solver.model.device='cuda': {none} (agent solver)",
+        f"agents.checker.model.device='cuda:1': {none} (agent checker)",
+    ]
+
+
+HUB = "agent_defaults.model={path: Qwen/Qwen2.5-0.5B-Instruct, config: null, tokenizer: null}"
+
+
+def test_a_hub_that_can_not_be_reached_is_reported_with_the_model(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens there. The hub is asked once: its client alone tries each file for 23 s."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    (found,) = refusal(recipe, HUB)
+    assert found.startswith("agent_defaults.model.path='Qwen/Qwen2.5-0.5B-Instruct': there is no such folder")
+    assert "the hub http://127.0.0.1:9 can't be reached (" in found
+    assert found.endswith(" (agents solver, checker)")
+
+
+def test_offline_a_model_that_is_not_cached_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (found,) = refusal(recipe, HUB)
+    assert "it is not in the hub's cache; HF_HUB_OFFLINE forbids a download" in found
+
+
+@pytest.mark.parametrize("end", ["import sys; sys.exit(3)", "import os; os._exit(3)"])
+def test_a_recipe_that_ends_its_process_is_reported(recipe: Path, end: str) -> None:
+    (recipe / "workflow.py").write_text(f"print('last words', flush=True)\n{end}\n")
+    assert refusal(recipe) == ["the process that imports workflow.py ended with status 3", "last words"]

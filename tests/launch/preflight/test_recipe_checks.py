@@ -1,0 +1,174 @@
+"""Mistakes in a recipe that show before anything starts."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from flexmarl.launch.config_reading import check
+from flexmarl.launch.preflight.recipe_checks import recipe_problems
+
+RIGHT = {
+    "workflow": "async def workflow(query, agents): return Rewards()",
+    "train_query": "def train_query(position, seed, *, largest): return Query(f'q{position}', 'text', {'n': largest})",
+    "eval_queries": "def eval_queries(seed, largest): return [Query('e', 'evaluation')]",
+}
+SIMULATED = {"config": {"model_type": "simulated"}, "tokenizer": "bytes"}
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_forgotten() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("flexmarl_recipe"):
+            del sys.modules[name]
+
+
+def problems(folder: Path, settings: dict[str, Any] | None = None, /, **functions: str) -> list[str]:
+    code = "\n".join({**RIGHT, **functions}.values())
+    (folder / "workflow.py").write_text(f"from flexmarl.actors import Query, Rewards\n{dedent(code)}\n")
+    raw: dict[str, Any] = {
+        "recipe": str(folder),
+        "agents": {"solver": {"model": SIMULATED}},
+        "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
+        "data": {"largest": 9},
+    }
+    return recipe_problems(check({**raw, **(settings or {})}, "config"))
+
+
+def test_a_right_recipe_has_none(tmp_path: Path) -> None:
+    assert problems(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        (
+            {"workflow": "def workflow(query, agents): return Rewards()"},
+            "workflow.py: workflow is not async: write `async def workflow(query, agents)`",
+        ),
+        (
+            {"workflow": "async def workflow(query): return Rewards()"},
+            "workflow.py: workflow takes too few arguments: write `async def workflow(query, agents)`",
+        ),
+        (
+            {"workflow": "async def workflow(query, agents, judge): return Rewards()"},
+            "workflow.py: workflow requires 'judge' too: write `async def workflow(query, agents)`",
+        ),
+        (
+            {"train_query": "async def train_query(position, seed, largest): return Query('q', 'x')"},
+            "workflow.py: train_query is async: write `def train_query(position, seed, **data)`",
+        ),
+        (
+            {"train_query": "def train_query(position, seed, *, largst=1): return Query('q', 'x')"},
+            "data.largest: train_query in workflow.py has no argument 'largest'; it takes: largst",
+        ),
+        (
+            {"eval_queries": "def eval_queries(seed, *, largest, smallest): return []"},
+            "data.smallest is missing: eval_queries in workflow.py requires it",
+        ),
+        (
+            {"sft": "def sft(agent, batch, size): return []"},
+            "workflow.py: sft takes too few arguments: write `def sft(agent, batch, size, seed, **data)`",
+        ),
+        (
+            {"train_query": "def train_query(position, seed, **data): return {'id': 1}"},
+            "workflow.py: train_query(0, seed) gives dict, not a Query",
+        ),
+        (
+            {"train_query": "def train_query(position, seed, **data): return Query(1, 'x')"},
+            "workflow.py: train_query(0, seed) gives Query(id=1, text='x', data={}): id and text must be strings, "
+            "and data a dictionary",
+        ),
+        (
+            {"eval_queries": "def eval_queries(seed, **data): return [Query('e', 'x'), Query('e', 'y')]"},
+            "workflow.py: eval_queries gives two queries the id 'e'",
+        ),
+        (
+            {"eval_queries": "def eval_queries(seed, **data): return [Query('e', 'x'), 'y']"},
+            "workflow.py: query 1 of eval_queries gives str, not a Query",
+        ),
+    ],
+)
+def test_one_mistake_is_one_line(tmp_path: Path, functions: dict[str, str], words: str) -> None:
+    assert problems(tmp_path, **functions) == [words]
+
+
+def test_all_signatures_are_checked_at_once(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path,
+        workflow="def workflow(query, agents): ...",
+        train_query="def train_query(position): ...",
+        eval_queries="eval_queries = lambda seed: []",
+    )
+    assert [line.split()[1] for line in found] == ["workflow", "train_query", "eval_queries"]
+
+
+def test_decorated_and_callable_workflows_are_async_too(tmp_path: Path) -> None:
+    wrapped = """
+    import functools
+    def logged(function):
+        @functools.wraps(function)
+        def call(*arguments): return function(*arguments)
+        return call
+    @logged
+    async def workflow(query, agents): return Rewards()
+    """
+    called = """
+    class Workflow:
+        async def __call__(self, query, agents): return Rewards()
+    workflow = Workflow()
+    """
+    for code in (wrapped, called, "async def workflow(*arguments): return Rewards()"):
+        assert problems(tmp_path, workflow=dedent(code)) == []
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ({"workflow": "import nothing_like_this"}, "No module named 'nothing_like_this'"),
+        ({"train_query": ""}, "defines no function 'train_query'"),
+        (
+            {"train_query": "def train_query(position, seed, **data): return TASKS[0]"},
+            "name 'TASKS' is not defined",
+        ),
+    ],
+)
+def test_what_the_recipe_raises_is_shown_with_its_lines(
+    tmp_path: Path, functions: dict[str, str], words: str
+) -> None:
+    (found,) = problems(tmp_path, **functions)
+    assert words in found and "workflow.py" in found
+
+
+def test_data_that_no_message_can_hold(tmp_path: Path) -> None:
+    (found,) = problems(
+        tmp_path, train_query="def train_query(position, seed, **data): return Query('q', 'x', {'f': open})"
+    )
+    assert found.startswith("workflow.py: train_query(0, seed) gives a query whose data can't be sent")
+
+
+def test_an_evaluation_that_is_declared_held_out_is_compared_with_the_first_step(tmp_path: Path) -> None:
+    known = "def eval_queries(seed, **data): return [Query('e0', 'text', {'n': 9})]"
+    declared = {"evaluation": {"held_out": True}}
+    assert problems(tmp_path, eval_queries=known) == []
+    assert problems(tmp_path, declared) == []
+    assert problems(tmp_path, declared, eval_queries=known) == [
+        "evaluation.held_out=true, but training query 'q0' (position 0) is evaluation query 'e0' too"
+    ]
+
+
+def test_supervised_batches(tmp_path: Path) -> None:
+    wanted = {"agents": {"solver": {"model": SIMULATED, "sft": {"batches": 2}}}}
+    assert problems(tmp_path, wanted) == ["policies.solver.sft.batches=2: workflow.py defines no sft"]
+    right = "def sft(agent, batch, size, seed, **data): return [('a', 'b')] * size"
+    assert problems(tmp_path, wanted, sft=right) == []
+    texts = "def sft(agent, batch, size, seed, **data): return ['ab'] * size"
+    assert problems(tmp_path, wanted, sft=texts) == [
+        "workflow.py: sft gives 'ab' for agent solver, not a pair of strings (prompt, completion)"
+    ]
