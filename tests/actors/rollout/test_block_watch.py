@@ -4,7 +4,6 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import FrameType
 
@@ -29,32 +28,29 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-async def watch(recipe: Path, tmp_path: Path) -> AsyncIterator[BlockWatch]:
-    watch = BlockWatch(recipe, tmp_path / "line", limit_s=0.05)
-    yield watch
-    watch.stop()
-
-
-async def test_the_line_of_the_recipe_is_reported_while_the_loop_is_blocked(
-    recipe: Path, watch: BlockWatch, tmp_path: Path
-) -> None:
+def test_the_line_of_the_recipe_is_reported_while_the_loop_is_blocked(recipe: Path, tmp_path: Path) -> None:
     """The loop is blocked until the report is there: no message could leave the process."""
+    report = tmp_path / "line"
     names: dict[str, object] = {}
     exec(compile(BLOCKING, str(recipe / "workflow.py"), "exec"), names)  # the file of the fixture
-    deadline = time.monotonic() + 30
     workflow = names["workflow"]
     assert callable(workflow)
-    workflow(lambda: (tmp_path / "line").exists() or time.monotonic() > deadline)
-    line = (tmp_path / "line").read_text()
-    assert line in (
+
+    async def blocked() -> None:
+        watch = BlockWatch(recipe, report, limit_s=0.05)
+        deadline = time.monotonic() + 30
+        workflow(lambda: report.exists() or time.monotonic() > deadline)
+        watch.stop()
+
+    asyncio.run(blocked())
+    assert report.read_text() in (
         "workflow.py:3, in workflow: while not until():",
         "workflow.py:4, in workflow: time.sleep(0.005)",
     )
 
 
-async def test_a_loop_that_is_free_or_blocked_by_other_code_is_not_reported(
-    watch: BlockWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_loop_that_is_free_or_blocked_by_other_code_is_not_reported(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = threading.Event()
 
@@ -63,11 +59,15 @@ async def test_a_loop_that_is_free_or_blocked_by_other_code_is_not_reported(
         looked.set()
         return line
 
+    async def blocked() -> None:
+        watch = BlockWatch(recipe, tmp_path / "line", limit_s=0.05)
+        await asyncio.sleep(0.05)
+        assert looked.wait(30), "it looks at a loop that this test blocks"
+        watch.stop()
+        await asyncio.to_thread(watch._thread.join)
+
     monkeypatch.setattr(block_watch, "line_within", line_of)
-    await asyncio.sleep(0.05)
-    assert looked.wait(30), "it looks at a loop that this test blocks"
-    watch.stop()
-    await asyncio.to_thread(watch._thread.join)
+    asyncio.run(blocked())
     assert not (tmp_path / "line").exists()
 
 
