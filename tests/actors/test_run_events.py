@@ -21,6 +21,7 @@ from flexmarl.actors.run_events import (
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
+    WorkflowBlocked,
 )
 from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
 from flexmarl.core.errors import RemoteProtocolError
@@ -42,6 +43,7 @@ EVENTS: list[RunEvent] = [
     StoreBlocked("no space for 9 bytes"),
     StoreUnblocked(),
     ActorSilent("rollout", 12.0),
+    WorkflowBlocked("workflow.py, line 7: time.sleep(2)"),
 ]
 
 

@@ -129,7 +129,7 @@ def test_at_80_columns_a_terminal_cuts_no_word(agents: tuple[str, ...]) -> None:
     "ending", [Evaluated(Step(0), 1.0, {"accuracy": 0.5}), SftDone(PolicyName("a"), 3, 0.5)]
 )
 def test_a_phase_ends_with_its_event(ending: RunEvent) -> None:
-    """The first step follows: it is no part of the evaluation before it."""
+    """The first step follows: the evaluation before it does not contain it."""
     stage = Stage(terminal=False)
     with stage.progress:
         stage.progress.phase("evaluating 64 queries")
