@@ -14,6 +14,8 @@ from flexmarl.core.protocol.session import Settings
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import store_view
 from flexmarl.launch.cli import main
+from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.run_directory import RunDirectory
 
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED_MODEL, TINY, Launched, Launcher
@@ -103,13 +105,10 @@ class TestARunningRun:
         ]
 
 
-def test_a_run_that_has_not_begun(
-    tmp_path: Path, flexmarl: Flexmarl, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(TINY), "--runs", str(tmp_path), "--name", "dry", "--dry-run"]) == 0
-    capsys.readouterr()
-    status, _, err = flexmarl(str(tmp_path / "dry"))
-    assert status == 2 and "dry has no store: has the run begun?" in err
+def test_a_run_that_has_not_begun(tmp_path: Path, flexmarl: Flexmarl) -> None:
+    RunDirectory.create(tmp_path / "new", to_yaml(resolve(str(TINY), [])))
+    status, _, err = flexmarl(str(tmp_path / "new"))
+    assert status == 2 and "new has no store: has the run begun?" in err
     status, _, err = flexmarl(str(tmp_path))
     assert status == 2 and "is not a run directory" in err
 
