@@ -6,7 +6,7 @@ A run directory keeps the resolved config as ``config.yaml``, which resolves to 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -216,3 +216,12 @@ def _keys(location: Sequence[int | str]) -> Iterable[str]:
         model = annotation if get_origin(annotation) is dict or not sections else sections[0]
     fields: Iterable[str] = getattr(model, "model_fields", ())
     return fields
+
+
+def flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping by dotted key; an empty section is a value."""
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..actors.errors import CheckpointIncomplete, ConfigError
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
-from .config_reading import check, override_key, read_yaml, to_yaml, with_overrides
+from .config_reading import check, flattened, override_key, read_yaml, to_yaml, with_overrides
 from .errors import ResumeRefused
 from .run_config import RunConfig
 from .run_directory import RunDirectory
@@ -168,20 +168,12 @@ def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
 
 def differences(old: RunConfig, new: RunConfig) -> dict[str, Change]:
     """The dotted keys whose values differ."""
-    before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
+    before, after = dict(flattened(old.model_dump(mode="json"))), dict(flattened(new.model_dump(mode="json")))
     return {
         key: (before.get(key, _ABSENT), after.get(key, _ABSENT))
         for key in {**before, **after}
         if before.get(key, _ABSENT) != after.get(key, _ABSENT)
     }
-
-
-def _leaves(section: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{parents}{key}.")
-        else:
-            yield f"{parents}{key}", value
 
 
 def may_change(key: str) -> bool:

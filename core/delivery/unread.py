@@ -36,7 +36,7 @@ class Unread:
 
     def confirmed(self, mark: int) -> float | None:
         """The peer has received all that was sent before ``mark``. Marks before it may have been lost. Returns the time
-        of the last one that is confirmed by this; None if there is none."""
+        of the last mark that is confirmed by this one; None if it confirms no mark."""
         sent_at = None
         while self._marks and self._marks[0][0] <= mark:
             _, size_bytes, sent_at = self._marks.popleft()

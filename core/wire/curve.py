@@ -40,7 +40,7 @@ _MAX_FILE_BYTES: Final = 64 * 1024  # about 1400 allowed clients
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The CURVE keys one side of a run holds. Each is 32 bytes as 40 characters of Z85.
+    """CURVE keys of one side of a run. Each is 32 bytes as 40 characters of Z85.
 
     The nodes of a run share one file, whose server key pair and client key pair they all use. A client from outside
     gets its own with ``for_client``: it has only the public key of the server, ``server_secret`` is None.

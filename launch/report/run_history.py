@@ -30,7 +30,7 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """A line of ``events.jsonl``. ``event`` is None if its name is unknown or a field is missing."""
+    """A line of ``events.jsonl``. ``event`` is None for an unknown name or a missing field."""
 
     line: Mapping[str, Any]
     event: RunEvent | None

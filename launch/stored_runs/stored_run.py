@@ -2,14 +2,14 @@
 
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...actors.errors import ConfigError
 from ...actors.run_events import RunEnded, RunResumed, RunStarted
-from ..config_reading import read_yaml
+from ..config_reading import flattened, read_yaml
 from ..errors import RunDirectoryError
 from ..formatting import number
 from ..report.run_history import History, first_and_last, load_history
@@ -88,15 +88,6 @@ def is_alive(directory: RunDirectory) -> bool:
     except FileNotFoundError:  # no process has ever worked on it
         pass
     return False
-
-
-def flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a nested mapping by dotted key; an empty section is a value."""
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _is_run(path: Path) -> bool:

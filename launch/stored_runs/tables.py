@@ -48,7 +48,7 @@ def _console() -> Console:
 
 
 def _evaluation(run: StoredRun) -> str:
-    """The workflow's metrics, or the rewards if there are none; with the step."""
+    """The workflow's metrics and the step; the rewards if the workflow has no metrics."""
     if run.evaluated_step is None:
         return ""
     own = {name: value for name, value in run.evaluation.items() if not name.startswith("reward/")}

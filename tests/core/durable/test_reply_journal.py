@@ -141,7 +141,7 @@ class Use(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """Goes on with the file as it is: only what was settled and not yet written may come back."""
+        """Continues with the file as it is: only settled keys that were not written yet may come back."""
         path = self.copy(self.path.read_bytes())
         self.journal.close()
         self.path, self.journal = path, ReplyJournal.open(path)
