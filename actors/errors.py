@@ -145,20 +145,30 @@ class WrongVersion(FlexmarlError):
 
 
 class WrongPolicy(FlexmarlError):
-    """An instance was given the weights of another policy than its own."""
+    """An instance was asked for a policy that it does not serve, or given weights of one that it has no model for."""
 
     def __init__(self, policy: str, given: str) -> None:
-        super().__init__(f"an instance of policy {policy} was given the weights of policy {given}")
+        super().__init__(f"an instance of policy {policy} was asked for policy {given}")
         self.policy = policy
         self.given = given
 
 
-class TurnAborted(FlexmarlError):
-    """A running turn was dropped because new weights arrived and the turn is not resumable."""
+class LoadFailed(FlexmarlError):
+    """An instance could not load a version. It serves nothing until a later load succeeds."""
 
-    def __init__(self, sample_id: str) -> None:
-        super().__init__(f"turn {sample_id} was dropped for new weights")
-        self.sample_id = sample_id
+    def __init__(self, policy: str, version: int, problem: str) -> None:
+        super().__init__(f"version {version} of policy {policy} could not be loaded: {problem}")
+        self.policy = policy
+        self.version = version
+        self.problem = problem
+
+
+class EngineFailed(FlexmarlError):
+    """An engine is broken: it generates nothing any more, and its instance ends."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the engine has failed: {problem}")
+        self.problem = problem
 
 
 class PromptTooLong(FlexmarlError):

@@ -31,7 +31,6 @@ _STORE: Final = "flexmarl.actors.store.store:Store"
 _TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
 _SIMULATED_TRAINER: Final = "flexmarl.actors.trainer.simulated_trainer:SimulatedTrainer"
 _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
-_SIMULATED_INSTANCE: Final = "flexmarl.actors.inference.simulated_instance:SimulatedInstance"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 
@@ -75,10 +74,9 @@ def actor_specs(
         references.rollout.name: ActorSpec(_ROLLOUT, rollout),
         references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
     }
-    instance_class = _SIMULATED_INSTANCE if config.simulated else _INSTANCE
     for policy, instances in references.instances.items():
-        setup = InstanceSetup(policy, config.policies[policy].model, config.engine(policy), runtime_dir)
-        specs |= {instance.name: ActorSpec(instance_class, setup) for instance in instances}
+        setup = InstanceSetup(policy, config.served_policies(), runtime_dir)
+        specs |= {instance.name: ActorSpec(_INSTANCE, setup) for instance in instances}
     return specs
 
 

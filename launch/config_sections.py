@@ -11,8 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from ..actors.config_base import Config, Count, Seconds
 from ..actors.declared_columns import Column, check_names
 from ..actors.errors import ConfigError
-from ..actors.inference.engines.simulated_engine import SimulatedEngineConfig
-from ..actors.inference.inference_config import EngineConfig
+from ..actors.inference.inference_config import EmbeddedEngineConfig, SimulatedEngineConfig
 from ..actors.messages import ModelConfig
 from ..actors.names import PolicyName
 from ..actors.rollout.rollout_config import SamplingConfig
@@ -65,7 +64,7 @@ class PolicyConfig(Config):
 
     model: ModelConfig
     instances: Count = 1
-    engine: EngineConfig = EngineConfig()
+    engine: EmbeddedEngineConfig = EmbeddedEngineConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     algorithm: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
@@ -81,7 +80,8 @@ class PolicyConfig(Config):
     @property
     def simulated_engine(self) -> SimulatedEngineConfig:
         """Settings from a simulated model's config."""
-        return SimulatedEngineConfig.model_validate((self.model.config or {}).get("engine", {}))
+        shared = {"max_batch": self.engine.max_batch, "max_context": self.engine.max_context}
+        return SimulatedEngineConfig.model_validate(shared | (self.model.config or {}).get("engine", {}))
 
     @property
     def simulated_trainer(self) -> SimulatedTrainerConfig:

@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, common_types
 from ..actors.inference.inference_config import EngineConfig
+from ..actors.inference.instance_setup import ServedPolicy
 from ..actors.messages import MOST_VERSION_CHANGES
 from ..actors.names import AgentName, PolicyName, Step
 from ..actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
@@ -239,9 +240,14 @@ class RunConfig(Config):
             replacement_queries=self.rollout.replacement_queries,
         )
 
-    def engine(self, policy: PolicyName) -> EngineConfig:
-        """The engine of the policy's instances."""
-        engine = self.policies[policy].engine
+    def served_policies(self) -> dict[PolicyName, ServedPolicy]:
+        """The instances' part of each policy."""
+        return {
+            name: ServedPolicy(policy.model, self._engine(policy)) for name, policy in self.policies.items()
+        }
+
+    def _engine(self, policy: PolicyConfig) -> EngineConfig:
+        engine = policy.simulated_engine if policy.simulated else policy.engine
         return engine.model_copy(update={"max_batch": 1}) if self.deterministic else engine
 
     def recipe_config(self) -> RecipeConfig:

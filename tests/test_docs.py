@@ -368,10 +368,11 @@ def _explained(key: str, explained: set[str]) -> bool:
 def test_the_workflows_page_names_the_errors_of_generate() -> None:
     options = endpoint_options(InstanceApi.generate)
     assert options is not None
-    # The rollout actor asks for versions that are served, and resumes turns that new weights end.
+    # The rollout actor asks for versions that are served; the loss of an instance fails no turn.
     seen = {CallTimeout.__name__, *(error.__name__ for error in options.raises)} - {
         "WrongVersion",
-        "TurnAborted",
+        "WrongPolicy",
+        "EngineFailed",
     }
     page = PAGES["workflows.md"].read_text()
     paragraph = page[page.index("- `generate` raises") :].split("\n- ")[0].split("\n\n")[0]

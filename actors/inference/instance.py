@@ -1,77 +1,162 @@
-"""An instance with the embedded engine, whose steps run in a thread of their own."""
+"""The instance: an engine that serves one version of one policy at a time."""
 
 import asyncio
-from functools import lru_cache
-from typing import Any
+import gc
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from ..messages import Published
-from ..model_sources import load_tokenizer
-from ..pretrained import empty_model
-from .base_instance import TRANSFER_TIMEOUT_S, BaseInstance
-from .engine_thread import EngineThread
-from .engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
-from .engines.huggingface import TransformersEngine
+from ...core.actor import Actor, endpoint
+from ...core.errors import FlexmarlError, text_of
+from ...transport.state import StateTransport
+from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
+from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published
+from ..names import PolicyName, Version
+from .engine_requests import engine_request, generation_of
+from .engines.engine import Engine
+from .engines.engine_factory import EngineFactory
+from .engines.factories import factory_of
 from .instance_setup import InstanceSetup
 
 
-class Instance(BaseInstance):
-    """Serves a Hugging Face causal language model with ``TransformersEngine``."""
+@dataclass(frozen=True, slots=True)
+class _Served:
+    policy: PolicyName
+    version: Version
+
+
+class Instance(Actor, InstanceApi):
+    """Serves the policies of its setup in turn, with the engine that each one's config names."""
 
     def __init__(self, setup: InstanceSetup) -> None:
-        super().__init__(setup)
-        self._model = setup.model
-        self._config = setup.engine
+        self._setup = setup
+        self._transport = StateTransport(setup.runtime_dir)
+        self._factories: dict[PolicyName, EngineFactory] = {}
+        self._engine: Engine | None = None
+        self._built_for = setup.policy
+        self._served: _Served | None = None
+        """None before the first weights, and while others are loaded."""
+        self._loading = asyncio.Lock()
+        self._turns = 0
+        self._answered = asyncio.Event()
+        self._answered.set()
 
-    async def _start_engine(self) -> None:
-        self._tokenizer = load_tokenizer(self._model)
-        backend = self._tokenizer.backend_tokenizer
+    async def on_start(self) -> None:
+        await self._transport.__aenter__()
+        await self._build(self._setup.policy)
 
-        @lru_cache(maxsize=256)  # the trajectories of a group share their first prompt
-        def encode(text: str, first: bool) -> tuple[int, ...]:
-            return tuple(backend.encode(text, add_special_tokens=first).ids)
+    async def on_stop(self) -> None:
+        await self._close_engine()
+        await self._transport.close()
 
-        self._cached_encode = encode
-        self._engine = EngineThread(await asyncio.to_thread(self._build))
-        self.background(self._watch_engine(), "engine")
+    # ------------------------------------------------------------------ endpoints
 
-    def _build(self) -> Engine:
-        model = empty_model(self._model)
-        eos = end_tokens(self._tokenizer.eos_token_id, model.generation_config, model.config)
-        return TransformersEngine(
-            model, eos, max_batch=self._config.max_batch, max_context=self._config.max_context
-        )
+    @endpoint
+    async def load(self, published: Published) -> Loaded:
+        policy, found = published.policy, Version(published.handle.version)
+        if policy not in self._setup.policies:
+            raise WrongPolicy(self._built_for, policy)
+        if found != published.version:
+            raise WrongVersion(policy, published.version, found)
+        async with self._loading:
+            try:
+                return await self._load(published)
+            except (EngineFailed, WrongVersion):
+                raise
+            except (
+                FlexmarlError,
+                OSError,
+                RuntimeError,
+                ValueError,
+            ) as error:  # transport, or an engine's library
+                self._served = None
+                problem = f"{type(error).__name__}: {text_of(error)}"
+                raise LoadFailed(policy, published.version, problem) from error
 
-    async def _watch_engine(self) -> None:
-        await self._engine.failure
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        served, engine = self._served, self._engine
+        if served is not None and served.policy != request.policy:
+            raise WrongPolicy(served.policy, request.policy)
+        if served is None or engine is None or served.version not in request.versions:
+            raise WrongVersion(
+                request.policy, request.versions.oldest, None if served is None else served.version
+            )
+        codec = self._factories[served.policy].codec
+        prompt: tuple[int, ...] = ()
+        for number, part in enumerate(request.prompt):
+            prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
+        with self._turn():
+            result = await engine.generate(engine_request(request, prompt))
+        if not math.isfinite(sum(result.logprobs)):
+            raise NonFiniteLogits((request.sample_id,))
+        return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))
 
-    async def _stop_engine(self) -> None:
-        await self._engine.close()
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the engine and of the transport, as ``engine_...`` and ``transport_...``; empty before the engine
+        is ready."""
+        if self._engine is None:
+            return {}
+        return {**self._engine.statistics().numbers(), **self._transport.statistics().numbers()}
 
-    async def _install(self, published: Published) -> int:
-        self._engine.interrupt_all()
-        weights = await self._engine.run(lambda engine: engine.weights())
-        await self._transport.get(published.handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
-        await self._engine.run(lambda engine: engine.weights_loaded())
-        return published.handle.version
+    # ------------------------------------------------------------------ the engine
 
-    async def _generate(self, request: EngineRequest) -> EngineResult:
-        return await self._engine.generate(request)
+    async def _load(self, published: Published) -> Loaded:
+        policy, version = published.policy, published.version
+        clock = (await self._factory(policy)).clock
+        began = clock()
+        self._served = None
+        engine = await self._engine_for(policy)
+        times = await engine.load(published.handle, self._transport)
+        self._served = _Served(policy, version)
+        return Loaded(policy, version, clock() - began, times.transfer_s, times.load_s)
 
-    def _encode(self, text: str, first: bool) -> tuple[int, ...]:
-        return self._cached_encode(text, first)
+    async def _engine_for(self, policy: PolicyName) -> Engine:
+        """The engine without requests: the present one if it can take the policy's weights, or a new one."""
+        factory = await self._factory(policy)
+        if self._engine is not None:
+            await self._engine.interrupt()
+            if factory.architecture == self._factories[self._built_for].architecture:
+                self._built_for = policy
+                return self._engine
+            await self._close_engine()
+        return await self._build(policy)
 
-    def _decode(self, tokens: tuple[int, ...]) -> str:
-        text: str = self._tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+    async def _factory(self, policy: PolicyName) -> EngineFactory:
+        if policy not in self._factories:
+            served = self._setup.policies[policy]
+            self._factories[policy] = await factory_of(served.model, served.engine)
+        return self._factories[policy]
 
-    def _engine_statistics(self) -> EngineStatistics:
-        return self._engine.statistics()
+    async def _build(self, policy: PolicyName) -> Engine:
+        factory = await self._factory(policy)
+        self._engine = engine = await factory.build()
+        self._built_for = policy
+        self.background(self._watch(engine), "engine")
+        return engine
 
+    async def _close_engine(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+            gc.collect()  # models have reference cycles, and the next engine needs the memory
 
-def end_tokens(tokenizer_eos: int | None, *configs: Any) -> set[int]:
-    """Every token id that ends a turn: the tokenizer's, and those in the model's own configs (one or a list each)."""
-    found = {tokenizer_eos} if tokenizer_eos is not None else set()
-    for config in configs:
-        named = getattr(config, "eos_token_id", None)
-        found |= {named} if isinstance(named, int) else set(named or ())
-    return found
+    async def _watch(self, engine: Engine) -> None:
+        """Ends this instance if the engine is broken, after the turns under way have been answered."""
+        try:
+            await engine.wait_closed()
+        except EngineFailed:
+            await self._answered.wait()
+            raise
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        self._turns += 1
+        self._answered.clear()
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self._answered.set()

@@ -9,11 +9,18 @@ from .inference_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSetup:
-    """``policy``: the policy that the instance serves. ``runtime_dir``: the run's directory on tmpfs (mode 0700), with
-    the transport's shared memory."""
+class ServedPolicy:
+    """The model of a policy, and the engine that generates with it."""
 
-    policy: PolicyName
     model: ModelConfig
     engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSetup:
+    """``policy``: the policy that the instance is made for. ``policies``: all that it may serve, ``policy`` among them.
+    ``runtime_dir``: the run's directory on tmpfs (mode 0700), with the transport's shared memory."""
+
+    policy: PolicyName
+    policies: dict[PolicyName, ServedPolicy]
     runtime_dir: Path

@@ -14,7 +14,7 @@ from .experience import (
     StoreStatistics,
     TableStatistics,
 )
-from .generating import GenerateRequest, Generation, InstanceApi, VersionRange
+from .generating import GenerateRequest, Generation, InstanceApi, Loaded, VersionRange
 from .model_config import ModelConfig
 from .rollouts import AgentTurns, Evaluation, GroupClosed, Grouping, Query, RolloutApi, TrajectoryFailure
 from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult
@@ -33,6 +33,7 @@ __all__ = [
     "Grouping",
     "InstanceApi",
     "LeasedBatch",
+    "Loaded",
     "MicroBatchTrained",
     "ModelConfig",
     "OrchestratorApi",

@@ -4,7 +4,7 @@
     StartStep, Replacement rollout.start_step                      (group_closed, by the rollout actor)
     Train                  trainer.train                           trained
     StepOptimizer          trainer.optimizer_step                  stepped
-    Publish                every instance.apply_weights,           applied
+    Publish                every instance.load,                    applied
                            then rollout.weights_applied
     Save                   trainer.save                            saved
     CommitCheckpoint       (checkpoint.commit, on disk)            committed
@@ -37,13 +37,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...core.actor import Actor, endpoint
-from ...core.ref import ActorRef
 from ...core.task_groups import first_error
-from ..errors import RecipeError, TooManyFailures, WrongVersion
+from ..errors import RecipeError, TooManyFailures
 from ..messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
-    InstanceApi,
     OrchestratorApi,
     Published,
     Query,
@@ -201,11 +199,11 @@ class Orchestrator(Actor, OrchestratorApi):
         return {policy: published.version for policy, published in self._published.items()}
 
     async def _install(self, published: Published) -> None:
-        """Has every instance apply the weights; only then do turns that wait for them begin."""
+        """Has every instance load the weights; only then do turns that wait for them begin."""
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for instance in self._setup.policies[published.policy].instances:
-                    group.create_task(_apply(instance, published))
+                    group.create_task(instance.within(WORK_TIMEOUT_S).load(published))
         await self._rollout.api.weights_applied(published.policy, published.version)
 
     # ------------------------------------------------------------------ carrying out decisions
@@ -386,9 +384,3 @@ class Orchestrator(Actor, OrchestratorApi):
         self._first_failure = self._first_failure or failure
         event = TrajectoryFailed(step, failure.trajectory, failure.error, failure.remote_traceback)
         await self._tell_console("event", event)
-
-
-async def _apply(instance: ActorRef[InstanceApi], published: Published) -> None:
-    version = await instance.within(WORK_TIMEOUT_S).apply_weights(published)
-    if version != published.version:
-        raise WrongVersion(published.policy, published.version, version)

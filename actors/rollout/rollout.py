@@ -19,7 +19,7 @@ import xxhash
 from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, CallTimeout, origin_of
 from ...core.task_groups import first_error
-from ..errors import RecipeError, WrongVersion
+from ..errors import EngineFailed, RecipeError, WrongVersion
 from ..messages import (
     Evaluation,
     GenerateRequest,
@@ -238,6 +238,7 @@ class Rollout(Actor, RolloutApi):
         turn = ResumableTurn(
             GenerateRequest(
                 sample_id,
+                settings.policy,
                 self._segments(prompt, agent),
                 trajectory.versions[settings.policy],
                 xxhash.xxh3_64_intdigest(f"{self._setup.recipe.seed} {sample_id}".encode()),
@@ -261,10 +262,15 @@ class Rollout(Actor, RolloutApi):
         pool = self._pools[self._agents[agent].policy]
         await self._weights_applied(pool, turn.request.versions.oldest, trajectory)
         served, started = pool.version, clock()
-        if served in turn.request.versions:
+        versions = turn.request.versions
+        if served in versions:
             turn.ask_for(served)
         try:
             turn.take(await self._ask(agent, pool, turn.request, trajectory, limit_s))
+            if not turn.ended and not versions.has_later_than(served):
+                raise WrongVersion(
+                    turn.request.policy, served, None
+                )  # new weights ended it, and it may not have them
         except WrongVersion:
             if not turn.request.versions.has_later_than(served):
                 raise
@@ -291,7 +297,7 @@ class Rollout(Actor, RolloutApi):
             except CallTimeout as error:
                 trajectory.turn_overran(agent, error)
                 raise
-            except ActorDead as error:
+            except (ActorDead, EngineFailed) as error:
                 trajectory.lost_instance = error
                 raise
 

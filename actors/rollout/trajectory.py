@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...core.errors import ActorDead
 from ..declared_columns import Columns
-from ..errors import InvalidColumn, RecipeError
+from ..errors import EngineFailed, InvalidColumn, RecipeError
 from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
 from ..sample_id import SampleId, TrajectoryName
@@ -102,7 +102,7 @@ class Trajectory:
         self._step = step
         self._turns: list[tuple[AgentName, ResumableTurn]] = []
         self._columns: dict[str, TurnColumns] = {}
-        self.lost_instance: ActorDead | None = None
+        self.lost_instance: ActorDead | EngineFailed | None = None
         """The loss of an instance during one of its turns: no trajectory fails for that, but the run ends."""
         self._overran: list[tuple[AgentName, BaseException]] = []
         self._asked = 0

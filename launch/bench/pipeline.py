@@ -31,8 +31,8 @@ import psutil
 import uvloop
 from rich.console import Console
 
+from ...actors.inference.instance import Instance
 from ...actors.inference.instance_setup import InstanceSetup
-from ...actors.inference.simulated_instance import SimulatedInstance
 from ...actors.messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
@@ -232,9 +232,9 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
         instances: dict[PolicyName, list[ActorRef[InstanceApi]]] = {}
         for policy, settings in config.policies.items():
-            setup = InstanceSetup(policy, settings.model, settings.engine, directory)
+            setup = InstanceSetup(policy, config.served_policies(), directory)
             instances[policy] = [
-                await system.add(SimulatedInstance(setup), f"{policy}-{n}") for n in range(settings.instances)
+                await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]
         references = References(recorded, recorded, recorded, recorded, recorded, instances)
         setup_of_rollout = rollout_setup(config, references, directory, directory / "store")
@@ -243,7 +243,7 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
             simulated = SimulatedPolicy(policy, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
             handle = await transport.set(policy, simulated.weights(), version=0)
             for ref in refs:
-                await ref.within(WORK_TIMEOUT_S).apply_weights(Published(policy, Version(0), handle))
+                await ref.within(WORK_TIMEOUT_S).load(Published(policy, Version(0), handle))
             await rollout.api.weights_applied(policy, Version(0))
         return [
             await _ideal_step(config, step, rollout, recorder) for step in range(1, config.training.steps + 1)

@@ -1,170 +1,181 @@
 """The contract of every ``Engine``. A new engine adds a line to ``ENGINES``."""
 
-import itertools
-from collections.abc import Callable
-from dataclasses import fields
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from flexmarl.actors.errors import InvalidRequest, PromptTooLong, RequestsInFlight
-from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
+from flexmarl.actors.errors import EngineFailed, InvalidRequest, PromptTooLong
+from flexmarl.actors.inference.engines.engine import Engine, EngineRequest
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
-from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine, SimulatedEngineConfig
+from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
+from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
+from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.pretrained import empty_model
+from flexmarl.transport.errors import StateMismatch
+from flexmarl.transport.handle import StateHandle
+from flexmarl.transport.state import StateTransport
 
 MAX_CONTEXT = 64
+LLAMA = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
+}  # fmt: skip
 
 
-def _transformers() -> Engine:
+@dataclass
+class Subject:
+    """``weights(version)``: of a policy that the engine can serve."""
+
+    engine: Engine
+    weights: Callable[[int], dict[str, Tensor]]
+
+
+async def _embedded() -> Subject:
     torch.set_num_threads(1)
-    config = {
-        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
-    }  # fmt: skip
-    engine = TransformersEngine(empty_model(ModelConfig(config=config, tokenizer="none")), [], max_batch=2)
-    generator = torch.Generator().manual_seed(1)
-    for tensor in engine.weights().values():
-        tensor.normal_(0.0, 0.5, generator=generator)
-    engine.weights_loaded()
-    return engine
+    model = empty_model(ModelConfig(config=LLAMA, tokenizer="none"))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+    def weights(version: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(version)
+        return {name: torch.randn(shape, generator=generator) / 2 for name, shape in shapes.items()}
+
+    return Subject(ThreadedEngine(TransformersEngine(model, [], max_batch=2)), weights)
 
 
-def _simulated() -> Engine:
-    # answers that are always cut off, and a clock that advances by less than a token each time it is read
-    config = SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1.0)
-    clock = itertools.count(0.0, 0.4)
-    return SimulatedEngine(config, clock.__next__, max_batch=2, max_context=MAX_CONTEXT)
+async def _simulated() -> Subject:
+    # answers that are always cut off
+    config = SimulatedEngineConfig(
+        median_tokens=1e9, sigma=0.0, token_s=1e-3, max_batch=2, max_context=MAX_CONTEXT
+    )
+    return Subject(SimulatedEngine(config), lambda version: {"state": torch.tensor([version, 7])})
 
 
-def _results(engine: Engine) -> list[EngineResult]:
-    returned = []
-    while engine.pending:
-        returned += engine.step()
-    return returned
-
-
-ENGINES: dict[str, Callable[[], Engine]] = {"transformers": _transformers, "simulated": _simulated}
+ENGINES: dict[str, Callable[[], Awaitable[Subject]]] = {"embedded": _embedded, "simulated": _simulated}
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    return ENGINES[request.param]()
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    subject = await ENGINES[request.param]()
+    yield subject
+    await subject.engine.close()
 
 
-def _request(name: str = "a", prompt: int = 3, new: int = 4, seed: int = 0) -> EngineRequest:
+@pytest.fixture
+async def transport(private: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(private) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def engine(subject: Subject, transport: StateTransport) -> Engine:
+    """Holds version 1."""
+    await subject.engine.load(await published(subject, transport, 1), transport)
+    return subject.engine
+
+
+async def published(subject: Subject, transport: StateTransport, version: int) -> StateHandle:
+    return await transport.set("solver", subject.weights(version), version=version)
+
+
+def request_of(name: str = "a", prompt: int = 3, new: int = 4, seed: int = 0) -> EngineRequest:
     return EngineRequest(name, (1,) * prompt, seed, 1.0, new)
 
 
-def test_what_is_added_comes_back_once(engine: Engine) -> None:
-    for name in "abcde":
-        engine.add(_request(name))
-    assert engine.pending == 5
-    returned = _results(engine)
-    assert sorted(result.request_id for result in returned) == list("abcde")
-    assert all(len(result.tokens) == len(result.logprobs) == 4 for result in returned)
-    assert all(result.finish_reason == "length" for result in returned)
-    assert engine.step() == []
+async def test_every_request_has_its_answer(engine: Engine) -> None:
+    results = await asyncio.gather(*(engine.generate(request_of(name)) for name in "abcde"))
+    assert [result.request_id for result in results] == list("abcde")
+    assert all(len(result.tokens) == len(result.logprobs) == 4 for result in results)
+    assert all(result.finish_reason == "length" for result in results)
 
 
-def test_an_id_may_be_used_again_but_not_twice_at_once(engine: Engine) -> None:
-    engine.add(_request())
+async def test_an_id_may_be_used_again_but_not_twice_at_once(engine: Engine) -> None:
+    first = asyncio.ensure_future(engine.generate(request_of()))
+    await asyncio.sleep(0)
     with pytest.raises(InvalidRequest, match="in use"):
-        engine.add(_request())
-    assert engine.pending == 1
-    while engine.pending:
-        engine.step()
-    engine.add(_request())
+        await engine.generate(request_of())
+    assert len((await first).tokens) == 4
+    assert len((await engine.generate(request_of())).tokens) == 4
 
 
-def test_a_request_has_to_fit_the_context(engine: Engine) -> None:
-    engine.add(_request("fits", prompt=MAX_CONTEXT - 4))
+async def test_a_request_has_to_fit_the_context(engine: Engine) -> None:
+    assert len((await engine.generate(request_of("fits", prompt=MAX_CONTEXT - 4))).tokens) == 4
     with pytest.raises(PromptTooLong, match=r"request long: 61 prompt tokens \+ 4 .* 64") as caught:
-        engine.add(_request("long", prompt=MAX_CONTEXT - 3))
+        await engine.generate(request_of("long", prompt=MAX_CONTEXT - 3))
     assert (caught.value.prompt_tokens, caught.value.max_new_tokens, caught.value.max_context) == (61, 4, 64)
-    assert engine.pending == 1
-    while engine.pending:
-        engine.step()
 
 
-def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
+async def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
     for token in (-1, 1_000_000):
         with pytest.raises(InvalidRequest, match="vocabulary"):
-            engine.add(EngineRequest("a", (1, token), 0, 1.0, 4))
-    assert engine.pending == 0
+            await engine.generate(EngineRequest("a", (1, token), 0, 1.0, 4))
+    assert len((await engine.generate(request_of())).tokens) == 4
 
 
-@pytest.mark.parametrize(
-    ("prompt", "temperature", "new", "resumed_tokens"),
-    [
-        ((), 1.0, 4, 0),
-        ((1,), -0.1, 4, 0),
-        ((1,), float("nan"), 4, 0),
-        ((1,), 1.0, 0, 0),
-        ((1,), 1.0, 4, 1),
-        ((1, 2), 1.0, 4, -1),
-    ],
-)
-def test_a_request_that_no_engine_can_serve_is_refused(
-    prompt: tuple[int, ...], temperature: float, new: int, resumed_tokens: int
+async def test_interrupting_ends_running_and_waiting_requests(engine: Engine) -> None:
+    turns = {name: asyncio.ensure_future(engine.generate(request_of(name, new=60))) for name in "abcd"}
+    await engine.generate(request_of("first", new=1))  # the others have begun, as far as there is room
+    await engine.interrupt()
+    results = {name: await turn for name, turn in turns.items()}
+    assert {result.finish_reason for result in results.values()} == {"interrupted"}
+    assert all(len(result.tokens) == len(result.logprobs) < 60 for result in results.values())
+    assert engine.statistics().interrupted == 4
+    await engine.interrupt()  # without a request nothing happens
+
+
+async def test_a_cancelled_request_is_aborted(engine: Engine) -> None:
+    turn = asyncio.ensure_future(engine.generate(request_of("a", new=60)))
+    await engine.generate(request_of("b", new=1))
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await engine.interrupt()
+    assert (engine.statistics().running, engine.statistics().interrupted) == (0, 1)
+    assert (await engine.generate(request_of("a"))).finish_reason == "length", "its id is free again"
+
+
+async def test_what_was_interrupted_goes_on_where_it_ended(engine: Engine) -> None:
+    whole = await engine.generate(request_of("whole", new=60))
+    turn = asyncio.ensure_future(engine.generate(request_of("part", new=60)))
+    await engine.generate(request_of("meanwhile", new=20))
+    await engine.interrupt()
+    part = await turn
+    assert part.finish_reason == "interrupted" and part.tokens == whole.tokens[: len(part.tokens)]
+    done = len(part.tokens)
+    assert 0 < done < 60
+    rest = await engine.generate(EngineRequest("part", (1, 1, 1, *part.tokens), 0, 1.0, 60 - done, done))
+    assert part.tokens + rest.tokens == whole.tokens
+    assert part.logprobs + rest.logprobs == pytest.approx(whole.logprobs, rel=1e-4)
+
+
+async def test_a_version_is_loaded_as_a_whole(
+    subject: Subject, engine: Engine, transport: StateTransport
 ) -> None:
-    with pytest.raises(InvalidRequest, match="request a"):
-        EngineRequest("a", prompt, 0, temperature, new, resumed_tokens)
+    before = await engine.generate(request_of(new=60))
+    times = await engine.load(await published(subject, transport, 2), transport)
+    assert times.transfer_s >= 0 and times.load_s >= 0
+    await engine.generate(request_of(new=60))
+    await engine.load(await published(subject, transport, 1), transport)
+    assert await engine.generate(request_of(new=60)) == before
 
 
-def test_abort_waiting_and_active(engine: Engine) -> None:
-    for name in "abc":
-        engine.add(_request(name, new=30))
-    assert engine.abort("b") == EngineResult("b", (), (), "interrupted")
-    engine.step()
-    ended = engine.abort("a")
-    assert ended is not None and (ended.request_id, ended.finish_reason) == ("a", "interrupted")
-    assert engine.abort("a") is None and engine.abort("never") is None
-    assert engine.pending == 1
-    assert [result.request_id for result in _results(engine)] == ["c"]
+async def test_a_load_that_failed_can_be_made_again(
+    subject: Subject, engine: Engine, transport: StateTransport
+) -> None:
+    other = await transport.set("other", {"name": torch.zeros(3)}, version=2)
+    with pytest.raises(StateMismatch):
+        await engine.load(other, transport)
+    await engine.load(await published(subject, transport, 3), transport)
+    assert len((await engine.generate(request_of())).tokens) == 4
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_was_interrupted_goes_on_where_it_ended(engine: Engine, temperature: float) -> None:
-    prompt, new = (1, 2, 3), 40
-    engine.add(EngineRequest("whole", prompt, 7, temperature, new))
-    (whole,) = _results(engine)
-    done: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    for steps in (5, 17):
-        engine.add(EngineRequest("a", prompt + done, 7, temperature, new - len(done), len(done)))
-        for _ in range(steps):
-            assert engine.step() == []
-        part = engine.abort("a")
-        assert part is not None and part.finish_reason == "interrupted" and engine.pending == 0
-        assert len(part.tokens) == len(part.logprobs) > 0
-        done, logprobs = done + part.tokens, logprobs + part.logprobs
-        assert done == whole.tokens[: len(done)]
-    engine.add(EngineRequest("a", prompt + done, 7, temperature, new - len(done), len(done)))
-    (rest,) = _results(engine)
-    assert done + rest.tokens == whole.tokens and rest.finish_reason == whole.finish_reason
-    assert logprobs + rest.logprobs == pytest.approx(whole.logprobs, rel=1e-4)
-
-
-def test_weights_change_only_between_requests(engine: Engine) -> None:
-    assert engine.weights()
-    engine.add(_request())
-    with pytest.raises(RequestsInFlight):
-        engine.weights_loaded()
-    engine.abort("a")
-    engine.weights_loaded()
-
-
-def test_statistics_count(engine: Engine) -> None:
-    for name in "abc":
-        engine.add(_request(name, prompt=3, new=30))
-    waiting = engine.statistics()
-    assert (waiting.waiting, waiting.running, waiting.steps, waiting.generated_tokens) == (3, 0, 0, 0)
-    engine.step()
-    assert (engine.statistics().waiting, engine.statistics().running) == (1, 2)
-    while engine.pending:
-        engine.step()
+async def test_statistics_count(engine: Engine) -> None:
+    await asyncio.gather(*(engine.generate(request_of(name, prompt=3, new=30)) for name in "abc"))
     done = engine.statistics()
     assert (done.running, done.waiting, done.prompt_tokens, done.generated_tokens) == (0, 0, 9, 90)
     assert done.steps > 1 and done.prefill_s > 0 and done.decode_s > 0
@@ -176,11 +187,15 @@ def test_statistics_count(engine: Engine) -> None:
     assert all(type(value) in (int, float) for value in numbers.values())
 
 
-def test_statistics_count_interrupted_requests(engine: Engine) -> None:
-    for name in "abc":
-        engine.add(_request(name, new=30))
-    engine.step()
-    assert engine.abort("a") and engine.abort("c") and engine.abort("never") is None
-    assert engine.statistics().interrupted == 2
-    assert len(_results(engine)) == 1
-    assert engine.statistics().interrupted == 2
+async def test_a_closed_engine_serves_nothing(engine: Engine) -> None:
+    turn = asyncio.ensure_future(engine.generate(request_of(new=60)))
+    closed = asyncio.ensure_future(engine.wait_closed())
+    await asyncio.sleep(0)
+    assert not closed.done()
+    await engine.close()
+    await closed
+    with pytest.raises(EngineFailed, match="closed"):
+        await turn
+    with pytest.raises(EngineFailed, match="closed"):
+        await engine.generate(request_of())
+    await engine.close()  # may be called again

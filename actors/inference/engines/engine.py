@@ -1,18 +1,15 @@
-"""The interface of inference engines: requests in, finished generations out, one step at a time.
-
-An engine is a synchronous, single-threaded compute object. It has no event loop, thread or socket of its own: an
-instance calls it from one worker thread, and every call but ``step`` returns at once.
-"""
+"""The interface of inference engines."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Final, Literal
 
+from ....transport.handle import StateHandle
+from ....transport.state import StateTransport
 from ...errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+TRANSFER_TIMEOUT_S: Final = 3600.0
+"""Long enough for the largest models over the slowest path: catches a transfer that hangs."""
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
@@ -95,49 +92,50 @@ class EngineStatistics:
         return {f"engine_{name}": value for name, value in asdict(self).items()}
 
 
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """``transfer_s``: seconds in which the bytes of the weights were copied. ``load_s``: seconds of the engine's own
+    work with them (packed copies, caches to be emptied, checks)."""
+
+    transfer_s: float
+    load_s: float
+
+
 class Engine(ABC):
-    """The contract of every engine. Only ``statistics`` may be called while another call runs."""
+    """The contract of every engine: requests in, finished generations out. All calls come from one event loop."""
 
     @abstractmethod
-    def add(self, request: EngineRequest) -> None:
-        """Queues a request; a later ``step`` returns its result.
+    async def generate(self, request: EngineRequest) -> EngineResult:
+        """The finished or interrupted generation. Cancelling it aborts the request.
 
-        Raises PromptTooLong if the prompt and ``max_new_tokens`` exceed the context, and InvalidRequest if the id is in
-        use or a token is outside the vocabulary.
+        Raises PromptTooLong if the prompt and ``max_new_tokens`` exceed the context, InvalidRequest if the id is in use
+        or a token is outside the vocabulary, NonFiniteLogits if the model's output for this request is infinite or not
+        a number, and EngineFailed.
         """
 
     @abstractmethod
-    def step(self) -> list[EngineResult]:
-        """Admits waiting requests, advances every running one and returns those that finished, in any order.
-
-        Without a request it returns an empty list at once. Raises NonFiniteLogits if the model's output is infinite or
-        not a number; the requests stay, to be aborted.
-        """
+    async def interrupt(self) -> None:
+        """Ends every request now, as ``interrupted``, with the tokens that it has. Returns once all have ended: those
+        whose ``generate`` began before. Raises EngineFailed."""
 
     @abstractmethod
-    def abort(self, request_id: str) -> EngineResult | None:
-        """Ends a request now and returns the tokens generated so far, as ``interrupted``; ``step`` returns no result of
-        it. Returns None for an unknown or finished request."""
+    async def load(self, handle: StateHandle, transport: StateTransport) -> LoadTimes:
+        """Takes over the weights of ``handle``, a whole version, and forgets all that was computed with the former
+        ones. To be called without requests, after ``interrupt``.
 
-    @property
-    @abstractmethod
-    def pending(self) -> int:
-        """Requests that are waiting or running, and results that no ``step`` has returned yet."""
-
-    @abstractmethod
-    def weights(self) -> "dict[str, Tensor]":
-        """The engine's own tensors by state-dict name, to be overwritten in place, then followed by ``weights_loaded``.
-
-        Tied weights appear once, under the first of their names.
-        """
-
-    @abstractmethod
-    def weights_loaded(self) -> None:
-        """Discards everything derived from the former weights (cached keys and values, packed copies).
-
-        Raises RequestsInFlight if a request is pending: it would continue under other weights.
+        Raises EngineFailed, the errors of ``StateTransport.get`` and RequestsInFlight. After an error, and after a
+        cancellation, nothing may be generated before a later ``load`` has succeeded.
         """
 
     @abstractmethod
     def statistics(self) -> EngineStatistics:
-        """The counters; from any thread, at any time."""
+        """The counters; at any time, also after ``close``."""
+
+    @abstractmethod
+    async def wait_closed(self) -> None:
+        """Returns once the engine was closed. Raises EngineFailed as soon as it is broken: all its requests have
+        ended with that error then, and every later call raises it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends the engine and frees its memory; requests that are left raise EngineFailed. May be called again."""

@@ -24,10 +24,11 @@ from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
 from ...model_sources import rotation_limit
 from .decode_plan import ActiveSequence, DecodePlan
-from .engine import Engine, EngineRequest, EngineResult, EngineStatistics
+from .engine import EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
 from .llama_forward import TOLERANCE, FusedLlamaForward, relative_difference, unsupported_reason
 from .slot_cache import SlotCache
+from .step_engine import StepEngine
 from .token_sampling import Temperatures, sample_tokens, stream_keys, uniforms
 
 log = get_logger(__name__)
@@ -41,7 +42,7 @@ ADMIT_SHARE = 1 / 8
 ADMIT_STEPS = 8
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(StepEngine):
     """Generates with ``model``, on its device and in its dtype.
 
     The engine owns the model from now on: it replaces the attention implementation. ``eos_token_ids`` end a sequence.

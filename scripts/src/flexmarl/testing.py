@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from .core.front_door import lazy_exports
 
 if TYPE_CHECKING:
-    from .actors.inference.engines.simulated_engine import SimulatedEngine, SimulatedEngineConfig
+    from .actors.inference.engines.simulated_engine import SimulatedEngine
+    from .actors.inference.inference_config import SimulatedEngineConfig
     from .core.errors import Deadlock, NotInVirtualTime, VirtualTimeExceeded
     from .core.testing.virtual_time import VirtualTimeLoop, run
     from .core.wire.faults import Faults
@@ -31,7 +32,8 @@ else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "actors.inference.engines.simulated_engine": ["SimulatedEngine", "SimulatedEngineConfig"],
+            "actors.inference.engines.simulated_engine": ["SimulatedEngine"],
+            "actors.inference.inference_config": ["SimulatedEngineConfig"],
             "core.errors": ["Deadlock", "NotInVirtualTime", "VirtualTimeExceeded"],
             "core.testing.virtual_time": ["VirtualTimeLoop", "run"],
             "core.wire.faults": ["Faults"],

@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from flexmarl.actors.errors import InvalidRequest, PromptTooLong, TurnAborted, WrongVersion
-from flexmarl.actors.inference.inference_config import EngineConfig
+from flexmarl.actors.errors import InvalidRequest, PromptTooLong, WrongVersion
+from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
 from flexmarl.actors.inference.instance import Instance
-from flexmarl.actors.inference.instance_setup import InstanceSetup
+from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.pretrained import empty_model
@@ -81,19 +81,21 @@ async def source(model: ModelConfig, private: Path) -> AsyncIterator[Source]:
 
 @pytest.fixture
 async def instance(model: ModelConfig, private: Path, system: ActorSystem) -> ActorRef[Instance]:
-    actor = Instance(InstanceSetup(SOLVER, model, EngineConfig(max_batch=4), private))
+    actor = Instance(
+        InstanceSetup(SOLVER, {SOLVER: ServedPolicy(model, EmbeddedEngineConfig(max_batch=4))}, private)
+    )
     return await system.add(actor, "solver-0")
 
 
 def turn(version: int, number: int = 0, length: int = 5, prompt: str = "31") -> GenerateRequest:
     versions = VersionRange.exactly(Version(version))
-    return GenerateRequest(f"q{number}_0_0", (prompt, (4, 1)), versions, number, 1.0, length)
+    return GenerateRequest(f"q{number}_0_0", SOLVER, (prompt, (4, 1)), versions, number, 1.0, length)
 
 
 async def test_each_version_answers_by_its_own_weights(instance: ActorRef[Instance], source: Source) -> None:
     answers = []
     for version in (0, 1):
-        assert await instance.api.apply_weights(await source.publish(version)) == version
+        assert (await instance.api.load(await source.publish(version))).version == version
         answers.append(await instance.api.generate(turn(version)))
     assert [a.policy_version for a in answers] == [0, 1]
     assert answers[0].tokens != answers[1].tokens
@@ -104,33 +106,35 @@ async def test_each_version_answers_by_its_own_weights(instance: ActorRef[Instan
 async def test_a_version_that_is_not_served_is_refused(instance: ActorRef[Instance], source: Source) -> None:
     with pytest.raises(WrongVersion, match="a turn asks for version 0 of solver, version None is served"):
         await instance.api.generate(turn(0))
-    await instance.api.apply_weights(await source.publish(3))
+    await instance.api.load(await source.publish(3))
     for version in (2, 4):
         with pytest.raises(WrongVersion, match=f"asks for version {version} of solver, version 3 is served"):
             await instance.api.generate(turn(version))
 
 
-async def test_new_weights_drop_the_turns_under_way(instance: ActorRef[Instance], source: Source) -> None:
-    await instance.api.apply_weights(await source.publish(0))
+async def test_new_weights_interrupt_the_turns_under_way(
+    instance: ActorRef[Instance], source: Source
+) -> None:
+    await instance.api.load(await source.publish(0))
     turns = [asyncio.ensure_future(instance.api.generate(turn(0, n, length=3000))) for n in range(6)]
     await asyncio.sleep(0)
-    await instance.api.apply_weights(await source.publish(1))
-    results = await asyncio.gather(*turns, return_exceptions=True)
-    assert all(isinstance(r, TurnAborted) for r in results)
+    await instance.api.load(await source.publish(1))
+    results = await asyncio.gather(*turns)
+    assert all((r.finish_reason, r.policy_version) == ("interrupted", 0) for r in results)
     assert (await instance.api.generate(turn(1))).policy_version == 1
 
 
 async def test_turns_that_may_go_on_come_back_with_what_they_have(
     instance: ActorRef[Instance], source: Source
 ) -> None:
-    await instance.api.apply_weights(await source.publish(0))
+    await instance.api.load(await source.publish(0))
     asked = [replace(turn(0, n, length=3000), versions=FROM_0) for n in range(6)]
     turns = [asyncio.ensure_future(instance.api.generate(request)) for request in asked[:3]]
     await asyncio.sleep(0)
     await instance.api.generate(turn(0, 6))  # meanwhile they have a few tokens
     turns += [asyncio.ensure_future(instance.api.generate(request)) for request in asked[3:]]
     await asyncio.sleep(0)  # of these one may begin, the others wait
-    await instance.api.apply_weights(await source.publish(1))
+    await instance.api.load(await source.publish(1))
     parts = await asyncio.gather(*turns)
     assert {(part.finish_reason, part.policy_version) for part in parts} == {("interrupted", 0)}
     assert all(part.tokens for part in parts[:3])
@@ -149,13 +153,13 @@ async def test_what_goes_on_under_the_same_weights_is_what_one_turn_would_be(
     instance: ActorRef[Instance], source: Source
 ) -> None:
     published = await source.publish(0)
-    await instance.api.apply_weights(published)
+    await instance.api.load(published)
     request = replace(turn(0, 3, length=1500), versions=FROM_0)
     whole = await instance.api.generate(request)
     under_way = asyncio.ensure_future(instance.api.generate(request))
     await asyncio.sleep(0)
     await instance.api.generate(turn(0, 4))  # meanwhile it has some tokens
-    await instance.api.apply_weights(published)
+    await instance.api.load(published)
     part = await under_way
     assert part.finish_reason == "interrupted" and part.tokens
     rest = await instance.api.generate(replace(request, prompt=(part.prompt_tokens,), completion=part.tokens))
@@ -165,7 +169,7 @@ async def test_what_goes_on_under_the_same_weights_is_what_one_turn_would_be(
 async def test_a_turn_that_is_given_up_leaves_the_engine(
     instance: ActorRef[Instance], source: Source
 ) -> None:
-    await instance.api.apply_weights(await source.publish(0))
+    await instance.api.load(await source.publish(0))
     with pytest.raises(CallTimeout):
         await instance.within(0.05).generate(turn(0, length=4000))
     # The batch holds four turns: these would wait behind the abandoned one if it still held a slot for long.
@@ -176,7 +180,7 @@ async def test_a_turn_that_is_given_up_leaves_the_engine(
 async def test_a_prompt_that_does_not_fit_names_the_lengths(
     instance: ActorRef[Instance], source: Source
 ) -> None:
-    await instance.api.apply_weights(await source.publish(0))
+    await instance.api.load(await source.publish(0))
     with pytest.raises(PromptTooLong, match="4096") as caught:
         await instance.api.generate(turn(0, prompt="7" * 4093))
     assert (caught.value.prompt_tokens, caught.value.max_context) == (4095, 4096)
@@ -184,6 +188,6 @@ async def test_a_prompt_that_does_not_fit_names_the_lengths(
 
 
 async def test_a_request_that_makes_no_sense_is_refused(instance: ActorRef[Instance], source: Source) -> None:
-    await instance.api.apply_weights(await source.publish(0))
+    await instance.api.load(await source.publish(0))
     with pytest.raises(InvalidRequest):
         await instance.api.generate(turn(0, length=0))

@@ -10,6 +10,7 @@ from flexmarl.actors.messages import (
     Generation,
     InstanceApi,
     LeasedBatch,
+    Loaded,
     MicroBatchTrained,
     OrchestratorApi,
     PolicyStepped,
@@ -75,11 +76,11 @@ class Instance(Actor, InstanceApi):
         self.version: Version | None = None
 
     @endpoint
-    async def apply_weights(self, published: Published) -> Version:
+    async def load(self, published: Published) -> Loaded:
         self.version = None
         await asyncio.sleep(0)
         self.version = published.version
-        return published.version
+        return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:

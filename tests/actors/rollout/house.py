@@ -13,6 +13,7 @@ from flexmarl.actors.messages import (
     GroupClosed,
     Grouping,
     InstanceApi,
+    Loaded,
     Published,
     Query,
     Sample,
@@ -58,8 +59,8 @@ class FakeInstance(Actor, InstanceApi):
         self._answer = answer
 
     @endpoint
-    async def apply_weights(self, published: Published) -> Version:
-        return published.version
+    async def load(self, published: Published) -> Loaded:
+        return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:

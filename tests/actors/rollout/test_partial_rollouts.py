@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.inference.inference_config import EngineConfig
-from flexmarl.actors.inference.instance_setup import InstanceSetup
-from flexmarl.actors.inference.simulated_instance import SimulatedInstance
+from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
+from flexmarl.actors.inference.instance import Instance
+from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
 from flexmarl.actors.messages import GroupClosed, LeasedBatch, ModelConfig, Published, Query, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.rollout.rollout import Rollout
@@ -83,16 +83,17 @@ class House:
     def __init__(self, folder: Path, system: ActorSystem, transport: StateTransport) -> None:
         self.folder, self.system, self.transport = folder, system, transport
         self.sink = Sink(folder)
-        self.actors: list[SimulatedInstance] = []
-        self.instances: list[ActorRef[SimulatedInstance]] = []
+        self.actors: list[Instance] = []
+        self.instances: list[ActorRef[Instance]] = []
 
     async def open(
         self, instances: int, engine: dict[str, Any], sampling: SamplingConfig, **config: Any
     ) -> None:
         (self.folder / "workflow.py").write_text(WORKFLOW)
-        model = ModelConfig(config={"model_type": "simulated", "engine": engine}, tokenizer="bytes")
+        model = ModelConfig(config={"model_type": "simulated"}, tokenizer="bytes")
+        served = ServedPolicy(model, SimulatedEngineConfig(**engine))
         for number in range(instances):
-            actor = SimulatedInstance(InstanceSetup(SOLVER, model, EngineConfig(), self.folder))
+            actor = Instance(InstanceSetup(SOLVER, {SOLVER: served}, self.folder))
             self.actors.append(actor)
             self.instances.append(await self.system.add(actor, f"solver-{number}"))
         sink = await self.system.add(self.sink, "sink")
@@ -113,7 +114,7 @@ class House:
         """All instances apply it; the rollout actor does not know yet."""
         handle = await self.transport.set("solver", {"state": torch.tensor([version, 0])}, version=version)
         published = Published(SOLVER, Version(version), handle)
-        await asyncio.gather(*(instance.api.apply_weights(published) for instance in self.instances))
+        await asyncio.gather(*(instance.api.load(published) for instance in self.instances))
 
     async def update(self, version: int) -> None:
         await self.interrupt(version)
@@ -233,7 +234,7 @@ def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
         assert all(sample.version_changes for sample in house.sink.samples)
         assert len(house.sink.samples) == TRAJECTORIES
         await asyncio.sleep(1)
-        assert house.actors[0]._engine.pending == 0
+        assert house.actors[0].statistics()["engine_running"] == 0
 
     in_virtual_time(
         case,
@@ -249,6 +250,6 @@ def test_without_newer_weights_allowed_a_turn_that_they_end_has_failed() -> None
         await asyncio.sleep(1)
         await house.update(1)
         errors = [failed.error for failed in (await house.group()).failures]
-        assert len(errors) == TRAJECTORIES and all("TurnAborted" in error for error in errors)
+        assert len(errors) == TRAJECTORIES and all("WrongVersion" in error for error in errors)
 
     in_virtual_time(case, SamplingConfig(max_new_tokens=1000), engine=LONG)

@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.inference.engine_requests import engine_request
 from flexmarl.actors.messages import GenerateRequest, Generation, Sample, VersionRange
-from flexmarl.actors.names import Version
+from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.rollout.resumable_turn import ResumableTurn
 
+SOLVER = PolicyName("solver")
 THREE = VersionRange.exactly(Version(3))
-REQUEST = GenerateRequest("1:q_0_0", ("2+2", (7, 8)), VersionRange(Version(3), None), 99, 0.7, 1000)
+REQUEST = GenerateRequest("1:q_0_0", SOLVER, ("2+2", (7, 8)), VersionRange(Version(3), None), 99, 0.7, 1000)
 PROMPT = (4, 5, 4, 7, 8)
 
 
@@ -52,7 +53,7 @@ def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
     turn = ResumableTurn(REQUEST)
     turn.take(Generation("ab", PROMPT, (1, 2), (-0.5, -1.0), Version(4), "interrupted"))
     assert turn.request == GenerateRequest(
-        "1:q_0_0", (PROMPT,), VersionRange(Version(5), None), 99, 0.7, 1000, completion=(1, 2)
+        "1:q_0_0", SOLVER, (PROMPT,), VersionRange(Version(5), None), 99, 0.7, 1000, completion=(1, 2)
     )
     turn.overtaken(Version(6))
     assert turn.request.versions == VersionRange(Version(7), None)

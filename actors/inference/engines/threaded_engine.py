@@ -1,40 +1,47 @@
-"""Runs an engine in a worker thread, so that the event loop stays free while the engine computes."""
+"""Runs a ``StepEngine`` in a worker thread, so that the event loop stays free while the engine computes."""
 
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...core.errors import FlexmarlError
-from ..errors import InvalidRequest, NonFiniteLogits
-from .engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
+from ....core.errors import FlexmarlError, text_of
+from ....transport.handle import StateHandle
+from ....transport.state import StateTransport
+from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits
+from .engine import TRANSFER_TIMEOUT_S, Engine, EngineRequest, EngineResult, EngineStatistics, LoadTimes
+from .step_engine import StepEngine
 
 T = TypeVar("T")
 Message = Callable[[], None]
 
 
-class EngineThread:
+class ThreadedEngine(Engine):
     """Only the worker thread calls the engine (but for ``statistics``); all else arrives through its inbox.
 
     Messages of one tick of the event loop arrive together: requests made at once join the engine's batch at once,
     instead of the first alone and the others some steps later.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
+        self._last: EngineStatistics | None = None  # of an engine that has ended
         self._loop = asyncio.get_running_loop()
         self._unsent: list[Message] = []  # of this tick
         self._inbox: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
         self._turns: dict[str, asyncio.Future[EngineResult]] = {}
-        self.failure: asyncio.Future[None] = self._loop.create_future()
-        """Raises the engine's error if a step fails; has a result after ``close``."""
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        """Has a result after ``close``; raises EngineFailed if a step has failed."""
+        self._problem = ""
+        """The reason for which no call is served any more."""
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request: EngineRequest) -> EngineResult:
-        """The finished or interrupted request. Raises as ``Engine.add`` does, and NonFiniteLogits; cancelling it aborts
-        the request."""
+        self._check_open()
         if request.request_id in self._turns:
             raise InvalidRequest(request.request_id, "the id is in use by a pending request")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
@@ -48,8 +55,24 @@ class EngineThread:
         finally:
             self._turns.pop(request.request_id, None)
 
-    async def run(self, function: Callable[[Engine], T]) -> T:
-        """The result of ``function(engine)``, called in the worker thread between two steps of the engine."""
+    async def interrupt(self) -> None:
+        for request_id in self._turns:
+            self._send(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
+        await self.run(lambda engine: None)
+
+    async def load(self, handle: StateHandle, transport: StateTransport) -> LoadTimes:
+        started = time.perf_counter()
+        weights = await self.run(lambda engine: engine.weights())
+        asked = time.perf_counter()
+        await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
+        copied = time.perf_counter()
+        await self.run(lambda engine: engine.weights_loaded())
+        return LoadTimes(copied - asked, asked - started + time.perf_counter() - copied)
+
+    async def run(self, function: Callable[[StepEngine], T]) -> T:
+        """The result of ``function(engine)``, called in the worker thread between two steps of the engine. Raises
+        EngineFailed if the engine is broken."""
+        self._check_open()
         future: asyncio.Future[T] = self._loop.create_future()
 
         def task() -> None:
@@ -58,24 +81,33 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001  # raised by run()
                 self._post(_fail, future, error)
 
+        self._calls.add(future)
         self._send(task)
-        return await future
-
-    def interrupt_all(self) -> None:
-        """Ends every request with the tokens generated so far, before the engine's next step and any later ``run``."""
-        for request_id in self._turns:
-            self._send(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
+        try:
+            return await future
+        finally:
+            self._calls.discard(future)
 
     def statistics(self) -> EngineStatistics:
-        return self._engine.statistics()
+        return self._last or self._engine.statistics()
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._ended)
 
     async def close(self) -> None:
         """Handles the messages sent so far, then ends the thread."""
-        self._flush()
-        self._inbox.put(None)
+        if not self._problem:
+            self._flush()
+            self._inbox.put(None)
+            self._problem = "it was closed"
         await asyncio.to_thread(self._thread.join)
-        if not self.failure.done():
-            self.failure.set_result(None)
+        self._release()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _check_open(self) -> None:
+        if self._problem:
+            raise EngineFailed(self._problem)
 
     def _send(self, message: Message) -> None:
         """Has the worker thread call ``message``."""
@@ -94,8 +126,8 @@ class EngineThread:
             while self._take_messages():
                 if results := self._step():
                     self._post(self._deliver, results)
-        except Exception as error:  # noqa: BLE001  # a broken engine ends its instance, through `failure`
-            self._post(_fail, self.failure, error)
+        except BaseException as error:  # noqa: BLE001  # a broken engine ends its instance, through `wait_closed`
+            self._post(self._break, error)
 
     def _step(self) -> list[EngineResult]:
         """A step of the engine. Requests whose logits are not finite fail; the others continue."""
@@ -148,6 +180,23 @@ class EngineThread:
     def _refuse(self, request_id: str, error: Exception) -> None:
         if (future := self._turns.get(request_id)) is not None:
             _fail(future, error)
+
+    def _break(self, error: BaseException) -> None:
+        """The thread has ended with ``error``."""
+        self._problem = self._problem or f"{type(error).__name__}: {text_of(error)}"
+        self._release()
+        failed = EngineFailed(self._problem)
+        failed.__cause__ = error
+        _fail(self._ended, failed)
+        self._ended.exception()  # it may have no waiter
+
+    def _release(self) -> None:
+        """Ends the calls that are left, and frees the engine."""
+        for future in (*self._turns.values(), *self._calls):
+            _fail(future, EngineFailed(self._problem))
+        if self._last is None:
+            self._last = self._engine.statistics()
+            del self._engine
 
 
 def _resolve(future: asyncio.Future[T], value: T) -> None:

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.inference.engines.engine import EngineRequest
-from flexmarl.actors.inference.engines.simulated_engine import (
+from flexmarl.actors.inference.engines.simulated_step_engine import (
     END_OF_SEQUENCE,
-    SimulatedEngine,
-    SimulatedEngineConfig,
+    SimulatedStepEngine,
     sample_answer,
 )
+from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 
 FIXED = SimulatedEngineConfig(median_tokens=1e6, sigma=0.0, token_s=0.5, prompt_share=0.0)
 """Every answer is cut off at ``max_new_tokens``."""
@@ -33,11 +33,11 @@ def request(name: str, tokens: int, prompt: int = 1) -> EngineRequest:
 
 def engine(
     clock: Clock, config: SimulatedEngineConfig = FIXED, max_batch: int = 8, **changes: float
-) -> SimulatedEngine:
-    return SimulatedEngine(config.model_copy(update=changes), clock, max_batch=max_batch)
+) -> SimulatedStepEngine:
+    return SimulatedStepEngine(config.model_copy(update={"max_batch": max_batch, **changes}), clock)
 
 
-def ends(subject: SimulatedEngine, clock: Clock) -> dict[str, float]:
+def ends(subject: SimulatedStepEngine, clock: Clock) -> dict[str, float]:
     """The end of each request, in seconds after the clock's start; the engine is called only at ``due_s``."""
     found = {}
     while subject.pending:

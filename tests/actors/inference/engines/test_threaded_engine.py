@@ -8,13 +8,14 @@ import pytest
 from torch import Tensor
 
 from flexmarl.actors.errors import InvalidRequest, NonFiniteLogits
-from flexmarl.actors.inference.engine_thread import EngineThread
-from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult, EngineStatistics
+from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult, EngineStatistics
+from flexmarl.actors.inference.engines.step_engine import StepEngine
+from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 
-from ...patience import PATIENCE_S
+from ....patience import PATIENCE_S
 
 
-class Recorder(Engine):
+class Recorder(StepEngine):
     """Finishes each request in the step after its arrival, once ``gate`` is open. ``log``: the calls."""
 
     def __init__(self) -> None:
@@ -66,8 +67,8 @@ def engine() -> Recorder:
 
 
 @pytest.fixture
-async def loop(engine: Recorder) -> AsyncIterator[EngineThread]:
-    loop = EngineThread(engine)
+async def loop(engine: Recorder) -> AsyncIterator[ThreadedEngine]:
+    loop = ThreadedEngine(engine)
     yield loop
     engine.gate.set()
     await loop.close()
@@ -78,7 +79,7 @@ def _request(name: str) -> EngineRequest:
 
 
 async def test_requests_of_one_tick_take_the_first_step_together(
-    loop: EngineThread, engine: Recorder
+    loop: ThreadedEngine, engine: Recorder
 ) -> None:
     names = [f"r{i}" for i in range(200)]
     results = await asyncio.gather(*(loop.generate(_request(name)) for name in names))
@@ -87,7 +88,7 @@ async def test_requests_of_one_tick_take_the_first_step_together(
 
 
 async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
-    loop: EngineThread, engine: Recorder
+    loop: ThreadedEngine, engine: Recorder
 ) -> None:
     given_up = asyncio.ensure_future(loop.generate(_request("a")))
     kept = asyncio.ensure_future(loop.generate(_request("b")))
@@ -99,37 +100,43 @@ async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
     assert calls.index("add a") < calls.index("abort a") < calls.index("weights")
 
 
-async def test_tasks_and_interruptions_keep_their_order(loop: EngineThread, engine: Recorder) -> None:
+async def test_tasks_and_interruptions_keep_their_order(loop: ThreadedEngine, engine: Recorder) -> None:
     turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
     await asyncio.sleep(0)
-    loop.interrupt_all()
+    await loop.interrupt()
     assert await loop.run(lambda engine: engine.pending) == 0
     assert [(turn.done(), turn.result().finish_reason) for turn in turns] == [(True, "interrupted")] * 2
     assert engine.log == ["add a", "add b", "abort a", "abort b"]
 
 
-async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(loop: EngineThread, engine: Recorder) -> None:
+async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(
+    loop: ThreadedEngine, engine: Recorder
+) -> None:
     engine.gate.clear()
     turn = asyncio.ensure_future(loop.generate(_request("a")))
     await asyncio.to_thread(engine.stepping.wait, 5)
-    loop.interrupt_all()
+    interrupted = asyncio.ensure_future(loop.interrupt())
+    await asyncio.sleep(0)
     engine.gate.set()
+    await interrupted
     assert (await turn).finish_reason == "length"
 
 
-async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: EngineThread, engine: Recorder) -> None:
+async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: ThreadedEngine, engine: Recorder) -> None:
     turn = asyncio.ensure_future(loop.generate(_request("a")))
     await asyncio.sleep(0)
-    loop.interrupt_all()
+    interrupted = asyncio.ensure_future(loop.interrupt())
+    await asyncio.sleep(0)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
+    await interrupted
     await loop.run(lambda engine: engine.weights_loaded())
     assert engine.log == ["add a", "abort a", "abort a", "weights"]
     assert (await loop.generate(_request("a"))).finish_reason == "length", "its id is free again"
 
 
-async def test_a_refusal_reaches_its_caller_alone(loop: EngineThread) -> None:
+async def test_a_refusal_reaches_its_caller_alone(loop: ThreadedEngine) -> None:
     refused, served = await asyncio.gather(
         loop.generate(_request("refused")), loop.generate(_request("a")), return_exceptions=True
     )
@@ -137,17 +144,17 @@ async def test_a_refusal_reaches_its_caller_alone(loop: EngineThread) -> None:
     assert isinstance(served, EngineResult)
 
 
-async def test_logits_that_are_not_finite_fail_their_request_alone(loop: EngineThread) -> None:
+async def test_logits_that_are_not_finite_fail_their_request_alone(loop: ThreadedEngine) -> None:
     broken, served = await asyncio.gather(
         loop.generate(_request("nan")), loop.generate(_request("a")), return_exceptions=True
     )
     assert isinstance(broken, NonFiniteLogits) and broken.request_ids == ("nan",)
     assert isinstance(served, EngineResult)
-    assert not loop.failure.done()
+    await loop.run(lambda engine: None)  # it runs
 
 
 async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> None:
-    loop = EngineThread(engine)
+    loop = ThreadedEngine(engine)
     task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
     await asyncio.sleep(0)
     await loop.close()

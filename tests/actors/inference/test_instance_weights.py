@@ -12,22 +12,25 @@ from pydantic import TypeAdapter
 
 from flexmarl.actors.errors import NonFiniteLogits, WrongPolicy, WrongVersion
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.inference.inference_config import EngineConfig
-from flexmarl.actors.inference.instance_setup import InstanceSetup
-from flexmarl.actors.inference.simulated_instance import SimulatedInstance
+from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
+from flexmarl.actors.inference.instance import Instance
+from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
 from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.protocol import codec
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
 
-ENGINE = {"median_tokens": 1e9, "sigma": 0.0, "token_s": 1e-4}
-MODEL = ModelConfig(config={"model_type": "simulated", "engine": ENGINE}, tokenizer="bytes")
+SOLVER = PolicyName("solver")
+SERVED = ServedPolicy(
+    ModelConfig(config={"model_type": "simulated"}, tokenizer="bytes"),
+    SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1e-4, max_batch=2),
+)
 
 
 @pytest.fixture
 def setup(private: Path) -> InstanceSetup:
-    return InstanceSetup(PolicyName("solver"), MODEL, EngineConfig(max_batch=2), private)
+    return InstanceSetup(SOLVER, {SOLVER: SERVED}, private)
 
 
 @pytest.fixture
@@ -37,8 +40,8 @@ async def transport(private: Path) -> AsyncIterator[StateTransport]:
 
 
 @pytest.fixture
-async def instance(setup: InstanceSetup, system: ActorSystem) -> SimulatedInstance:
-    actor = SimulatedInstance(setup)
+async def instance(setup: InstanceSetup, system: ActorSystem) -> Instance:
+    actor = Instance(setup)
     await system.add(actor, "solver-0")
     return actor
 
@@ -50,7 +53,7 @@ async def published(transport: StateTransport, policy: str = "solver", version: 
 
 
 def turn(version: int) -> GenerateRequest:
-    return GenerateRequest("q_0_0", ("ask",), VersionRange.exactly(Version(version)), 5, 1.0, 20)
+    return GenerateRequest("q_0_0", SOLVER, ("ask",), VersionRange.exactly(Version(version)), 5, 1.0, 20)
 
 
 def test_a_setup_survives_a_message(setup: InstanceSetup) -> None:
@@ -59,48 +62,49 @@ def test_a_setup_survives_a_message(setup: InstanceSetup) -> None:
 
 
 async def test_weights_of_another_policy_are_refused_and_change_nothing(
-    instance: SimulatedInstance, transport: StateTransport
+    instance: Instance, transport: StateTransport
 ) -> None:
-    await instance.apply_weights(await published(transport, version=3))
-    with pytest.raises(WrongPolicy, match="policy solver was given the weights of policy verifier") as raised:
-        await instance.apply_weights(await published(transport, "verifier", version=4))
+    await instance.load(await published(transport, version=3))
+    with pytest.raises(WrongPolicy, match="policy solver was asked for policy verifier") as raised:
+        await instance.load(await published(transport, "verifier", version=4))
     assert (raised.value.policy, raised.value.given) == ("solver", "verifier")
     assert (await instance.generate(turn(3))).policy_version == 3
 
 
 async def test_weights_of_another_version_are_not_served(
-    instance: SimulatedInstance, transport: StateTransport
+    instance: Instance, transport: StateTransport
 ) -> None:
     mislabelled = Published(PolicyName("solver"), Version(1), (await published(transport, version=0)).handle)
     with pytest.raises(WrongVersion, match="version 1 of solver, version 0 is served"):
-        await instance.apply_weights(mislabelled)
+        await instance.load(mislabelled)
     with pytest.raises(WrongVersion, match="version None is served"):
         await instance.generate(turn(1))
 
 
 @pytest.mark.parametrize("logprob", [math.nan, -math.inf])
 async def test_a_log_probability_that_is_not_finite_fails_its_turn(
-    instance: SimulatedInstance, transport: StateTransport, monkeypatch: pytest.MonkeyPatch, logprob: float
+    instance: Instance, transport: StateTransport, monkeypatch: pytest.MonkeyPatch, logprob: float
 ) -> None:
-    await instance.apply_weights(await published(transport))
-    generate = instance._generate
+    await instance.load(await published(transport))
+    assert instance._engine is not None
+    generate = instance._engine.generate
 
     async def broken(request: EngineRequest) -> EngineResult:
         result = await generate(request)
         return replace(result, logprobs=(*result.logprobs[:-1], logprob))
 
     with monkeypatch.context() as patch:
-        patch.setattr(instance, "_generate", broken)
+        patch.setattr(instance._engine, "generate", broken)
         with pytest.raises(NonFiniteLogits, match="q_0_0"):
             await instance.generate(turn(0))
     assert len((await instance.generate(turn(0))).tokens) == 20
 
 
 async def test_numbers_of_engine_and_transport(
-    setup: InstanceSetup, instance: SimulatedInstance, transport: StateTransport
+    setup: InstanceSetup, instance: Instance, transport: StateTransport
 ) -> None:
-    assert SimulatedInstance(setup).statistics() == {}, "not started"
-    await instance.apply_weights(await published(transport))
+    assert Instance(setup).statistics() == {}, "not started"
+    await instance.load(await published(transport))
     await instance.generate(turn(0))
     numbers = instance.statistics()
     assert all(type(value) in (int, float) for value in numbers.values())

@@ -1,0 +1,37 @@
+"""The parts that an instance serves a policy with, the same for every engine."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from .engine import Engine
+
+
+class TextCodec(Protocol):
+    """Text as tokens, and tokens as text."""
+
+    def encode(self, text: str, first: bool) -> tuple[int, ...]:
+        """The tokens of ``text``; ``first``: it begins the prompt, so special tokens are added."""
+        ...
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """The text of a completion, without special tokens."""
+        ...
+
+
+class EngineFactory(ABC):
+    """Builds the engine of one policy. ``codec``: of the policy's tokenizer.
+
+    ``architecture``: anything that compares by ``==``. Policies whose architectures are equal can be served in turn by
+    one engine, which only loads their weights.
+    """
+
+    codec: TextCodec
+    architecture: object
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
+    """Seconds; the times of an instance are measured by it."""
+
+    @abstractmethod
+    async def build(self) -> Engine:
+        """An engine without weights. Raises UnsupportedModel, and the errors of the engine's library."""

@@ -1,0 +1,206 @@
+"""An engine without a model: it answers with random letters, after the time that a real engine would take.
+
+For tests and measurements of everything around engines. Sequences are decoded by continuous batching: all running ones
+get their next token together, one decode step after the other, and a sequence that ends makes room for a waiting one.
+The engine computes nothing and never waits: each call advances it to the time of its clock, and ``due_s`` is the time
+of the next useful call. ``SimulatedEngine`` calls it on the event loop, whose time may be virtual.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import InvalidRequest, PromptTooLong, RequestsInFlight
+from ..inference_config import SimulatedEngineConfig
+from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
+from .step_engine import StepEngine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+END_OF_SEQUENCE = 0
+VOCABULARY = 256  # tokens are bytes of UTF-8 text
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;:!"
+_TO_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
+_LOGPROB = -math.log(len(_LETTERS))
+_ROUNDING = 1e-6  # decode steps
+
+
+def sample_answer(
+    config: SimulatedEngineConfig, seed: int, max_new_tokens: int
+) -> tuple[tuple[int, ...], FinishReason]:
+    """The tokens that ``seed`` determines: letters, and the end-of-sequence token unless they are cut off."""
+    numbers = random.Random(seed)
+    length = config.median_tokens * math.exp(config.sigma * numbers.gauss(0.0, 1.0))
+    if length > max_new_tokens:
+        return tuple(numbers.randbytes(max_new_tokens).translate(_TO_LETTERS)), "length"
+    letters = numbers.randbytes(max(1, round(length)) - 1).translate(_TO_LETTERS)
+    return (*letters, END_OF_SEQUENCE), "stop"
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    steps: float
+    """Decode steps from its admission to its end."""
+
+    def tokens_before(self, steps_left: float) -> int:
+        """Number of tokens it has ``steps_left`` steps before its end. The last token comes at the end itself."""
+        missing = math.ceil(steps_left - _ROUNDING)
+        return max(0, len(self.tokens) - max(1, missing))
+
+
+class SimulatedStepEngine(StepEngine):
+    """``clock`` returns seconds and never goes back."""
+
+    def __init__(self, config: SimulatedEngineConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._now_s = clock()
+        self._progress = 0.0  # decode steps done since the engine was last idle
+        self._waiting: dict[str, _Sequence] = {}  # first come, first served
+        self._active: dict[str, _Sequence] = {}
+        self._ends: list[
+            tuple[float, int, _Sequence]
+        ] = []  # a heap of (progress at the end, order of admission, sequence)
+        self._finished: dict[str, EngineResult] = {}
+        import torch  # here: checking a config needs no torch
+
+        self._weights = {"state": torch.zeros(2, dtype=torch.int64)}
+        self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
+        self._busy_s = self._sequence_s = 0.0
+
+    # ------------------------------------------------------------------ the contract of engines
+
+    def add(self, request: EngineRequest) -> None:
+        prompt, name = request.prompt_tokens, request.request_id
+        if (
+            self._config.max_context is not None
+            and len(prompt) + request.max_new_tokens > self._config.max_context
+        ):
+            raise PromptTooLong(name, len(prompt), request.max_new_tokens, self._config.max_context)
+        if name in self._active or name in self._waiting or name in self._finished:
+            raise InvalidRequest(name, "the id is in use by a pending request")
+        if min(prompt) < 0 or max(prompt) >= VOCABULARY:
+            raise InvalidRequest(name, f"prompt tokens are outside the vocabulary of {VOCABULARY}")
+        self._catch_up()
+        whole, finish_reason = sample_answer(
+            self._config, request.seed, request.resumed_tokens + request.max_new_tokens
+        )
+        # the latter: `resumed_tokens` may exceed the tokens that the seed determines
+        tokens = whole[request.resumed_tokens :] or (END_OF_SEQUENCE,)
+        steps = len(tokens) + self._config.prompt_share * len(prompt)
+        self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
+
+    def step(self) -> list[EngineResult]:
+        """See ``StepEngine.step``. Advances to the time of the clock, by any number of tokens, and does not wait."""
+        if not self.pending:
+            return []
+        self._steps += 1
+        self._catch_up()
+        self._admit()
+        results, self._finished = list(self._finished.values()), {}
+        return results
+
+    def abort(self, request_id: str) -> EngineResult | None:
+        """See ``StepEngine.abort``. A sequence that has ended by the clock is returned as finished."""
+        self._catch_up()
+        if (finished := self._finished.pop(request_id, None)) is not None:
+            return finished
+        if self._waiting.pop(request_id, None) is not None:
+            self._interrupted += 1
+            return EngineResult(request_id, (), (), "interrupted")
+        if (active := self._active.pop(request_id, None)) is None:
+            return None
+        end = next(entry[0] for entry in self._ends if entry[2] is active)
+        self._ends = [entry for entry in self._ends if entry[2] is not active]
+        heapq.heapify(self._ends)
+        tokens = active.tokens[: active.tokens_before(end - self._progress)]
+        self._generated_tokens += len(tokens)
+        self._interrupted += 1
+        self._admit()
+        return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting) + len(self._active) + len(self._finished)
+
+    def weights(self) -> "dict[str, Tensor]":
+        """``state``: int64 [2], the policy's version and a digest of its training samples."""
+        return self._weights
+
+    def weights_loaded(self) -> None:
+        if self.pending:
+            raise RequestsInFlight(self.pending)
+
+    def statistics(self) -> EngineStatistics:
+        prompt_steps = self._config.prompt_share * self._prompt_tokens
+        prefill_s = self._busy_s * prompt_steps / max(1.0, prompt_steps + self._generated_tokens)
+        return EngineStatistics(
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            interrupted=self._interrupted,
+            prefill_s=prefill_s,
+            decode_s=self._busy_s - prefill_s,
+            batch_occupancy=self._sequence_s / (self._busy_s * self._config.max_batch)
+            if self._busy_s
+            else 0.0,
+            running=len(self._active),
+            waiting=len(self._waiting),
+            cache_tokens=0,
+        )
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def due_s(self) -> float:
+        """Time of the clock at which the next ``step`` is useful if no other call comes first; infinity if idle."""
+        if self._finished or (self._waiting and len(self._active) < self._config.max_batch):
+            return self._now_s
+        return self._next_end_s() if self._ends else math.inf
+
+    def _next_end_s(self) -> float:
+        return self._now_s + (self._ends[0][0] - self._progress) * self._decode_step_s()
+
+    def _decode_step_s(self) -> float:
+        return self._config.token_s * (1.0 + self._config.crowding * (len(self._active) - 1))
+
+    def _catch_up(self) -> None:
+        """Advances to the time of the clock, from end to end: each end makes room at its own time."""
+        now_s = self._clock()
+        while self._ends and (end_s := self._next_end_s()) <= now_s:
+            self._spend_until(end_s)
+            self._progress, _, sequence = heapq.heappop(self._ends)
+            self._finish(sequence)
+            self._admit()
+        if self._active:
+            self._progress += (now_s - self._now_s) / self._decode_step_s()
+        self._spend_until(now_s)
+
+    def _spend_until(self, now_s: float) -> None:
+        if self._active:
+            self._busy_s += now_s - self._now_s
+            self._sequence_s += len(self._active) * (now_s - self._now_s)
+        self._now_s = now_s
+
+    def _admit(self) -> None:
+        if not self._active:
+            self._progress = 0.0
+        while self._waiting and len(self._active) < self._config.max_batch:
+            name = next(iter(self._waiting))
+            self._active[name] = sequence = self._waiting.pop(name)
+            self._admitted += 1
+            self._prompt_tokens += len(sequence.request.prompt_tokens)
+            heapq.heappush(self._ends, (self._progress + sequence.steps, self._admitted, sequence))
+
+    def _finish(self, sequence: _Sequence) -> None:
+        name, tokens = sequence.request.request_id, sequence.tokens
+        del self._active[name]
+        self._generated_tokens += len(tokens)
+        self._finished[name] = EngineResult(name, tokens, (_LOGPROB,) * len(tokens), sequence.finish_reason)

@@ -1,0 +1,61 @@
+"""An engine that computes one step at a time, when it is called.
+
+It is a synchronous, single-threaded compute object. It has no event loop, thread or socket of its own:
+``ThreadedEngine`` calls it from one worker thread, and every call but ``step`` returns at once.
+"""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from .engine import EngineRequest, EngineResult, EngineStatistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StepEngine(ABC):
+    """Only ``statistics`` may be called while another call runs."""
+
+    @abstractmethod
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request; a later ``step`` returns its result.
+
+        Raises PromptTooLong if the prompt and ``max_new_tokens`` exceed the context, and InvalidRequest if the id is in
+        use or a token is outside the vocabulary.
+        """
+
+    @abstractmethod
+    def step(self) -> list[EngineResult]:
+        """Admits waiting requests, advances every running one and returns those that finished, in any order.
+
+        Without a request it returns an empty list at once. Raises NonFiniteLogits if the model's output is infinite or
+        not a number; the requests stay, to be aborted.
+        """
+
+    @abstractmethod
+    def abort(self, request_id: str) -> EngineResult | None:
+        """Ends a request now and returns the tokens generated so far, as ``interrupted``; ``step`` returns no result of
+        it. Returns None for an unknown or finished request."""
+
+    @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Requests that are waiting or running, and results that no ``step`` has returned yet."""
+
+    @abstractmethod
+    def weights(self) -> "dict[str, Tensor]":
+        """The engine's own tensors by state-dict name, to be overwritten in place, then followed by ``weights_loaded``.
+
+        Tied weights appear once, under the first of their names.
+        """
+
+    @abstractmethod
+    def weights_loaded(self) -> None:
+        """Discards everything derived from the former weights (cached keys and values, packed copies).
+
+        Raises RequestsInFlight if a request is pending: it would continue under other weights.
+        """
+
+    @abstractmethod
+    def statistics(self) -> EngineStatistics:
+        """The counters; from any thread, at any time."""
