@@ -37,10 +37,12 @@ _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """An actor to be started: ``module:Class``, and the one argument of its constructor."""
+    """An actor to be started: ``module:Class``, and the one argument of its constructor. ``restarted``: alone, when it
+    is lost; the loss of another actor ends the run."""
 
     actor_class: str
     setup: object
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

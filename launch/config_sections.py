@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from ..actors.config_base import Config, Count, Seconds
+from ..actors.config_base import Config, Count, Natural, Seconds
 from ..actors.declared_columns import Column, check_names
 from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import EmbeddedEngineConfig, SimulatedEngineConfig
@@ -19,6 +19,7 @@ from ..actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ..actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 from ..core.protocol.session import DEFAULT_SETTINGS, Settings
+from ..core.supervision.restart_policy import Intensity
 
 
 @contextmanager
@@ -98,11 +99,19 @@ class PolicyConfig(Config):
 class SupervisionConfig(Config):
     """The time after which an actor is lost. One that is needed is pinged every ``heartbeat_s``; a call to it fails
     within ``missed_heartbeats`` without a sign of life. One that is not needed is lost if its process has not answered
-    the launcher for ``silence_s``."""
+    the launcher for ``silence_s``.
+
+    Actors that can be restarted alone are, together at most ``max_restarts`` times within any ``restart_period_s``; one
+    more loss ends the run. The loss of any other actor ends the run at once."""
 
     heartbeat_s: Seconds = DEFAULT_SETTINGS.heartbeat_s
     missed_heartbeats: Annotated[Count, Field(ge=2)] = DEFAULT_SETTINGS.missed_heartbeats
     silence_s: Seconds = 300.0
+    max_restarts: Natural = 10
+    restart_period_s: Seconds = 3600.0
 
     def settings(self) -> Settings:
         return Settings(heartbeat_s=self.heartbeat_s, missed_heartbeats=self.missed_heartbeats)
+
+    def intensity(self) -> Intensity:
+        return Intensity(self.max_restarts, self.restart_period_s)

@@ -1,12 +1,13 @@
 """One run on this machine: the actor processes, from their start to the last of them gone.
 
-    launcher ── Supervisor ──┬─ store
-             └─ RunConsole   ├─ trainer
-                             ├─ <policy>-0, <policy>-1, ...   (instances)
-                             ├─ rollout
-                             └─ orchestrator
+    launcher ── RunSupervision ──┬─ store
+             └─ RunConsole       ├─ trainer
+                                 ├─ <policy>-0, <policy>-1, ...   (instances)
+                                 ├─ rollout
+                                 └─ orchestrator
 
-The first actor that dies ends the run, and with it all others.
+An actor whose spec says so is restarted alone (``actor_specs.py``). The first other one that dies ends the run, and
+with it all actors.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from ..actors.store_client import segment_directories
 from ..core.errors import ActorDead, FlexmarlError, is_loss
 from ..core.private_directory import private_directory
 from ..core.ref import ActorRef
-from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S, Supervisor
+from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
 from ..core.telemetry import LogLevel
@@ -37,6 +38,7 @@ from .console.run_console import RunConsole
 from .errors import Interrupted
 from .run_config import RunConfig
 from .run_directory import RunDirectory
+from .run_supervision import RunSupervision
 
 _STATISTICS_INTERVAL_S = 1.0
 # A longer round means that the launcher itself was stopped: ctrl-Z, a frozen container.
@@ -61,15 +63,15 @@ async def run(
         async with (
             private_directory(env.runtime_base()) as runtime_dir,
             ActorSystem("launcher", runtime_dir, settings=config.supervision.settings()) as system,
-            Supervisor(
-                system, runtime_dir, directory.logs, env.actor_environment(), log_level=log_level
-            ) as supervisor,
+            RunSupervision(
+                system, runtime_dir, directory.logs, config.supervision.intensity(), log_level
+            ) as supervision,
         ):
             console = RunConsole(directory, display)
             await system.add(console, "console")
-            local_run = LocalRun(config, directory, runtime_dir, supervisor, console, resume)
+            local_run = LocalRun(config, directory, runtime_dir, supervision, console, resume)
             work = asyncio.create_task(local_run.train(signals))
-            death = asyncio.create_task(supervisor.wait_failed())
+            death = asyncio.create_task(supervision.wait_failed())
             ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +79,7 @@ async def run(
                 signals.stop_gracefully = None
                 await _cancelled(work, death)
             if signals.interrupted.done():
-                await supervisor.kill_all()
+                await supervision.kill_all()
                 raise Interrupted(f"stopped by {signals.interrupted.result()}")
             try:
                 # In this order: a death makes calls fail, so it is the cause if both are there.
@@ -96,13 +98,13 @@ async def run(
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A run within its supervisor. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
+    """A run within its supervision. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
     folder and state."""
 
     config: RunConfig
     directory: RunDirectory
     runtime_dir: Path
-    supervisor: Supervisor
+    supervision: RunSupervision
     console: RunConsole
     resume: tuple[Path, RunState] | None
 
@@ -112,7 +114,7 @@ class LocalRun:
         signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
         blocked = report_file(self.runtime_dir)
         silence_s = self.config.supervision.silence_s
-        watch = _watch_processes(self.supervisor, self.console, silence_s, blocked)
+        watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
         return await self.console.ended_with
 
@@ -121,13 +123,12 @@ class LocalRun:
         references = self._references()
         self._prepare_store(references.store)
         specs = actor_specs(self.config, self.directory, self.runtime_dir, references, self.resume)
-        spawn = self.supervisor.spawn
-        spawned = {name: spawn(spec.actor_class, name, spec.setup) for name, spec in specs.items()}
+        spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}
         await _all_started(spawned, self.console)
         return references.orchestrator
 
     def _references(self) -> References:
-        reference = self.supervisor.reference
+        reference = self.supervision.reference
         return References(
             store=reference("store", StoreApi),
             trainer=reference("trainer", TrainerApi),
@@ -151,27 +152,28 @@ class LocalRun:
 
 
 async def _watch_processes(
-    supervisor: Supervisor, console: RunConsole, silence_s: float, blocked: Path
+    supervision: RunSupervision, console: RunConsole, silence_s: float, blocked: Path
 ) -> None:
-    """Keeps the console's figures up to date. Reports an actor that does not answer; raises ActorDead once it has not
-    for ``silence_s``. The time in which this process itself was stopped does not count.
+    """Keeps the console's figures up to date. Reports an actor that does not answer; ends it once it has not for
+    ``silence_s``. The time in which this process itself was stopped does not count.
 
     ``blocked``: the file with the line of the recipe that blocks the rollout actor's loop; each line is reported once.
     """
-    silent_s = dict.fromkeys(supervisor.running, 0.0)
+    silent_s = dict.fromkeys(supervision.running, 0.0)
     silent: set[str] = set()
     lines: set[str] = set()
     began = time.monotonic()
-    await supervisor.process_statistics()  # these figures are of the start
+    await supervision.process_statistics()  # these figures are of the start
     while True:
-        console.refresh(await supervisor.process_statistics())
+        console.refresh(await supervision.process_statistics())
         line = _line_in(blocked)
         if line and line not in lines:
             lines.add(line)
             await console.event(WorkflowBlocked(line))
         last, began = began, time.monotonic()
-        for name in supervisor.running:  # those that are being stopped have no time to answer
-            if name in console.processes:
+        running = supervision.running  # those that are stopped or restarted have no time to answer
+        for name in silent_s:
+            if name in console.processes or name not in running:
                 silent_s[name] = 0.0
                 silent.discard(name)
             elif began - last <= _LONGEST_ROUND_S:
@@ -180,7 +182,7 @@ async def _watch_processes(
                     silent.add(name)
                     await console.event(ActorSilent(name, round(silent_s[name], 1)))
                 elif silent_s[name] > silence_s:
-                    raise _silent_for(name, silent_s[name], line)
+                    supervision.end_silent(_silent_for(name, silent_s[name], line))
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
 

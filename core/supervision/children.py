@@ -222,6 +222,14 @@ class ProcessChild(Child):
             self.process.exit_reason = reason
             self._exited(self.process, reason)
 
+    def lost(self, reason: FlexmarlError, pid: int | None) -> None:
+        """The process ``pid``, by default the newest, is silent: it is killed, and has failed for ``reason``."""
+        process = self.process
+        if process is not None and process.exit_reason is None and pid in (None, process.pid):
+            process.exit_reason = reason
+            self._exited(process, reason)
+            process.kill()
+
     async def _watch(self, process: ChildProcess) -> None:
         reason = await process.wait_ended()
         self._exited(process, reason)

@@ -83,6 +83,12 @@ class Restarts:
             self.escalation = Escalate(child, len(self._restarted_at), intensity.period_s)
         return self.escalation
 
+    def give_up(self, child: str) -> Escalate:
+        """Decides about ``child``, which has failed for a reason that another start would meet again."""
+        if self.escalation is None:
+            self.escalation = Escalate(child, 0, self.intensity.period_s)
+        return self.escalation
+
     def _restart(self, child: str) -> Restart:
         if self.strategy is Strategy.ONE_FOR_ONE:
             return Restart((), (child,))

@@ -59,13 +59,16 @@ class Supervisor(Actor):
         *,
         strategy: Strategy = Strategy.ONE_FOR_ALL,
         intensity: Intensity = NO_RESTARTS,
+        is_restarted: Callable[[FlexmarlError], bool] = lambda _: True,
         name: str = "supervisor",
         directory_is_private: bool = True,
         log_level: LogLevel = "info",
     ) -> None:
         """``directory``: for the sockets of the spawned processes; if it is private to this run, processes that lose
         their parent remove it with all its files. ``env``: the whole environment of the spawned processes; None:
-        they inherit this process's, and its ``sys.path``. ``log_level``: the least one of their logs' lines.
+        they inherit this process's, and its ``sys.path``. ``is_restarted``: False for failures that another start would
+        meet again: the first of them is escalated, without regard to the intensity. ``log_level``: the least one of
+        their logs' lines.
         """
         self._supervised = system
         self._local = system._local
@@ -79,6 +82,7 @@ class Supervisor(Actor):
             log_level,
         )
         self._restarts = Restarts(strategy, intensity)
+        self._is_restarted = is_restarted
         self._children: dict[str, Child] = {}
         self._restarting: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
@@ -267,6 +271,18 @@ class Supervisor(Actor):
         if isinstance(child, ProcessChild):
             child.failed(ActorFailed(name, error, remote_traceback, kind=kind, raised_in=raised_in))
 
+    @endpoint
+    async def lost(self, name: str, pid: int, reason: str) -> None:
+        """Another actor has lost ``name``, whose process had the id ``pid``. If that one still runs, it hangs or is
+        stopped: it is killed, and counts as failed. An actor that has been restarted since is left alone."""
+        self.end_lost(ActorDead(name, reason), pid)
+
+    def end_lost(self, error: ActorDead, pid: int | None = None) -> None:
+        """As ``lost``, for ``error.actor``; by default its newest process."""
+        child = self._children.get(error.actor)
+        if isinstance(child, ProcessChild) and child.runs and not self.stopping:
+            child.lost(error, pid)
+
     def actor_failed(self, name: str, error: BaseException) -> bool:
         """Takes care of the local actor ``name``, which has failed; False if it is not one of its children."""
         child = self._children.get(name)
@@ -297,7 +313,11 @@ class Supervisor(Actor):
     def _restart_after(self, child: Child, reason: FlexmarlError) -> None:
         if self.stopping or child.name not in self._restarts:
             return
-        decision = self._restarts.died(child.name, asyncio.get_running_loop().time())
+        decision: Restart | Escalate
+        if self._is_restarted(reason):
+            decision = self._restarts.died(child.name, asyncio.get_running_loop().time())
+        else:
+            decision = self._restarts.give_up(child.name)
         if isinstance(decision, Escalate):
             self._escalate(child, reason, decision)
             return

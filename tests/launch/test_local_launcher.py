@@ -10,15 +10,15 @@ import pytest
 
 from flexmarl.actors.run_events import ActorSilent, RunEvent, WorkflowBlocked
 from flexmarl.core.errors import ActorDead
-from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.launch import local_launcher
 from flexmarl.launch.console.run_console import RunConsole
+from flexmarl.launch.run_supervision import RunSupervision
 
 from ..patience import PATIENCE_S
 
 
 class House:
-    """A supervisor, a console and a clock: ``rounds`` gives the seconds of each round and the actors that answer."""
+    """A supervision, a console and a clock: ``rounds`` gives the seconds of each round and the actors that answer."""
 
     def __init__(self, actors: list[str], rounds: Callable[[int], tuple[float, set[str]]]) -> None:
         self.now_s = 0.0
@@ -38,6 +38,9 @@ class House:
         self.now_s += seconds
         return dict.fromkeys(names)
 
+    def end_silent(self, error: ActorDead) -> None:
+        raise error
+
     def refresh(self, processes: dict[str, object]) -> None:
         self.processes = processes
 
@@ -56,7 +59,7 @@ class House:
         monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
         async with asyncio.timeout(PATIENCE_S):
             watching = local_launcher._watch_processes(
-                cast(Supervisor, self), cast(RunConsole, self), 300.0, self.blocked
+                cast(RunSupervision, self), cast(RunConsole, self), 300.0, self.blocked
             )
             await watching
 

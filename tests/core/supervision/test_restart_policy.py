@@ -45,6 +45,12 @@ def test_none_allowed_escalates_the_first_death() -> None:
     assert three(Strategy.ONE_FOR_ALL, Intensity(0, 1)).died("store", 0) == Escalate("store", 0, 1)
 
 
+def test_one_given_up_is_not_restarted_and_no_other_is_after_it() -> None:
+    restarts = three(Strategy.ONE_FOR_ONE)
+    assert restarts.give_up("trainer") == Escalate("trainer", 0, 60)
+    assert restarts.died("store", 1) == Escalate("trainer", 0, 60)
+
+
 @pytest.mark.parametrize(("max_restarts", "period_s"), [(-1, 60), (3, 0), (3, -1), (3, float("nan"))])
 def test_an_intensity_makes_sense(max_restarts: int, period_s: float) -> None:
     with pytest.raises(ValueError, match="invalid intensity"):

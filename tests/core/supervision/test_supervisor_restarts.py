@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.core.errors import ActorFailed, TooManyRestarts
+from flexmarl.core.errors import ActorFailed, TooManyRestarts, is_loss
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.wire.zeromq import Tcp
 
@@ -148,3 +148,31 @@ class TestRestart:
                 await asyncio.wait_for(made.supervisor.wait_failed(), PATIENCE_S)
             assert await fate(worker.api.pid()) == "TooManyRestarts"
             assert await fate(local.api.pid()) == "ActorDead"
+
+    async def test_a_failure_that_would_come_again_is_not_followed_by_a_restart(
+        self, private: Path, tmp_path: Path
+    ) -> None:
+        async with bench(private, tmp_path, is_restarted=is_loss) as made:
+            worker, sibling = await made.start("worker"), await made.start("sibling")
+            pid = await sibling.api.pid()
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: pid_of(sibling), lambda new: new not in (0, pid))
+            await worker.api.crash()
+            with pytest.raises(ActorFailed, match="worker failed: RuntimeError: crashed"):
+                await asyncio.wait_for(made.supervisor.wait_failed(), PATIENCE_S)
+            assert made.written().count("start worker") == 1
+
+    async def test_one_that_is_stopped_is_killed_and_restarted_when_another_actor_has_lost_it(
+        self, private: Path, tmp_path: Path
+    ) -> None:
+        async with bench(private, tmp_path) as made:
+            worker = await made.start("worker")
+            pid = await worker.api.pid()
+            os.kill(pid, signal.SIGSTOP)
+            await made.supervisor.ref.api.lost("worker", pid, "silent")
+            second = await eventually(lambda: pid_of(worker), lambda new: new not in (0, pid))
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            await made.supervisor.ref.api.lost("worker", pid, "silent")
+            await made.supervisor.ref.api.lost("nobody", pid, "silent")
+            assert await worker.api.pid() == second, "the next incarnation is not the one that was lost"

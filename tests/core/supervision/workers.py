@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +64,20 @@ async def bench(
     intensity: Intensity | None = None,
     tcp: Tcp | None = None,
     settings: Settings | None = None,
+    is_restarted: Callable[[FlexmarlError], bool] = lambda _: True,
 ) -> AsyncIterator[Bench]:
     diary = logs / "diary"
     diary.touch()
     async with (
         ActorSystem("tests", private, tcp=tcp, settings=settings or Settings()) as system,
         Supervisor(
-            system, private, logs, ENVIRONMENT, strategy=strategy, intensity=intensity or Intensity(3, 60)
+            system,
+            private,
+            logs,
+            ENVIRONMENT,
+            strategy=strategy,
+            intensity=intensity or Intensity(3, 60),
+            is_restarted=is_restarted,
         ) as supervisor,
     ):
         yield Bench(system, supervisor, diary)

@@ -1,0 +1,103 @@
+"""The supervision of a run's actors: two supervisors behind one face.
+
+    the run's own   store, trainer, orchestrator, ...    the first loss ends the run
+    restarting      actors with ``ActorSpec.restarted``  each is restarted alone, as often as the config allows
+
+If the second one gives up, the run ends too, with an error that ``is_loss``.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from ..core.errors import ActorDead, is_loss
+from ..core.ref import ActorRef
+from ..core.supervision.process_statistics import ProcessStatistics
+from ..core.supervision.restart_policy import Intensity, Strategy
+from ..core.supervision.supervisor import Supervisor
+from ..core.system import ActorSystem
+from ..core.telemetry import LogLevel
+from . import env
+from .actor_specs import ActorSpec
+
+Api = TypeVar("Api")
+
+RESTARTING: Final = "restarting-supervisor"
+
+
+class RunSupervision:
+    """``intensity``: of the restarts of all actors that are restarted alone."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        runtime_dir: Path,
+        logs: Path,
+        intensity: Intensity,
+        log_level: LogLevel = "info",
+    ) -> None:
+        environment = env.actor_environment()
+        self._ending = Supervisor(system, runtime_dir, logs, environment, log_level=log_level)
+        self._restarting = Supervisor(
+            system,
+            runtime_dir,
+            logs,
+            environment,
+            strategy=Strategy.ONE_FOR_ONE,
+            intensity=intensity,
+            is_restarted=is_loss,  # a recipe's error or a defect would come again
+            name=RESTARTING,
+            log_level=log_level,
+        )
+        self._both = (self._ending, self._restarting)
+        self._exits = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exits:
+            for supervisor in self._both:
+                await exits.enter_async_context(supervisor)
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stops all actors at once: one that hangs delays no other."""
+        async with self._exits:
+            await asyncio.gather(*(supervisor.stop_all() for supervisor in self._both))
+
+    async def wait_failed(self) -> None:
+        """Waits until the run can't continue, and raises the reason: ActorDead or ActorFailed."""
+        failures = [supervisor.failure for supervisor in self._both]
+        await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
+        raise next(failure.result() for failure in failures if failure.done())
+
+    async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
+        supervisor = self._restarting if spec.restarted else self._ending
+        return await supervisor.spawn(spec.actor_class, name, spec.setup)
+
+    def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
+        """A reference to an actor that has been spawned, or will be."""
+        return self._ending.reference(name, api)
+
+    @property
+    def restarting(self) -> ActorRef[Any]:
+        """The supervisor that restarts actors, for those that find one of them lost."""
+        return self._restarting.ref
+
+    @property
+    def running(self) -> list[str]:
+        return [name for supervisor in self._both for name in supervisor.running]
+
+    async def process_statistics(self) -> dict[str, ProcessStatistics]:
+        """The figures of this process, and of every running one that answers within 10 s, by actor name."""
+        ending, restarting = await asyncio.gather(*(s.process_statistics() for s in self._both))
+        return restarting | ending
+
+    def end_silent(self, error: ActorDead) -> None:
+        """Kills the actor that ``error`` names; it counts as lost for that reason."""
+        for supervisor in self._both:
+            supervisor.end_lost(error)
+
+    async def kill_all(self) -> None:
+        """Ends every process at once."""
+        await asyncio.gather(*(supervisor.kill_all() for supervisor in self._both))
