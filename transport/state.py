@@ -9,21 +9,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..core.telemetry import get_logger
 from .arena import check_directory
 from .errors import TransferTimeout, TransportClosed
 from .handle import PathName, StateHandle
+from .paths.kinds import kind_of
 from .paths.local import LocalPath
 from .paths.shm import ShmPath
+from .paths.tensor_kind import Tensors
 from .paths.transfer_path import TransferPath
 from .select import Place, check_reach, select_path, this_host
 from .workers import CopyWorkers
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
+T = TypeVar("T", "Tensor", "np.ndarray[Any, Any]")
 log = get_logger(__name__)
 
 
@@ -60,6 +64,9 @@ class TransportStatistics:
 
 class StateTransport:
     """Named, versioned collections of tensors: set here, read in any process of the host that has the handle.
+
+    They are PyTorch's tensors, or all NumPy arrays: a process that has only those does not import PyTorch. A state set
+    with one may be read into the other.
 
         async with StateTransport(runtime_dir) as transport:
             copied = await transport.set("solver", weights, version=3)  # for any process of the host
@@ -108,7 +115,7 @@ class StateTransport:
     async def set(
         self,
         key: str,
-        tensors: "Mapping[str, Tensor]",
+        tensors: Tensors,
         *,
         version: int,
         to: Place | None = None,
@@ -130,8 +137,9 @@ class StateTransport:
         self._check_open()
         if not 0 <= version < 2**63:
             raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        devices = {tensor.device.type for tensor in tensors.values()}
+        kind = kind_of(tensors.values())
+        size_bytes = sum(map(kind.size_bytes, tensors.values()))
+        devices = set(map(kind.device, tensors.values()))
         path = select_path(self.place, to, devices=devices, size_bytes=size_bytes)
         self._log("set", key, path, to, devices, size_bytes)
         started = time.perf_counter()
@@ -144,9 +152,24 @@ class StateTransport:
         totals.set_s += time.perf_counter() - started
         return handle
 
+    @overload
     async def get(
-        self, handle: StateHandle, *, into: "Mapping[str, Tensor] | None" = None, timeout_s: float = 60.0
-    ) -> "dict[str, Tensor]":
+        self, handle: StateHandle, *, into: None = None, timeout_s: float = 60.0
+    ) -> "dict[str, Tensor]": ...
+
+    @overload
+    async def get(
+        self, handle: StateHandle, *, into: Mapping[str, T], timeout_s: float = 60.0
+    ) -> dict[str, T]: ...
+
+    @overload
+    async def get(
+        self, handle: StateHandle, *, into: "Mapping[str, Tensor] | None", timeout_s: float = 60.0
+    ) -> "dict[str, Tensor]": ...
+
+    async def get(
+        self, handle: StateHandle, *, into: Mapping[str, Any] | None = None, timeout_s: float = 60.0
+    ) -> dict[str, Any]:
         """Returns the tensors of ``handle``: one whole version, checked against its digest.
 
         With ``into`` they are written there, on any device; names, shapes and dtypes must equal the state's, which is
@@ -158,7 +181,7 @@ class StateTransport:
         cancellation, the contents of ``into`` are undefined and must be overwritten before use.
         """
         self._check_open()
-        devices = {tensor.device.type for tensor in into.values()} if into else {"cpu"}
+        devices = set(map(kind_of(into.values()).device, into.values())) if into else {"cpu"}
         source, path = Place(handle.host, handle.process), handle.path
         check_reach(path, source, self.place, devices=devices, size_bytes=handle.size_bytes)
         self._log("get", handle.key, path, source, devices, handle.size_bytes)

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +30,7 @@ class Ends:
     destination: StateTransport
     to: Place | None
 
-    async def set(self, key: str, tensors: dict[str, torch.Tensor], version: int) -> StateHandle:
+    async def set(self, key: str, tensors: dict[str, Any], version: int) -> StateHandle:
         return await self.source.set(key, tensors, version=version, to=self.to)
 
 
@@ -97,6 +99,75 @@ def test_every_bit_arrives(path: str, state: dict[str, torch.Tensor], fresh: boo
 
     with TemporaryDirectory() as directory:
         asyncio.run(round_trip(Path(directory)))
+
+
+arrays = st.builds(
+    lambda tensor: tensor.numpy(),
+    st.builds(
+        random_tensor,
+        st.lists(st.integers(0, 4), max_size=3).map(tuple),
+        st.sampled_from([name for name in sorted(DTYPE_BYTES) if name in np.sctypeDict]),
+        st.booleans(),
+        st.integers(0, 2**32),
+    ),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=40)
+@given(
+    state=st.dictionaries(st.text(max_size=8), arrays, min_size=1, max_size=5),
+    set_tensors=st.booleans(),
+    get_tensors=st.booleans(),
+)
+def test_arrays_of_numpy_arrive_also_as_tensors(
+    path: str, state: dict[str, np.ndarray[Any, Any]], set_tensors: bool, get_tensors: bool
+) -> None:
+    async def round_trip(directory: Path) -> None:
+        async with open_ends(path, directory) as ends:
+            given_tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+            handle = await ends.set("solver/weights", given_tensors if set_tensors else state, 3)
+            into: dict[str, Any] = {name: np.empty_like(array) for name, array in state.items()}
+            if get_tensors:
+                into = {name: torch.from_numpy(array) for name, array in into.items()}
+            got = await ends.destination.get(handle, into=into)
+            for name, array in state.items():
+                assert got[name] is into[name]
+                assert np.asarray(got[name]).tobytes() == array.tobytes()
+
+    with TemporaryDirectory() as directory:
+        asyncio.run(round_trip(Path(directory)))
+
+
+async def test_large_arrays_of_every_stride_arrive(ends: Ends) -> None:
+    matrix = np.arange(3_000_000, dtype=np.float32).reshape(1500, 2000)
+    state = {"a": matrix, "small": np.ones(3), "transposed": matrix.T}
+    handle = await ends.set("large", state, 0)
+    into = {name: np.zeros_like(array) for name, array in state.items()}
+    await ends.destination.get(handle, into=into)
+    for name, array in state.items():
+        assert np.array_equal(into[name], array), name
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"text": np.array(["a"])},
+        {"objects": np.array([None])},
+        {"big-endian": np.ones(3, ">i4")},
+        {"array": np.ones(3), "tensor": torch.ones(3)},
+    ],
+    ids=lambda state: "-".join(state),
+)
+async def test_an_array_that_can_not_travel_is_refused(ends: Ends, state: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="can't travel|either tensors"):
+        await ends.set("solver", state, 0)
+
+
+async def test_an_array_takes_no_dtype_that_numpy_lacks(ends: Ends) -> None:
+    handle = await ends.set("solver", {"a": torch.ones(3, dtype=torch.bfloat16)}, 0)
+    with pytest.raises(StateMismatch, match=r"a: bfloat16\[3\] does not go into float32\[3\]"):
+        await ends.destination.get(handle, into={"a": np.zeros(3, np.float32)})
 
 
 async def test_large_tensors_of_every_stride_arrive(ends: Ends) -> None:

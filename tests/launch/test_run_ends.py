@@ -13,20 +13,21 @@ import pytest
 from ..patience import PATIENCE_S
 from .conftest import ONE_AGENT, SIMULATED_MODEL, Launched, Launcher, wait_until
 
+SMALL = (
+    *ONE_AGENT,
+    SIMULATED_MODEL,
+    "training.queries_per_step=1",
+    "training.micro_batch=4",
+    "checkpoint.every=1",
+)
+
 
 @pytest.fixture
 def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
     """A run with one agent that has taken its first step and now waits in its second."""
     hold = tmp_path / "hold"
     hold.write_text("1")
-    settings = (
-        SIMULATED_MODEL,
-        "training.queries_per_step=1",
-        "training.micro_batch=4",
-        "checkpoint.every=1",
-        f"data.hold={hold}",
-    )
-    run = launcher.train(f"held-{tmp_path.name}", *ONE_AGENT, *settings)
+    run = launcher.train(f"held-{tmp_path.name}", *SMALL, f"data.hold={hold}")
     run.wait_for_step(1)
     yield run
     run.close()
@@ -47,14 +48,8 @@ class TestDeath:
         """Once without a new checkpoint in between; a new checkpoint resets the count."""
         hold = tmp_path / "hold"
         hold.write_text("1")
-        settings = (
-            SIMULATED_MODEL,
-            "training.queries_per_step=1",
-            "training.micro_batch=4",
-            "checkpoint.every=1",
-        )
         name = f"phoenix-{tmp_path.name}"
-        run = launcher.train(name, *ONE_AGENT, *settings, f"data.hold={hold}", "--restarts", "1")
+        run = launcher.train(name, *SMALL, f"data.hold={hold}", "--restarts", "1")
         for step in (1, 2):
             run.wait_for_output(f"checkpoints/step_00000{step}")
             run.actors()["trainer"].kill()

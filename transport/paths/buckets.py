@@ -3,15 +3,14 @@
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import torch
 import xxhash
-from torch import Tensor
 
 from ..errors import StateMismatch, TransportClosed
 from ..handle import ALIGNMENT, TensorSpec
-from .torch_dtypes import DTYPE_NAMES, TORCH_DTYPES
+from .kinds import kind_of, torch_kind
+from .tensor_kind import TensorKind
 
 # A copy can be stopped between two pieces; a piece takes about a millisecond.
 PIECE_BYTES: Final = 4 << 20
@@ -21,98 +20,106 @@ PIECE_BYTES: Final = 4 << 20
 class Layout:
     """The position of every tensor in its bucket: in the mapping's order, each aligned to ``ALIGNMENT`` bytes."""
 
+    kind: TensorKind[Any]
     specs: tuple[TensorSpec, ...]
-    dtypes: tuple[torch.dtype, ...]
+    dtypes: tuple[Any, ...]
     size_bytes: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+    def of(cls, tensors: Mapping[str, Any]) -> "Layout":
         """Raises TypeError for a sparse tensor, one without storage (meta) or one of an unknown dtype."""
+        kind = kind_of(tensors.values())
         specs = []
         end = 0
         for name, tensor in tensors.items():
-            if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPE_NAMES:
-                raise TypeError(f"{name}: {tensor.dtype}, {tensor.layout}, on {tensor.device}: can't travel")
+            dtype = kind.dtype_name(tensor)
+            if dtype is None:
+                what = f"{tensor.dtype}, {getattr(tensor, 'layout', 'an array')}, on {tensor.device}"
+                raise TypeError(f"{name}: {what}: can't travel")
             offset = -(-end // ALIGNMENT) * ALIGNMENT
-            specs.append(TensorSpec(name, tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], offset))
+            specs.append(TensorSpec(name, tuple(tensor.shape), dtype, offset))
             end = offset + specs[-1].size_bytes
-        return cls(tuple(specs), tuple(tensor.dtype for tensor in tensors.values()), end)
+        return cls(kind, tuple(specs), tuple(tensor.dtype for tensor in tensors.values()), end)
 
-    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+    def fits(self, tensors: Mapping[str, Any]) -> bool:
         """True if ``tensors`` have this layout, order of names included. Much cheaper than ``of``."""
-        return len(tensors) == len(self.specs) and all(
+        if len(tensors) != len(self.specs) or kind_of(tensors.values()) is not self.kind:
+            return False
+        return all(
             name == spec.name and tensor.shape == spec.shape and tensor.dtype == dtype
             for (name, tensor), spec, dtype in zip(tensors.items(), self.specs, self.dtypes, strict=True)
         )
 
 
-def bucket_views(flat: Tensor, offset: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+def bucket_views(kind: TensorKind[Any], flat: Any, offset: int, specs: Sequence[TensorSpec]) -> list[Any]:
     """Views of the bucket that starts at byte ``offset`` of ``flat`` (uint8, one dimension)."""
-    views = []
-    for spec in specs:
-        start = offset + spec.offset
-        views.append(flat[start : start + spec.size_bytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape))
-    return views
+    starts = [offset + spec.offset for spec in specs]
+    return [
+        kind.view(flat[start : start + spec.size_bytes], spec)
+        for start, spec in zip(starts, specs, strict=True)
+    ]
 
 
-def destinations(key: str, specs: Sequence[TensorSpec], into: Mapping[str, Tensor] | None) -> list[Tensor]:
-    """Returns the tensors to fill, in the order of ``specs``: those of ``into``, or new ones on the CPU.
+def destinations(
+    key: str, specs: Sequence[TensorSpec], into: Mapping[str, Any] | None
+) -> tuple[TensorKind[Any], list[Any]]:
+    """Returns the tensors to fill, in the order of ``specs``: those of ``into``, or new ones of PyTorch on the CPU.
 
     Raises StateMismatch, with every difference of names, shapes and dtypes, if ``into`` does not fit.
     """
     if into is None:
-        return [torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in specs]
+        kind = torch_kind()
+        return kind, [kind.empty(spec) for spec in specs]
+    kind = kind_of(into.values())
     problems = []
     for spec in specs:
         tensor = into.get(spec.name)
         if tensor is None:
             problems.append(f"{spec.name}: missing in the destination")
-        elif tensor.shape != spec.shape or tensor.dtype != TORCH_DTYPES[spec.dtype]:
+        elif tensor.shape != spec.shape or tensor.dtype != kind.dtype(spec.dtype):
             problems.append(
                 f"{spec.name}: {spec.dtype}{list(spec.shape)} does not go into "
-                f"{DTYPE_NAMES.get(tensor.dtype, tensor.dtype)}{list(tensor.shape)}"
+                f"{kind.dtype_name(tensor) or tensor.dtype}{list(tensor.shape)}"
             )
     if problems or len(into) != len(specs):
         surplus = into.keys() - {spec.name for spec in specs}
         problems += [f"{name}: not in the state" for name in sorted(surplus)]
         raise StateMismatch(key, problems)
-    return [into[spec.name] for spec in specs]
+    return kind, [into[spec.name] for spec in specs]
 
 
 def copy(
-    targets: Sequence[Tensor],
-    sources: Sequence[Tensor],
+    kind: TensorKind[Any],
+    targets: Sequence[Any],
+    sources: Sequence[Any],
     stop: threading.Event,
     bucket: "Bucket | None" = None,
 ) -> None:
-    """Copies every source to its target, on any device and with any strides.
+    """Copies every source to its target, all of ``kind``, on any device and with any strides.
 
     The digest of ``bucket`` is computed along with the copy, while its bytes are in the cache. Raises TransportClosed
     soon after ``stop`` is set.
     """
-    # Not no_grad: engines have weights that may only be written in inference mode; all others may be, too.
-    with torch.inference_mode():
+    with kind.writing():
         for index, (target, source) in enumerate(zip(targets, sources, strict=True)):
-            for end, part, origin in _pieces(target, source):
+            for end, part, origin in _pieces(kind, target, source):
                 if stop.is_set():
                     raise TransportClosed
-                part.copy_(origin)
+                kind.write(part, origin)
                 if bucket is not None:
                     bucket.reached(index, end)
 
 
-def _pieces(target: Tensor, source: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _pieces(kind: TensorKind[Any], target: Any, source: Any) -> Iterator[tuple[int, Any, Any]]:
     """Pairs of parts of about PIECE_BYTES, each with the offset of its end; one pair if either tensor is strided."""
-    size = target.nbytes
-    if size <= PIECE_BYTES or not (target.is_contiguous() and source.is_contiguous()):
+    size = kind.size_bytes(target)
+    if size <= PIECE_BYTES or not (kind.is_contiguous(target) and kind.is_contiguous(source)):
         yield size, target, source
         return
-    count = PIECE_BYTES // target.element_size()
+    parts = zip(kind.split(target, PIECE_BYTES), kind.split(source, PIECE_BYTES), strict=True)
     end = 0
-    for part, origin in zip(
-        torch.split(target.view(-1), count), torch.split(source.view(-1), count), strict=True
-    ):
-        end += part.nbytes
+    for part, origin in parts:
+        end += kind.size_bytes(part)
         yield end, part, origin
 
 

@@ -7,21 +7,21 @@ updates weights in place, sets by ``shm`` even for a reader in its own process.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import Any
 
 from ..errors import StaleHandle, TransportClosed
 from ..handle import StateHandle
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
+from .tensor_kind import Tensors
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     generation: int
     version: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
 
 
 class LocalPath:
@@ -35,7 +35,7 @@ class LocalPath:
         self._generation = 0
         self._closed = False
 
-    async def put(self, key: str, tensors: Mapping[str, Tensor], *, version: int) -> StateHandle:
+    async def put(self, key: str, tensors: Tensors, *, version: int) -> StateHandle:
         if self._closed:
             raise TransportClosed
         layout = self._layouts.get(key)
@@ -58,7 +58,7 @@ class LocalPath:
             tensors=layout.specs,
         )
 
-    async def fetch(self, handle: StateHandle, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    async def fetch(self, handle: StateHandle, into: Mapping[str, Any] | None) -> dict[str, Any]:
         if self._closed:
             raise TransportClosed
         entries = self._entries.get(handle.key, [])
@@ -67,9 +67,9 @@ class LocalPath:
             raise StaleHandle(handle.key, handle.version, entries[-1].version if entries else None)
         if into is None:
             return dict(entry.tensors)
-        targets = buckets.destinations(handle.key, handle.tensors, into)
-        sources = [entry.tensors[spec.name] for spec in handle.tensors]
-        await self._workers.run(handle.size_bytes, functools.partial(buckets.copy, targets, sources))
+        kind, targets = buckets.destinations(handle.key, handle.tensors, into)
+        sources = [kind.own(entry.tensors[spec.name]) for spec in handle.tensors]
+        await self._workers.run(handle.size_bytes, functools.partial(buckets.copy, kind, targets, sources))
         return dict(into)
 
     async def close(self) -> None:

@@ -10,9 +10,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from ..arena import Arena
 from ..errors import CorruptState, ForeignHandle, StaleHandle, TransportClosed
@@ -20,6 +18,7 @@ from ..handle import StateHandle, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
+from .tensor_kind import T, TensorKind, Tensors
 
 
 class _Mapped:
@@ -27,15 +26,15 @@ class _Mapped:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self._flat = torch.frombuffer(arena.memory, dtype=torch.uint8)
-        self._views: dict[int, tuple[Sequence[TensorSpec], list[Tensor]]] = {}
+        self._views: dict[int, tuple[TensorKind[Any], Sequence[TensorSpec], list[Any]]] = {}
 
-    def views(self, slot: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def views(self, kind: TensorKind[T], slot: int, specs: Sequence[TensorSpec]) -> list[T]:
         known = self._views.get(slot)
-        if known is None or (known[0] is not specs and known[0] != specs):
-            known = specs, buckets.bucket_views(self._flat, self.arena.offset(slot), specs)
+        if known is None or known[0] is not kind or (known[1] is not specs and known[1] != specs):
+            flat = kind.flat(self.arena.memory)
+            known = kind, specs, buckets.bucket_views(kind, flat, self.arena.offset(slot), specs)
             self._views[slot] = known
-        return known[1]
+        return known[2]
 
     def bucket(self, slot: int, specs: Sequence[TensorSpec], size_bytes: int) -> buckets.Bucket:
         start = self.arena.offset(slot)
@@ -78,7 +77,7 @@ class ShmPath:
 
     # ----------------------------------------------------------------------- writing
 
-    async def put(self, key: str, tensors: Mapping[str, Tensor], *, version: int) -> StateHandle:
+    async def put(self, key: str, tensors: Tensors, *, version: int) -> StateHandle:
         written = self._written.get(key)
         if written is None:
             written = self._written[key] = _Written(len(self._written))
@@ -96,7 +95,7 @@ class ShmPath:
         key: str,
         written: _Written,
         layout: buckets.Layout,
-        sources: list[Tensor],
+        sources: list[Any],
         version: int,
         stop: threading.Event,
     ) -> StateHandle:
@@ -106,7 +105,7 @@ class ShmPath:
         arena = mapped.arena
         arena.begin(slot, version)
         bucket = mapped.bucket(slot, layout.specs, layout.size_bytes)
-        buckets.copy(mapped.views(slot, layout.specs), sources, stop, bucket)
+        buckets.copy(layout.kind, mapped.views(layout.kind, slot, layout.specs), sources, stop, bucket)
         digest = bucket.digest()
         generation = arena.commit(slot)
         # Only now: after an unfinished write the next one takes the same slot, and readers keep the other slot.
@@ -140,21 +139,21 @@ class ShmPath:
 
     # ----------------------------------------------------------------------- reading
 
-    async def fetch(self, handle: StateHandle, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    async def fetch(self, handle: StateHandle, into: Mapping[str, Any] | None) -> dict[str, Any]:
         return await self._workers.run(handle.size_bytes, functools.partial(self._read, handle, into))
 
     def _read(
-        self, handle: StateHandle, into: Mapping[str, Tensor] | None, stop: threading.Event
-    ) -> dict[str, Tensor]:
+        self, handle: StateHandle, into: Mapping[str, Any] | None, stop: threading.Event
+    ) -> dict[str, Any]:
         mapped = self._map(handle)
         arena, slot = mapped.arena, handle.slot
         if handle.size_bytes > arena.slot_bytes:
             reason = f"a bucket of {handle.size_bytes} bytes can't be in a slot of {arena.slot_bytes}"
             raise ForeignHandle(handle.location, str(self._directory), reason)
-        targets = buckets.destinations(handle.key, handle.tensors, into)
+        kind, targets = buckets.destinations(handle.key, handle.tensors, into)
         self._check_generation(arena, handle)
         bucket = mapped.bucket(slot, handle.tensors, handle.size_bytes)
-        buckets.copy(targets, mapped.views(slot, handle.tensors), stop, bucket)
+        buckets.copy(kind, targets, mapped.views(kind, slot, handle.tensors), stop, bucket)
         digest = bucket.digest()
         self._check_generation(arena, handle)
         if digest != handle.digest:

@@ -1,12 +1,10 @@
 """The interface of every path."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from ..handle import StateHandle
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .tensor_kind import Tensors
 
 
 class TransferPath(Protocol):
@@ -16,14 +14,14 @@ class TransferPath(Protocol):
     the last thread has stopped to read or write its tensors, and a cancelled ``put`` publishes nothing half written.
     """
 
-    async def put(self, key: str, tensors: "Mapping[str, Tensor]", *, version: int) -> StateHandle:
+    async def put(self, key: str, tensors: Tensors, *, version: int) -> StateHandle:
         """Publishes ``tensors`` (any shape, device or stride; dtypes of DTYPE_BYTES) as ``version``.
 
         Raises TypeError for a tensor that can't travel, ArenaSpace if there is too little memory, TransportClosed.
         """
         ...
 
-    async def fetch(self, handle: StateHandle, into: "Mapping[str, Tensor] | None") -> "dict[str, Tensor]":
+    async def fetch(self, handle: StateHandle, into: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns the tensors of ``handle``: ``into``, overwritten, or new ones.
 
         Raises StateMismatch before the first byte is written if ``into`` does not fit; StaleHandle, CorruptState,

@@ -11,15 +11,14 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from ...errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from ..inference_config import SimulatedEngineConfig
 from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
 from .step_engine import StepEngine
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 END_OF_SEQUENCE = 0
 VOCABULARY = 256  # tokens are bytes of UTF-8 text
@@ -69,9 +68,7 @@ class SimulatedStepEngine(StepEngine):
             tuple[float, int, _Sequence]
         ] = []  # a heap of (progress at the end, order of admission, sequence)
         self._finished: dict[str, EngineResult] = {}
-        import torch  # here: checking a config needs no torch
-
-        self._weights = {"state": torch.zeros(2, dtype=torch.int64)}
+        self._weights = {"state": np.zeros(2, np.int64)}
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
         self._busy_s = self._sequence_s = 0.0
 
@@ -130,7 +127,7 @@ class SimulatedStepEngine(StepEngine):
     def pending(self) -> int:
         return len(self._waiting) + len(self._active) + len(self._finished)
 
-    def weights(self) -> "dict[str, Tensor]":
+    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 [2], the policy's version and a digest of its training samples."""
         return self._weights
 

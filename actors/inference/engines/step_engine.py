@@ -5,12 +5,9 @@ It is a synchronous, single-threaded compute object. It has no event loop, threa
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .engine import EngineRequest, EngineResult, EngineStatistics
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class StepEngine(ABC):
@@ -43,10 +40,10 @@ class StepEngine(ABC):
         """Requests that are waiting or running, and results that no ``step`` has returned yet."""
 
     @abstractmethod
-    def weights(self) -> "dict[str, Tensor]":
+    def weights(self) -> dict[str, Any]:
         """The engine's own tensors by state-dict name, to be overwritten in place, then followed by ``weights_loaded``.
 
-        Tied weights appear once, under the first of their names.
+        PyTorch's, or all NumPy arrays. Tied weights appear once, under the first of their names.
         """
 
     @abstractmethod

@@ -5,10 +5,11 @@ trained samples: a sum over the samples of a step, the same for any order and an
 step. Two runs that trained the same samples in the same steps have the same losses, bit by bit.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import xxhash
 
 from ...config_base import Config, NonNegative
@@ -16,9 +17,6 @@ from ...errors import CheckpointMismatch, StaleSample
 from ...json_files import read_json, write_json
 from ...messages import Sample
 from .policy_backend import MicroBatchStats, StepStats
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STATE_FILE = "simulated_policy.json"
 _MASK_64 = (1 << 64) - 1
@@ -119,11 +117,9 @@ class SimulatedPolicy:
             lr=0.0,
         )
 
-    def weights(self) -> "Mapping[str, Tensor]":
+    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
-        import torch  # here, so that checking a config does not import it
-
-        return {"state": torch.tensor([self._version, self._digest >> 1], dtype=torch.int64)}
+        return {"state": np.array([self._version, self._digest >> 1], np.int64)}
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """See ``PolicyBackend.save``: ``simulated_policy.json`` alone, with ``trained`` in it."""

@@ -10,6 +10,7 @@ import xxhash
 from flexmarl.transport.errors import TransportClosed
 from flexmarl.transport.paths import buckets
 from flexmarl.transport.paths.buckets import PIECE_BYTES, Bucket, Layout, bucket_views, copy
+from flexmarl.transport.paths.torch_tensors import KIND as TORCH
 
 NEVER = threading.Event()
 
@@ -43,8 +44,8 @@ def test_a_layout_fits_the_same_names_shapes_and_dtypes(other: dict[str, torch.T
 def test_views_are_the_bytes_of_the_bucket() -> None:
     layout = Layout.of(state())
     memory = torch.zeros(128 + layout.size_bytes, dtype=torch.uint8)
-    views = bucket_views(memory, 128, layout.specs)
-    copy(views, list(state().values()), NEVER)
+    views = bucket_views(TORCH, memory, 128, layout.specs)
+    copy(TORCH, views, list(state().values()), NEVER)
     assert memory[128 : 128 + 12].view(torch.float32).tolist() == [0, 1, 2]
     assert [view.dtype for view in views] == [torch.float32, torch.bfloat16] and views[1].eq(1).all()
     assert not memory[:128].any()
@@ -56,8 +57,8 @@ def test_the_digest_is_that_of_all_bytes(elements: int) -> None:
     layout = Layout.of(tensors)
     memory = bytearray(layout.size_bytes)
     bucket = Bucket(memoryview(memory), layout.specs)
-    views = bucket_views(torch.frombuffer(memory, dtype=torch.uint8), 0, layout.specs)
-    copy(views, list(tensors.values()), NEVER, bucket)
+    views = bucket_views(TORCH, torch.frombuffer(memory, dtype=torch.uint8), 0, layout.specs)
+    copy(TORCH, views, list(tensors.values()), NEVER, bucket)
     assert bucket.digest() == xxhash.xxh3_64_intdigest(memory)
 
 
@@ -65,8 +66,8 @@ def test_a_copy_stops_between_two_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     stop = threading.Event()
     pieces: Any = buckets._pieces
 
-    def stopping(*tensors: torch.Tensor) -> Any:
-        for number, piece in enumerate(pieces(*tensors)):
+    def stopping(*kind_and_tensors: Any) -> Any:
+        for number, piece in enumerate(pieces(*kind_and_tensors)):
             if number == 2:
                 stop.set()
             yield piece
@@ -74,5 +75,5 @@ def test_a_copy_stops_between_two_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(buckets, "_pieces", stopping)
     target, source = torch.zeros(PIECE_BYTES), torch.ones(PIECE_BYTES)
     with pytest.raises(TransportClosed):
-        copy([target], [source], stop)
+        copy(TORCH, [target], [source], stop)
     assert target.sum() == 2 * PIECE_BYTES // 4

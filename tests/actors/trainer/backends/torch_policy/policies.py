@@ -1,7 +1,7 @@
 """A small policy with samples, and its loss written out plainly."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -49,6 +49,28 @@ def make_policy(
         seed=seed,
         total_steps=10,
     )
+
+
+def make_double_policy(
+    name: str, credit: Mapping[AgentName, CreditConfig], loss: LossConfig, reference_scale: float
+) -> TorchPolicy:
+    """The smaller model in double precision, so that only the order of a sum is left to differ. The reference differs
+    from it by the factor ``reference_scale``, and the critic's values are not 0."""
+    setup = PolicySetup(
+        model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
+        credit=dict(credit),
+        loss=loss,
+        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),
+    )
+    policy = TorchPolicy(PolicyName(name), setup, seed=0, total_steps=10)
+    policy.model.double()
+    if policy._reference is not None:
+        policy._reference.model.double()
+        for parameter in policy._reference.model.parameters():
+            parameter.mul_(reference_scale)
+    if policy._critic is not None:
+        torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)
+    return policy
 
 
 def make_samples(seed: int, groups: int = 3, group_size: int = 4, version: int = 0) -> list[Sample]:

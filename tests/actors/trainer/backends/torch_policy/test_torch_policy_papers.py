@@ -8,18 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexmarl.actors.messages import ModelConfig, Sample
-from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.messages import Sample
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.groups.comparison import grouped
 from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import OptimizerConfig
-from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from ... import papers
 from ...algorithm import Algorithm, algorithm
 from ...papers import PaperStep, PaperTurn
-from .policies import SMALLER_MODEL
+from .policies import make_double_policy
 
 SOLVER = AgentName("solver")
 LONGEST = 8
@@ -38,21 +36,7 @@ LOSSES: dict[str, Callable[[PaperStep], Tensor]] = {
 
 
 def make_policy(of: Algorithm) -> TorchPolicy:
-    setup = PolicySetup(
-        model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
-        credit={SOLVER: of.credit},
-        loss=of.loss.with_constant_length(LONGEST),
-        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),
-    )
-    policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=10)
-    policy.model.double()
-    if policy._reference is not None:
-        policy._reference.model.double()
-        for parameter in policy._reference.model.parameters():
-            parameter.mul_(1.2)
-    if policy._critic is not None:
-        torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)
-    return policy
+    return make_double_policy("solver", {SOLVER: of.credit}, of.loss.with_constant_length(LONGEST), 1.2)
 
 
 def logprobs_of(model: Any, turn: PaperTurn) -> Tensor:

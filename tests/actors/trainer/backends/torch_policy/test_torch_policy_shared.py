@@ -10,13 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.messages import ModelConfig, Sample
-from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.messages import Sample
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
-from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
 
-from .policies import SMALLER_MODEL, relative_error, stepped_gradient
+from .policies import make_double_policy, relative_error, stepped_gradient
 
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
 TEMPERATURES = {SOLVER: 1.0, JUDGE: 0.7}
@@ -33,25 +32,9 @@ MIXES: list[tuple[dict[str, Any], str, str]] = [
 
 
 def make_policy(loss: dict[str, Any], solver: str, judge: str) -> TorchPolicy:
-    """In double precision, so that only the order of a sum is left to differ."""
-    credit = {
-        agent: CreditConfig.model_validate({"name": n}) for agent, n in ((SOLVER, solver), (JUDGE, judge))
-    }
-    setup = PolicySetup(
-        model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
-        credit=credit,
-        loss=LossConfig.model_validate(loss),
-        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),
-    )
-    policy = TorchPolicy(PolicyName("shared"), setup, seed=0, total_steps=10)
-    policy.model.double()
-    if policy._reference is not None:
-        policy._reference.model.double()
-        for parameter in policy._reference.model.parameters():
-            parameter.mul_(1.1)
-    if policy._critic is not None:
-        torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)
-    return policy
+    names = {SOLVER: solver, JUDGE: judge}
+    credit = {agent: CreditConfig.model_validate({"name": name}) for agent, name in names.items()}
+    return make_double_policy("shared", credit, LossConfig.model_validate(loss), 1.1)
 
 
 def make_samples(seed: int) -> list[Sample]:

@@ -1,0 +1,68 @@
+"""The interface of a library whose tensors can travel."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from ..handle import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+Tensors: TypeAlias = Mapping[str, "Tensor"] | Mapping[str, np.ndarray[Any, Any]]
+"""A state: all of one library."""
+
+
+class TensorKind(Protocol[T]):
+    """The tensors of one library, as far as buckets need to know them."""
+
+    def dtype_name(self, tensor: T) -> str | None:
+        """Its name in ``handle.DTYPE_BYTES``; None if the tensor can't travel: an unknown dtype, not dense, meta."""
+        ...
+
+    def dtype(self, name: str) -> Any:
+        """The library's dtype of that name."""
+        ...
+
+    def device(self, tensor: T) -> str:
+        """The type of its device: ``cpu``, ``cuda``."""
+        ...
+
+    def size_bytes(self, tensor: T) -> int:
+        """Bytes of its elements."""
+        ...
+
+    def empty(self, spec: TensorSpec) -> T:
+        """A new one on the CPU."""
+        ...
+
+    def flat(self, memory: Any) -> T:
+        """The bytes of a buffer: uint8, of one dimension, not copied."""
+        ...
+
+    def view(self, part: T, spec: TensorSpec) -> T:
+        """Bytes, as the tensor that they are."""
+        ...
+
+    def own(self, tensor: Any) -> T:
+        """A tensor of any kind, on the CPU unless it is of this kind, as one of this kind: not copied."""
+        ...
+
+    def writing(self) -> AbstractContextManager[object]:
+        """The context in which tensors may be written."""
+        ...
+
+    def write(self, target: T, source: T) -> None:
+        """Copies all elements, on any device and with any strides."""
+        ...
+
+    def is_contiguous(self, tensor: T) -> bool:
+        """True if the elements are one block, row-major."""
+        ...
+
+    def split(self, tensor: T, size_bytes: int) -> Sequence[T]:
+        """A contiguous tensor in parts of about that size, each of one dimension."""
+        ...

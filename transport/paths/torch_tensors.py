@@ -1,0 +1,58 @@
+"""PyTorch's tensors in buckets."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..handle import TensorSpec
+from .tensor_kind import TensorKind
+from .torch_dtypes import DTYPE_NAMES, TORCH_DTYPES
+
+
+class TorchTensors:
+    """See ``TensorKind``."""
+
+    def dtype_name(self, tensor: Any) -> str | None:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            return None
+        return DTYPE_NAMES.get(tensor.dtype)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return TORCH_DTYPES[name]
+
+    def device(self, tensor: Tensor) -> str:
+        return tensor.device.type
+
+    def size_bytes(self, tensor: Tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def empty(self, spec: TensorSpec) -> Tensor:
+        return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+
+    def flat(self, memory: Any) -> Tensor:
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def view(self, part: Tensor, spec: TensorSpec) -> Tensor:
+        return part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
+
+    def own(self, tensor: Any) -> Tensor:
+        return torch.as_tensor(tensor)
+
+    def writing(self) -> AbstractContextManager[object]:
+        # Not no_grad: engines have weights that may only be written in inference mode; all others may be, too.
+        return torch.inference_mode()
+
+    def write(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
+    def is_contiguous(self, tensor: Tensor) -> bool:
+        return tensor.is_contiguous()
+
+    def split(self, tensor: Tensor, size_bytes: int) -> Sequence[Tensor]:
+        return torch.split(tensor.view(-1), size_bytes // tensor.element_size())
+
+
+KIND: Final[TensorKind[Tensor]] = TorchTensors()
