@@ -141,7 +141,7 @@ def test_arrays_of_numpy_arrive_also_as_tensors(
 
 async def test_large_arrays_of_every_stride_arrive(ends: Ends) -> None:
     matrix = np.arange(3_000_000, dtype=np.float32).reshape(1500, 2000)
-    state = {"a": matrix, "small": np.ones(3), "transposed": matrix.T}
+    state: dict[str, np.ndarray[Any, Any]] = {"a": matrix, "small": np.ones(3), "transposed": matrix.T}
     handle = await ends.set("large", state, 0)
     into = {name: np.zeros_like(array) for name, array in state.items()}
     await ends.destination.get(handle, into=into)
