@@ -153,6 +153,17 @@ class WrongPolicy(FlexmarlError):
         self.given = given
 
 
+class NoInstance(FlexmarlError):
+    """A policy has no instance, and none has come back in time: its turns would wait for ever."""
+
+    def __init__(self, policy: str, seconds: float, last_loss: str) -> None:
+        since = f" for {seconds:g} s (router.return_timeout_s)" if seconds else ""
+        super().__init__(f"policy {policy} has had no instance{since}; the last loss: {last_loss}")
+        self.policy = policy
+        self.seconds = seconds
+        self.last_loss = last_loss
+
+
 class LoadFailed(FlexmarlError):
     """An instance could not load a version. It serves nothing until a later load succeeds."""
 

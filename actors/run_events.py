@@ -133,6 +133,21 @@ class ActorSilent:
     event: Literal["actor_silent"] = "actor_silent"
 
 
+InstanceNews = Literal["serving", "suspected", "draining", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceChanged:
+    """An instance of ``policy`` gets turns (``serving``: it joined, was started again, has answered), gets none while
+    it may be lost (``suspected``) or ends its last ones (``draining``), or is ``gone``."""
+
+    instance: str
+    policy: PolicyName
+    state: InstanceNews
+    reason: str
+    event: Literal["instance_changed"] = "instance_changed"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkflowBlocked:
     """The workflow blocked the event loop of all trajectories for a second or more. ``line``: of the recipe."""
@@ -154,6 +169,7 @@ RunEvent = Annotated[
     | StoreBlocked
     | StoreUnblocked
     | ActorSilent
+    | InstanceChanged
     | WorkflowBlocked,
     Field(discriminator="event"),
 ]

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from ..actors.inference.instance_setup import InstanceSetup
+from ..actors.inference.router_setup import RouterSetup
 from ..actors.messages import (
     ConsoleApi,
     InstanceApi,
     OrchestratorApi,
     RolloutApi,
+    RouterApi,
     StoreApi,
     TrainerApi,
 )
@@ -31,6 +33,7 @@ _STORE: Final = "flexmarl.actors.store.store:Store"
 _TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
 _SIMULATED_TRAINER: Final = "flexmarl.actors.trainer.simulated_trainer:SimulatedTrainer"
 _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
+_ROUTER: Final = "flexmarl.actors.inference.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 
@@ -51,6 +54,7 @@ class References:
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
+    router: ActorRef[RouterApi]
     rollout: ActorRef[RolloutApi]
     orchestrator: ActorRef[OrchestratorApi]
     console: ActorRef[ConsoleApi]
@@ -68,16 +72,18 @@ def actor_specs(
     folder and state."""
     store = _store_setup(config, references, runtime_dir, directory.store)
     trainer = _trainer_setup(config, references, runtime_dir, directory.store, resume and resume[0])
+    router = RouterSetup(tuple(config.policies), references.console, config.router)
     rollout = rollout_setup(config, references, runtime_dir, directory.store)
     orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
     specs = {
         references.store.name: ActorSpec(_STORE, store),
         references.trainer.name: ActorSpec(_SIMULATED_TRAINER if config.simulated else _TRAINER, trainer),
+        references.router.name: ActorSpec(_ROUTER, router),
         references.rollout.name: ActorSpec(_ROLLOUT, rollout),
         references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
     }
     for policy, instances in references.instances.items():
-        setup = InstanceSetup(policy, config.served_policies(), runtime_dir)
+        setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
         specs |= {instance.name: ActorSpec(_INSTANCE, setup) for instance in instances}
     return specs
 
@@ -97,10 +103,10 @@ def rollout_setup(
             for name, agent in config.agents.items()
         },
         policies={
-            policy: RolloutPolicy(config.policies[policy].model.tokenizer_source, instances)
-            for policy, instances in references.instances.items()
+            name: RolloutPolicy(policy.model.tokenizer_source) for name, policy in config.policies.items()
         },
         store=references.store,
+        router=references.router,
         orchestrator=references.orchestrator,
         config=config.rollout,
         runtime_dir=runtime_dir,
@@ -147,12 +153,8 @@ def _orchestrator_setup(
     return OrchestratorSetup(
         plan=config.plan(),
         policies={
-            policy: OrchestratorPolicy(
-                agents=config.agents_of(policy),
-                instances=instances,
-                sft_batches=config.policies[policy].sft.batches,
-            )
-            for policy, instances in references.instances.items()
+            name: OrchestratorPolicy(agents=config.agents_of(name), sft_batches=policy.sft.batches)
+            for name, policy in config.policies.items()
         },
         trajectories_per_query=config.training.trajectories_per_query,
         max_failed_share=config.rollout.max_failed_share,
@@ -160,6 +162,7 @@ def _orchestrator_setup(
         recipe=config.recipe_config(),
         trainer=references.trainer,
         rollout=references.rollout,
+        router=references.router,
         console=references.console,
         checkpoints=checkpoints,
         checkpoints_kept=config.checkpoint.keep,

@@ -3,6 +3,7 @@
     launcher ── RunSupervision ──┬─ store
              └─ RunConsole       ├─ trainer
                                  ├─ <policy>-0, <policy>-1, ...   (instances)
+                                 ├─ router
                                  ├─ rollout
                                  └─ orchestrator
 
@@ -19,7 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ..actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RunResult, StoreApi, TrainerApi
+from ..actors.messages import (
+    InstanceApi,
+    OrchestratorApi,
+    RolloutApi,
+    RouterApi,
+    RunResult,
+    StoreApi,
+    TrainerApi,
+)
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.rollout.block_watch import report_file
 from ..actors.run_events import ActorSilent, WorkflowBlocked
@@ -119,10 +128,13 @@ class LocalRun:
         return await self.console.ended_with
 
     async def _start_actors(self) -> ActorRef[OrchestratorApi]:
-        """Spawns all actors at once; their references are known before their processes run."""
+        """Spawns the router, to which others report when they start, and then all at once. The references are known
+        before the processes run."""
         references = self._references()
         self._prepare_store(references.store)
         specs = actor_specs(self.config, self.directory, self.runtime_dir, references, self.resume)
+        router = references.router.name
+        await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}
         await _all_started(spawned, self.console)
         return references.orchestrator
@@ -132,6 +144,7 @@ class LocalRun:
         return References(
             store=reference("store", StoreApi),
             trainer=reference("trainer", TrainerApi),
+            router=reference("router", RouterApi),
             rollout=reference("rollout", RolloutApi),
             orchestrator=reference("orchestrator", OrchestratorApi),
             console=self.console.ref,

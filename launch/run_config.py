@@ -9,6 +9,7 @@ from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, common_types
 from ..actors.inference.inference_config import EngineConfig
 from ..actors.inference.instance_setup import ServedPolicy
+from ..actors.inference.router_config import RouterConfig
 from ..actors.messages import MOST_VERSION_CHANGES
 from ..actors.names import AgentName, PolicyName, Step
 from ..actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
@@ -44,6 +45,7 @@ class RunConfig(Config):
     agents: Annotated[dict[AgentName, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
     rollout: RolloutConfig = RolloutConfig()
+    router: RouterConfig = RouterConfig()
     store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

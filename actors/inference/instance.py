@@ -44,7 +44,12 @@ class Instance(Actor, InstanceApi):
 
     async def on_start(self) -> None:
         await self._transport.__aenter__()
-        await self._build(self._setup.policy)
+        policy, router = self._setup.policy, self._setup.router
+        await self._build(policy)
+        if router is not None:
+            await router.api.join(
+                self.ref, policy, turns_at_once(self._setup.policies[policy].engine.max_batch)
+            )
 
     async def on_stop(self) -> None:
         await self._close_engine()
@@ -73,6 +78,10 @@ class Instance(Actor, InstanceApi):
                 self._served = None
                 problem = f"{type(error).__name__}: {text_of(error)}"
                 raise LoadFailed(policy, published.version, problem) from error
+
+    @endpoint
+    async def served_version(self) -> Version | None:
+        return None if self._served is None else self._served.version
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -160,3 +169,8 @@ class Instance(Actor, InstanceApi):
             self._turns -= 1
             if not self._turns:
                 self._answered.set()
+
+
+def turns_at_once(max_batch: int) -> int:
+    """The turns that an instance should have: a batch, and some for the places that become free in it."""
+    return max_batch + max(1, max_batch // 8)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..messages import ModelConfig
+from ...core.ref import ActorRef
+from ..messages import ModelConfig, RouterApi
 from ..names import PolicyName
 from .inference_config import EngineConfig
 
@@ -19,8 +20,10 @@ class ServedPolicy:
 @dataclass(frozen=True, slots=True)
 class InstanceSetup:
     """``policy``: the policy that the instance is made for. ``policies``: all that it may serve, ``policy`` among them.
-    ``runtime_dir``: the run's directory on tmpfs (mode 0700), with the transport's shared memory."""
+    ``runtime_dir``: the run's directory on tmpfs (mode 0700), with the transport's shared memory. ``router``: the
+    one that it joins; None if it is called by others alone."""
 
     policy: PolicyName
     policies: dict[PolicyName, ServedPolicy]
     runtime_dir: Path
+    router: ActorRef[RouterApi] | None = None

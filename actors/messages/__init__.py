@@ -17,6 +17,7 @@ from .experience import (
 from .generating import GenerateRequest, Generation, InstanceApi, Loaded, VersionRange
 from .model_config import ModelConfig
 from .rollouts import AgentTurns, Evaluation, GroupClosed, Grouping, Query, RolloutApi, TrajectoryFailure
+from .routing import RouterApi, Routes, TurnAsked, TurnEnded, TurnRefused, TurnRouted
 from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult
 from .training import MicroBatchTrained, PolicyStepped, Published, TrainerApi
 
@@ -41,6 +42,8 @@ __all__ = [
     "Published",
     "Query",
     "RolloutApi",
+    "RouterApi",
+    "Routes",
     "RunResult",
     "Sample",
     "Selection",
@@ -49,5 +52,9 @@ __all__ = [
     "TableStatistics",
     "TrainerApi",
     "TrajectoryFailure",
+    "TurnAsked",
+    "TurnEnded",
+    "TurnRefused",
+    "TurnRouted",
     "VersionRange",
 ]

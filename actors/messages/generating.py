@@ -103,6 +103,9 @@ class InstanceApi(Protocol):
         LoadFailed, after which nothing is served, and EngineFailed, after which the instance ends.
         """
 
+    async def served_version(self) -> Version | None:
+        """The version that generates new turns; None if there is none yet."""
+
     @endpoint(
         raises=(WrongPolicy, WrongVersion, PromptTooLong, InvalidRequest, NonFiniteLogits, EngineFailed)
     )

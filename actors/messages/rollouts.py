@@ -72,6 +72,8 @@ class GroupClosed:
     """Stragglers that were replaced."""
     oversampled: int = 0
     """Trajectories that still ran when the group was settled."""
+    retried_turns: int = 0
+    """Turns whose instance was lost, and that another one began again; each time counts."""
     resumed_turns: int = 0
     """Turns in the store that new weights interrupted and later versions ended."""
     resumed_tokens: int = 0
@@ -93,9 +95,6 @@ class Evaluation:
 
 
 class RolloutApi(Protocol):
-    async def weights_applied(self, policy: PolicyName, version: Version) -> None:
-        """All instances of ``policy`` have applied ``version``: turns that wait for it may begin."""
-
     async def start_step(
         self,
         step: Step,
@@ -106,7 +105,7 @@ class RolloutApi(Protocol):
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
         ``queries``: each with its position in the training data. ``versions``: may generate the turns, by policy; the
-        newest of them that all instances serve does. May be called again for the same step.
+        newest of them that the instances serve does. May be called again for the same step.
         """
 
     async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:

@@ -4,8 +4,7 @@
     StartStep, Replacement rollout.start_step                      (group_closed, by the rollout actor)
     Train                  trainer.train                           trained
     StepOptimizer          trainer.optimizer_step                  stepped
-    Publish                every instance.load,                    applied
-                           then rollout.weights_applied
+    Publish                router.publish                          applied
     Save                   trainer.save                            saved
     CommitCheckpoint       (checkpoint.commit, on disk)            committed
     Evaluate               rollout.evaluate                        evaluated
@@ -15,8 +14,8 @@
 The concurrent parts, and the event that unblocks each:
 
     run              waits for ``_finished``: set by Finish, or by too many failed trajectories
-    a step's groups  run in the rollout actor; their turns wait there for the version of their policy, which
-                     ``rollout.weights_applied`` announces at the end of Publish
+    a step's groups  run in the rollout actor; their turns wait there for the version of their policy, and
+                     for an instance
     Train            waits in the trainer, one computation at a time, and in the store for columns of an external writer
     StepOptimizer    waits in the trainer behind the policy's micro-batches, and for the store's commit
     Publish          waits for every instance of the policy; the other policies continue
@@ -84,6 +83,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._plan = setup.plan
         self._recipe = Recipe(setup.recipe)
         self._rollout = setup.rollout
+        self._router = setup.router.within(WORK_TIMEOUT_S)
         self._trainer = setup.trainer.within(WORK_TIMEOUT_S)
         self._console = setup.console
         resumed = setup.resume_from
@@ -194,17 +194,9 @@ class Orchestrator(Actor, OrchestratorApi):
         """Brings the first weights of every policy to its instances."""
         for policy in self._setup.policies:
             published = await self._trainer.publish(policy)
-            await self._install(published)
+            await self._router.publish(published)
             self._published[policy] = published
         return {policy: published.version for policy, published in self._published.items()}
-
-    async def _install(self, published: Published) -> None:
-        """Has every instance load the weights; only then do turns that wait for them begin."""
-        with first_error():
-            async with asyncio.TaskGroup() as group:
-                for instance in self._setup.policies[published.policy].instances:
-                    group.create_task(instance.within(WORK_TIMEOUT_S).load(published))
-        await self._rollout.api.weights_applied(published.policy, published.version)
 
     # ------------------------------------------------------------------ carrying out decisions
 
@@ -289,7 +281,7 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _publish(self, decision: Publish) -> None:
         published = self._published[decision.policy]
-        await self._install(published)
+        await self._router.publish(published)
         self._records[decision.step].applied(decision.policy, time.monotonic())
         self._carry_out(self._running.applied(decision.policy, decision.step, published.version))
 

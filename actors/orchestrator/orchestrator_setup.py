@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.ref import ActorRef
-from ..messages import ConsoleApi, InstanceApi, RolloutApi, TrainerApi
+from ..messages import ConsoleApi, RolloutApi, RouterApi, TrainerApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
 from .checkpoint import RunState
@@ -17,7 +17,6 @@ class OrchestratorPolicy:
     """A policy of the run. ``agents``: those that use it. ``sft_batches``: supervised batches before the first step."""
 
     agents: tuple[AgentName, ...]
-    instances: list[ActorRef[InstanceApi]]
     sft_batches: int = 0
 
 
@@ -36,6 +35,7 @@ class OrchestratorSetup:
     recipe: RecipeConfig
     trainer: ActorRef[TrainerApi]
     rollout: ActorRef[RolloutApi]
+    router: ActorRef[RouterApi]
     console: ActorRef[ConsoleApi]
     checkpoints: Path
     checkpoints_kept: int

@@ -8,9 +8,12 @@ keys and values for them. Every token's log-probability is that of the version t
 """
 
 from dataclasses import replace
+from typing import Final
 
 from ..messages import GenerateRequest, Generation
 from ..names import Version
+
+_CHARACTERS_OF_A_TOKEN: Final = 4
 
 
 class ResumableTurn:
@@ -20,6 +23,8 @@ class ResumableTurn:
         self.request = request
         """For the rest of the turn."""
         self.ended = self.truncated = False
+        self.retries = 0
+        """Instances that were lost."""
         self.text = ""
         self.prompt_tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
@@ -28,6 +33,14 @@ class ResumableTurn:
         self.version_changes: tuple[int, ...] = ()
         """In the form of ``Sample.version_changes``."""
         self._newest = request.versions.oldest
+
+    @property
+    def prompt_size(self) -> int:
+        """Tokens of the prompt and of the completion so far; an estimate if the prompt has text."""
+        tokens = len(self.request.completion)
+        for part in self.request.prompt:
+            tokens += len(part) if isinstance(part, tuple) else 1 + len(part) // _CHARACTERS_OF_A_TOKEN
+        return tokens
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -53,12 +66,10 @@ class ResumableTurn:
             completion=self.tokens + generation.tokens,
         )
         if not self.ended:
-            self.overtaken(version)
-
-    def overtaken(self, version: Version) -> None:
-        """Makes ``request`` ask for a later version than ``version``, which is no longer served."""
-        self.ask_for(Version(version + 1))
+            self.ask_for(version)
 
     def ask_for(self, oldest: Version) -> None:
         """Makes ``request`` ask for ``oldest`` or a later version."""
-        self.request = replace(self.request, versions=replace(self.request.versions, oldest=oldest))
+        versions = self.request.versions
+        if oldest != versions.oldest:
+            self.request = replace(self.request, versions=replace(versions, oldest=oldest))

@@ -4,7 +4,9 @@
                         │
                         └─ when `group.py` has settled it: samples to the store, GroupClosed to the orchestrator
 
-All trajectories of a step run at once; a turn waits only for the version of its agent's policy. A trajectory's workflow
+All trajectories of a step run at once; a turn waits only for its route: for the version of its agent's policy, and for
+an instance that the router chooses. The turn goes straight to the instance, and its tokens come straight back. A turn
+whose instance is lost asks for another route. A trajectory's workflow
 runs in a task of its own. After its deadline nothing waits for that task: it may hang, or ignore its cancellation, and
 its group continues without it.
 """
@@ -17,9 +19,9 @@ from typing import Any
 import xxhash
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import ActorDead, CallTimeout, origin_of
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.task_groups import first_error
-from ..errors import EngineFailed, RecipeError, WrongVersion
+from ..errors import EngineFailed, RecipeError, WrongPolicy, WrongVersion
 from ..messages import (
     Evaluation,
     GenerateRequest,
@@ -36,11 +38,11 @@ from .block_watch import BlockWatch, report_file
 from .evaluation import evaluation_metrics
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
-from .instance_pool import InstancePool
 from .overlong import punished
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
+from .turn_routes import TurnRoute, TurnRoutes
 
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
@@ -55,31 +57,29 @@ class Rollout(Actor, RolloutApi):
         self._agents = setup.agents
         self._sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
         self._recipe = Recipe(setup.recipe)
-        self._pools = {
-            policy: InstancePool(policy, settings.instances) for policy, settings in setup.policies.items()
-        }
         self._closing = ClosingRules(
             {agent: settings.grouping for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
         )
+        self._clock = asyncio.get_running_loop().time
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
     async def on_start(self) -> None:
         places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
         self._experience = ExperienceWriter(self._setup.store, self.ref.name, places)
+        self._routes = TurnRoutes(self._setup.router)
+        await self._routes.open()
+        self.background(self._routes.run(), "routes")
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.runtime_dir))
 
     async def on_stop(self) -> None:
         self._block_watch.stop()
         self._experience.close()
+        self._routes.close()
         for workflow in self._workflows:
             workflow.cancel()
         if self._workflows:  # tasks that ignore cancellation end with the process
             await asyncio.wait(self._workflows, timeout=_GIVE_UP_S)
-
-    @endpoint
-    async def weights_applied(self, policy: PolicyName, version: Version) -> None:
-        self._pools[policy].weights_applied(version)
 
     @endpoint
     async def start_step(
@@ -167,8 +167,7 @@ class Rollout(Actor, RolloutApi):
         await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(closed)
 
     async def _run_trajectory(self, trajectory: Trajectory) -> End:
-        """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed,
-        and ActorDead if an instance was lost.
+        """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed.
 
         Cancellation and the deadline cancel the workflow, and with it the turns it waits for, at the instances too.
         """
@@ -180,8 +179,6 @@ class Rollout(Actor, RolloutApi):
         ends: set[asyncio.Future[Any]] = {work, trajectory.deadline.overran}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if trajectory.lost_instance is not None:
-                raise trajectory.lost_instance
             if work.done():
                 return self._end(trajectory, work)
             frames = self._recipe.frames(where_it_hangs(work))
@@ -231,8 +228,8 @@ class Rollout(Actor, RolloutApi):
         return rewards.checked()
 
     async def generate(self, agent: AgentName, trajectory: Trajectory, prompt: Prompt) -> Turn:
-        """One turn: waits for the version of the agent's policy, then for its least busy instance. If new weights
-        arrive meanwhile and may generate it too, they resume it."""
+        """One turn: waits for an instance with the version of the agent's policy. If new weights arrive meanwhile and
+        may generate it too, they resume it; if the instance is lost, another one begins it again."""
         settings, sampling = self._agents[agent], self._agents[agent].sampling
         sample_id = trajectory.next_sample_id()
         turn = ResumableTurn(
@@ -256,50 +253,55 @@ class Rollout(Actor, RolloutApi):
     async def _generate_part(
         self, agent: AgentName, turn: ResumableTurn, trajectory: Trajectory, limit_s: float
     ) -> float:
-        """Generates until the turn has ended or its version is no longer served. Returns the seconds that this took at
-        an instance."""
-        clock = asyncio.get_running_loop().time
-        pool = self._pools[self._agents[agent].policy]
-        await self._weights_applied(pool, turn.request.versions.oldest, trajectory)
-        served, started = pool.version, clock()
-        versions = turn.request.versions
-        if served in versions:
-            turn.ask_for(served)
+        """Generates until the turn has ended, its version is no longer served, or its instance is lost. Returns the
+        seconds that this took at an instance."""
+        request = turn.request
+        assert trajectory.deadline is not None, "it runs"
+        with trajectory.deadline.paused():  # this time is the trainer's, or that of other trajectories
+            route = await self._routes.route(
+                self._agents[agent].policy,
+                request.versions,
+                prompt_tokens=turn.prompt_size,
+                prefix=trajectory.prefix(request.prompt),
+            )
+        started = self._clock()
+        tokens, lost = 0, False
         try:
-            turn.take(await self._ask(agent, pool, turn.request, trajectory, limit_s))
-            if not turn.ended and not versions.has_later_than(served):
-                raise WrongVersion(
-                    turn.request.policy, served, None
-                )  # new weights ended it, and it may not have them
-        except WrongVersion:
-            if not turn.request.versions.has_later_than(served):
-                raise
-            turn.overtaken(served)  # the instance has begun to install a later version
-        return clock() - started
+            turn.ask_for(route.version)
+            generation = await self._ask(agent, route, turn.request, trajectory, limit_s)
+            tokens = len(generation.tokens)
+            turn.take(generation)
+        except (WrongPolicy, WrongVersion) as error:  # it has begun to load, has moved, or was started again
+            if not turn.request.versions.has_later_than(route.version):
+                self._retry(turn, trajectory, error)
+        except (ActorDead, EngineFailed) as error:
+            lost = True
+            self._retry(turn, trajectory, error)
+        finally:
+            self._routes.ended(route.turn, tokens, lost=lost)
+        return self._clock() - started
 
-    async def _weights_applied(self, pool: InstancePool, version: Version, trajectory: Trajectory) -> None:
-        if not pool.has_applied(version):
-            with trajectory.waiting_for_a_version():
-                await pool.wait_applied(version)
+    def _retry(self, turn: ResumableTurn, trajectory: Trajectory, error: FlexmarlError) -> None:
+        """Counts a turn that is to be begun again. Raises ``error`` if that was the case too often."""
+        if turn.retries >= self._config.turn_retries:
+            raise error
+        turn.retries += 1
+        trajectory.retried_turns += 1
 
     async def _ask(
         self,
         agent: AgentName,
-        pool: InstancePool,
+        route: TurnRoute,
         request: GenerateRequest,
         trajectory: Trajectory,
         limit_s: float,
     ) -> Generation:
-        with pool.least_busy(request.versions) as instance:
-            trajectory.turn_begins()
-            try:
-                return await instance.within(max(0.0, limit_s)).generate(request)
-            except CallTimeout as error:
-                trajectory.turn_overran(agent, error)
-                raise
-            except (ActorDead, EngineFailed) as error:
-                trajectory.lost_instance = error
-                raise
+        trajectory.turn_begins()
+        try:
+            return await route.instance.within(max(0.0, limit_s)).generate(request)
+        except CallTimeout as error:
+            trajectory.turn_overran(agent, error)
+            raise
 
     def _segments(self, prompt: Prompt, agent: AgentName) -> tuple[str | tuple[int, ...], ...]:
         parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)

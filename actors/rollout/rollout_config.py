@@ -45,6 +45,9 @@ class RolloutConfig(Config):
     fail, the run ends with the first traceback. A trajectory or a single turn that takes longer than its timeout counts
     as failed.
 
+    ``turn_retries``: a turn whose instance is lost is begun again at another one, so many times; then its trajectory
+    fails.
+
     Stragglers: a trajectory that passed a deadline (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled.
     ``on_timeout`` ``drop`` continues with its siblings; ``replace`` starts a new one in its place, at most
     ``max_replacements`` in a group. A group with fewer than ``min_trajectories`` survivors is dropped.
@@ -61,6 +64,7 @@ class RolloutConfig(Config):
     """
 
     max_failed_share: Share = 0.25
+    turn_retries: Natural = 3
     trajectory_timeout_s: Seconds = 1800.0
     turn_timeout_s: Seconds = 600.0
     on_timeout: OnTimeout = "drop"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...core.ref import ActorRef
 from ..declared_columns import Column
-from ..messages import Grouping, InstanceApi, OrchestratorApi, StoreApi
+from ..messages import Grouping, OrchestratorApi, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
 from .evaluation import EvaluationRules
@@ -24,10 +24,9 @@ class RolloutAgent:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPolicy:
-    """The instances that serve a policy. ``tokenizer``: a hub name or folder."""
+    """A policy of the run. ``tokenizer``: a hub name or folder."""
 
     tokenizer: str
-    instances: list[ActorRef[InstanceApi]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class RolloutSetup:
     agents: dict[AgentName, RolloutAgent]
     policies: dict[PolicyName, RolloutPolicy]
     store: ActorRef[StoreApi]
+    router: ActorRef[RouterApi]
     orchestrator: ActorRef[OrchestratorApi]
     config: RolloutConfig
     runtime_dir: Path

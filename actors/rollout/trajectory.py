@@ -3,14 +3,12 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final
 
-from ...core.errors import ActorDead
 from ..declared_columns import Columns
-from ..errors import EngineFailed, InvalidColumn, RecipeError
+from ..errors import InvalidColumn, RecipeError
 from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
 from ..sample_id import SampleId, TrajectoryName
@@ -19,6 +17,7 @@ from .resumable_turn import ResumableTurn
 from .turn_columns import TurnColumns
 
 _PART_S: Final = 5.0
+_ROUNDING_S: Final = 1e-6
 
 
 class Deadline:
@@ -34,46 +33,65 @@ class Deadline:
         self._left_s = limit_s
         self._pauses = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._part_s = 0.0
+        self._counted_until = 0.0
+        self._paused = _Paused(self)
         self.overran: asyncio.Future[None] = self._loop.create_future()
         self._run()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """May be entered several times at once."""
+    def paused(self) -> "_Paused":
+        """A context without its time; may be entered several times at once."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Stops the time until ``resume`` was called as often as this."""
         self._pauses += 1
-        if self._timer is not None:
-            self._left_s += max(0.0, self._timer.when() - self._loop.time()) - self._part_s
-            self._cancel()
-        try:
-            yield
-        finally:
-            self._pauses -= 1
-            if not self._pauses:
+        if self._pauses == 1:
+            self._count()
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if not self._pauses:
+            self._counted_until = self._loop.time()
+            if self._timer is None:
                 self._run()
 
     def stop(self) -> None:
         """Cancels ``overran``."""
-        self._cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.overran.cancel()
 
     def _run(self) -> None:
         if not self.overran.done():
-            self._part_s = min(max(0.0, self._left_s), _PART_S)
-            self._timer = self._loop.call_later(self._part_s, self._pass)
+            self._counted_until = self._loop.time()
+            self._timer = self._loop.call_later(min(max(0.0, self._left_s), _PART_S), self._pass)
+
+    def _count(self) -> None:
+        self._left_s -= min(self._loop.time() - self._counted_until, _PART_S)
 
     def _pass(self) -> None:
         self._timer = None
-        self._left_s -= self._part_s
-        if self._left_s > 0.0:
+        if self._pauses:
+            return  # its end sets the next timer
+        self._count()
+        if self._left_s > _ROUNDING_S:
             self._run()
         elif not self.overran.done():
             self.overran.set_result(None)
 
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+
+class _Paused:
+    """Pauses a deadline while it is entered. The timer runs on: most pauses are short, and timers are dear."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._deadline.pause()
+
+    def __exit__(self, *_: object) -> None:
+        self._deadline.resume()
 
 
 class Trajectory:
@@ -100,10 +118,10 @@ class Trajectory:
         self.first_turn_at = math.inf
         self.deadline: Deadline | None = None
         self._step = step
+        self._group = self._sample_id(0).group
         self._turns: list[tuple[AgentName, ResumableTurn]] = []
         self._columns: dict[str, TurnColumns] = {}
-        self.lost_instance: ActorDead | EngineFailed | None = None
-        """The loss of an instance during one of its turns: no trajectory fails for that, but the run ends."""
+        self.retried_turns = 0
         self._overran: list[tuple[AgentName, BaseException]] = []
         self._asked = 0
         self._closed = False
@@ -158,14 +176,10 @@ class Trajectory:
             longest[agent] = max(longest.get(agent, 0), len(turn.tokens))
         return longest
 
-    @contextmanager
-    def waiting_for_a_version(self) -> Iterator[None]:
-        """Pauses the deadline: the time inside is the trainer's, not the trajectory's."""
-        if self.deadline is None:
-            yield
-            return
-        with self.deadline.paused():
-            yield
+    def prefix(self, prompt: tuple[str | tuple[int, ...], ...]) -> str:
+        """Names the beginning of a prompt: that of its conversation if it has turns, else that of its group."""
+        has_turns = any(isinstance(part, tuple) for part in prompt)
+        return self.name if has_turns else self._group
 
     def turn_overran(self, agent: AgentName, error: BaseException) -> None:
         """Notes that a turn passed its deadline; the workflow gets ``error``."""
@@ -183,14 +197,13 @@ class Trajectory:
         self, step: Step, query_position: int, group_rewards: Mapping[AgentName, tuple[float, ...]]
     ) -> list[Sample]:
         """Its turns as rows; ``group_rewards`` are those of all surviving trajectories, by agent."""
-        group = self._sample_id(0).group
         return [
             Sample(
                 sample_id=turn.request.sample_id,
                 agent=agent,
                 step=step,
                 policy_version=turn.policy_version,
-                group=group,
+                group=self._group,
                 reward=self.rewards.by_agent[agent],
                 group_rewards=group_rewards[agent],
                 prompt_tokens=turn.prompt_tokens,

@@ -33,6 +33,8 @@ from rich.console import Console
 
 from ...actors.inference.instance import Instance
 from ...actors.inference.instance_setup import InstanceSetup
+from ...actors.inference.router_actor import RouterActor
+from ...actors.inference.router_setup import RouterSetup
 from ...actors.messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
@@ -230,21 +232,20 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
         StateTransport(directory) as transport,
     ):
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
+        router = await system.add(RouterActor(RouterSetup(tuple(config.policies), recorded)), "router")
         instances: dict[PolicyName, list[ActorRef[InstanceApi]]] = {}
         for policy, settings in config.policies.items():
-            setup = InstanceSetup(policy, config.served_policies(), directory)
+            setup = InstanceSetup(policy, config.served_policies(), directory, router)
             instances[policy] = [
                 await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]
-        references = References(recorded, recorded, recorded, recorded, recorded, instances)
+        references = References(recorded, recorded, router, recorded, recorded, recorded, instances)
         setup_of_rollout = rollout_setup(config, references, directory, directory / "store")
         rollout = await system.add(Rollout(setup_of_rollout), "rollout")
-        for policy, refs in instances.items():
+        for policy in instances:
             simulated = SimulatedPolicy(policy, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
             handle = await transport.set(policy, simulated.weights(), version=0)
-            for ref in refs:
-                await ref.within(WORK_TIMEOUT_S).load(Published(policy, Version(0), handle))
-            await rollout.api.weights_applied(policy, Version(0))
+            await router.within(WORK_TIMEOUT_S).publish(Published(policy, Version(0), handle))
         return [
             await _ideal_step(config, step, rollout, recorder) for step in range(1, config.training.steps + 1)
         ]

@@ -7,6 +7,7 @@ from ...actors.run_events import (
     CheckpointSaved,
     ColumnsAwaited,
     Evaluated,
+    InstanceChanged,
     RunEvent,
     RunResumed,
     SftDone,
@@ -25,6 +26,8 @@ def warning_of(event: RunEvent) -> str | None:
         case ActorSilent():
             hint = "; does the workflow block its event loop?" if event.actor == "rollout" else ""
             return f"{event.actor} has not answered for {event.seconds:g} s{hint}"
+        case InstanceChanged(state="suspected"):
+            return f"{event.instance} may be lost, and gets no turns: {event.reason}"
         case WorkflowBlocked():
             return f"the workflow blocks its event loop, so that all trajectories wait: {event.line}"
         case StoreBlocked():
@@ -50,6 +53,10 @@ def note_of(event: RunEvent) -> str | None:
             return f"{event.policy} fine-tuned on {event.batches} supervised batches, loss {event.loss:.3f}"
         case RunResumed() if event.changes:
             return f"changed: {', '.join(f'{name} {how}' for name, how in event.changes.items())}"
+        case InstanceChanged(state="serving"):
+            return f"{event.instance} serves {event.policy}: {event.reason}"
+        case InstanceChanged(state="draining"):
+            return f"{event.instance} gets no more turns of {event.policy}: {event.reason}"
         case StoreUnblocked():
             return "the store has space again"
     return None

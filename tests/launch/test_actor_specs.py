@@ -6,7 +6,9 @@ from typing import Any, cast, get_type_hints
 import msgpack
 import pytest
 
-from flexmarl.actors.messages import InstanceApi, OrchestratorApi, RolloutApi, StoreApi, TrainerApi
+from flexmarl.actors.inference.instance_setup import InstanceSetup
+from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RouterApi, StoreApi, TrainerApi
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
@@ -21,7 +23,13 @@ from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import TINY
 
-APIS = {"store": StoreApi, "trainer": TrainerApi, "rollout": RolloutApi, "orchestrator": OrchestratorApi}
+APIS = {
+    "store": StoreApi,
+    "trainer": TrainerApi,
+    "router": RouterApi,
+    "rollout": RolloutApi,
+    "orchestrator": OrchestratorApi,
+}
 SHARED = (
     "agents={solver: {policy: shared}, checker: {policy: shared}}",
     "agent_defaults.model=null",
@@ -40,7 +48,13 @@ def specs(tmp_path: Path, *overrides: str) -> dict[str, ActorSpec]:
         for policy, settings in config.policies.items()
     }
     references = References(
-        ref("store"), ref("trainer"), ref("rollout"), ref("orchestrator"), ref("console"), instances
+        ref("store"),
+        ref("trainer"),
+        ref("router"),
+        ref("rollout"),
+        ref("orchestrator"),
+        ref("console"),
+        instances,
     )
     state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)
@@ -52,7 +66,7 @@ def test_every_class_takes_its_setup_after_a_message_and_has_its_api(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     found = specs(tmp_path, *overrides)
-    assert APIS.keys() < found.keys() and len(found) == 6
+    assert APIS.keys() < found.keys() and len(found) == 7
     for name, spec in found.items():
         actor_class = import_class(spec.actor_class)
         assert APIS.get(name, InstanceApi) in actor_class.__mro__
@@ -72,6 +86,11 @@ def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -
         both, shared
     )
     assert [rollout.agents[agent].sampling.temperature for agent in both] == [1.0, 0.5]
-    assert [instance.name for instance in rollout.policies[shared].instances] == ["shared-0", "shared-1"]
+    instances = {
+        name: spec.setup.policy for name, spec in found.items() if isinstance(spec.setup, InstanceSetup)
+    }
+    assert instances == {"shared-0": shared, "shared-1": shared}
+    router = found["router"].setup
+    assert isinstance(router, RouterSetup) and router.policies == (shared,)
     assert orchestrator.plan.policies == (shared,) and orchestrator.policies[shared].agents == both
     assert orchestrator.resume_from is not None and orchestrator.resume_from.versions == {shared: 3}

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flexmarl.actors.errors import WrongVersion
+from flexmarl.actors.inference.router_actor import RouterActor
+from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
@@ -81,6 +83,10 @@ class Instance(Actor, InstanceApi):
         await asyncio.sleep(0)
         self.version = published.version
         return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
+
+    @endpoint
+    async def served_version(self) -> Version | None:
+        return self.version
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -239,16 +245,18 @@ class House:
         recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
         (self.folder / "checkpoints").mkdir()
         system = self.system
-        instances: dict[PolicyName, list[ActorRef[Any]]] = {
-            policy: [await system.add(instance, f"{policy}-{n}") for n, instance in enumerate(own)]
-            for policy, own in self.instances.items()
-        }
+        console: ActorRef[Any] = await system.add(self.console, "console")
+        router = await system.add(RouterActor(RouterSetup(tuple(self.instances), console)), "router")
+        for policy, own in self.instances.items():
+            for number, instance in enumerate(own):
+                await router.api.join(await system.add(instance, f"{policy}-{number}"), policy, 64)
         store: ActorRef[Any] = await system.add(self.store, "store")
         setup = RolloutSetup(
             recipe=recipe,
             agents={agent: RolloutAgent(policy) for agent, policy in self.policy_of.items()},
-            policies={policy: RolloutPolicy("one", refs) for policy, refs in instances.items()},
+            policies={policy: RolloutPolicy("one") for policy in self.instances},
             store=store,
+            router=router,
             orchestrator=system.ref("orchestrator", store.address, OrchestratorApi),
             config=rollout,
             runtime_dir=self.folder / "memory",
@@ -260,8 +268,8 @@ class House:
                     tuple(self.agents_of), rollout.replacement_queries, self.max_staleness, global_batch
                 ),
                 policies={
-                    policy: OrchestratorPolicy(tuple(self.agents_of[policy]), refs, self.sft_batches)
-                    for policy, refs in instances.items()
+                    policy: OrchestratorPolicy(tuple(self.agents_of[policy]), self.sft_batches)
+                    for policy in self.instances
                 },
                 trajectories_per_query=2,
                 max_failed_share=1.0,
@@ -269,7 +277,8 @@ class House:
                 recipe=recipe,
                 trainer=await system.add(self.trainer, "trainer"),
                 rollout=await system.add(Rollout(setup), "rollout"),
-                console=await system.add(self.console, "console"),
+                router=router,
+                console=console,
                 checkpoints=self.folder / "checkpoints",
                 checkpoints_kept=2,
                 resume_from=None,

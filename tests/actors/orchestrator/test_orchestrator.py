@@ -122,6 +122,7 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
             recipe=recipe,
             trainer=nobody,
             rollout=rollout,
+            router=nobody,
             console=nobody,
             checkpoints=tmp_path / "checkpoints",
             checkpoints_kept=2,

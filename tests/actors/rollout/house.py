@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.inference.router_actor import RouterActor
+from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     Evaluation,
     GenerateRequest,
@@ -25,11 +27,14 @@ from flexmarl.actors.rollout.evaluation import EvaluationRules
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
+from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
+from flexmarl.transport.handle import StateHandle
 
 from ...patience import PATIENCE_S
 from ..stores import store_setup
@@ -63,6 +68,10 @@ class FakeInstance(Actor, InstanceApi):
         return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
+    async def served_version(self) -> Version | None:
+        return None
+
+    @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
         self.asked.append(request)
         tokens = self._answer(request)
@@ -75,10 +84,15 @@ class FakeInstance(Actor, InstanceApi):
 
 
 class Events(Actor):
-    """Stands for the orchestrator: keeps the groups that closed."""
+    """Stands for the orchestrator and the console: keeps the groups that closed, and the events."""
 
     def __init__(self) -> None:
         self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
+        self.seen: list[RunEvent] = []
+
+    @endpoint
+    async def event(self, event: RunEvent) -> None:
+        self.seen.append(event)
 
     @endpoint
     async def start(self) -> None: ...
@@ -119,6 +133,13 @@ class House:
         memory, folder = str(self.folder / "memory"), str(self.folder / "store")
         policies = {AgentName(agent): PolicyName(policy) for agent, policy in self.policies.items()}
         self.store = Store(store_setup(policies, memory, folder, columns=self.columns, policies=policies))
+        events: ActorRef[Any] = await self.system.add(self.events, "orchestrator")
+        self.router = RouterActor(RouterSetup(tuple({PolicyName(p) for p in self.policies.values()}), events))
+        router = await self.system.add(self.router, "router")
+        for policy, fakes in self.instances.items():
+            for number, fake in enumerate(fakes):
+                instance = await self.system.add(fake, f"{policy}-{number}")
+                await router.api.join(instance, PolicyName(policy), 64)
         setup = RolloutSetup(
             recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
             agents={
@@ -131,14 +152,11 @@ class House:
                 for agent, sampling in self.sampling.items()
             },
             policies={
-                PolicyName(policy): RolloutPolicy(
-                    self.tokenizers[policy],
-                    [await self.system.add(fake, f"{policy}-{n}") for n, fake in enumerate(fakes)],
-                )
-                for policy, fakes in self.instances.items()
+                PolicyName(policy): RolloutPolicy(self.tokenizers[policy]) for policy in self.instances
             },
             store=await self.system.add(self.store, "store"),
-            orchestrator=await self.system.add(self.events, "orchestrator"),
+            router=router,
+            orchestrator=events,
             config=RolloutConfig(**config),
             evaluation=self.evaluation,
             runtime_dir=self.folder / "memory",
@@ -161,7 +179,10 @@ class House:
 
 
 async def serve(rollout: Rollout, policy: str, version: int) -> None:
-    await rollout.weights_applied(PolicyName(policy), Version(version))
+    """Has all instances load it."""
+    handle = StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ())
+    published = Published(PolicyName(policy), Version(version), handle)
+    await rollout._setup.router.within(PATIENCE_S).publish(published)
 
 
 async def start_step(

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
+from flexmarl.actors.inference.router_actor import RouterActor
+from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import GroupClosed, LeasedBatch, ModelConfig, Published, Query, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.rollout.rollout import Rollout
@@ -31,7 +33,7 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
-from .house import serve, start_step
+from .house import start_step
 
 ENGINE: dict[str, Any] = {"median_tokens": 20, "sigma": 0.8, "token_s": 1.0, "prompt_share": 0.0}
 """A token per second, the first one second after its turn has begun."""
@@ -92,17 +94,19 @@ class House:
         (self.folder / "workflow.py").write_text(WORKFLOW)
         model = ModelConfig(config={"model_type": "simulated"}, tokenizer="bytes")
         served = ServedPolicy(model, SimulatedEngineConfig(**engine))
+        sink: ActorRef[Any] = await self.system.add(self.sink, "sink")
+        self.router = await self.system.add(RouterActor(RouterSetup((SOLVER,), sink)), "router")
         for number in range(instances):
-            actor = Instance(InstanceSetup(SOLVER, {SOLVER: served}, self.folder))
+            actor = Instance(InstanceSetup(SOLVER, {SOLVER: served}, self.folder, self.router))
             self.actors.append(actor)
             self.instances.append(await self.system.add(actor, f"solver-{number}"))
-        sink = await self.system.add(self.sink, "sink")
         setup = RolloutSetup(
             recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
             agents={AgentName("solver"): RolloutAgent(SOLVER, sampling)},
-            policies={SOLVER: RolloutPolicy("bytes", [*self.instances])},
-            store=sink,  # type: ignore[arg-type]  # it has the endpoints that are called
-            orchestrator=sink,  # type: ignore[arg-type]
+            policies={SOLVER: RolloutPolicy("bytes")},
+            store=sink,
+            router=self.router,
+            orchestrator=sink,
             config=RolloutConfig(**config),
             runtime_dir=self.folder,
             store_dir=self.folder / "store",
@@ -110,15 +114,11 @@ class House:
         self.rollout = Rollout(setup)
         await self.system.add(self.rollout, "rollout")
 
-    async def interrupt(self, version: int) -> None:
-        """All instances apply it; the rollout actor does not know yet."""
+    async def update(self, version: int) -> None:
+        """Has all instances load it."""
         handle = await self.transport.set("solver", {"state": torch.tensor([version, 0])}, version=version)
         published = Published(SOLVER, Version(version), handle)
-        await asyncio.gather(*(instance.api.load(published) for instance in self.instances))
-
-    async def update(self, version: int) -> None:
-        await self.interrupt(version)
-        await serve(self.rollout, "solver", version)
+        await self.router.within(1e6).publish(published)
 
     async def start(self, *, allow_newer: bool) -> None:
         await start_step(
@@ -203,14 +203,13 @@ def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> Non
         await house.start(allow_newer=True)
         for version in (1, 2):
             await asyncio.sleep(10)
-            await house.interrupt(version)
-            await asyncio.sleep(100)
-            await serve(house.rollout, "solver", version)
+            await house.update(version)
         group = await house.group()
         assert [failed.error.split(":")[0] for failed in group.failures] == ["CallTimeout"] * TRAJECTORIES
         assert now_s() - begun_s == pytest.approx(2 * 100 + 25)
 
-    in_virtual_time(case, SamplingConfig(max_new_tokens=1000, turn_timeout_s=25), engine=LONG)
+    slow = {**LONG, "install_s": 100}
+    in_virtual_time(case, SamplingConfig(max_new_tokens=1000, turn_timeout_s=25), engine=slow)
 
 
 def test_a_turn_whose_time_is_up_as_new_weights_come_overran() -> None:

@@ -49,13 +49,13 @@ def test_every_token_keeps_its_version_and_its_log_probability(
     assert len(sample.version_changes) == 2 * (len(set(sample.token_versions)) - 1)
 
 
-def test_what_goes_on_asks_for_the_very_tokens_of_a_later_version() -> None:
+def test_what_goes_on_asks_for_the_very_tokens_of_its_version_or_a_later_one() -> None:
     turn = ResumableTurn(REQUEST)
     turn.take(Generation("ab", PROMPT, (1, 2), (-0.5, -1.0), Version(4), "interrupted"))
     assert turn.request == GenerateRequest(
-        "1:q_0_0", SOLVER, (PROMPT,), VersionRange(Version(5), None), 99, 0.7, 1000, completion=(1, 2)
+        "1:q_0_0", SOLVER, (PROMPT,), VersionRange(Version(4), None), 99, 0.7, 1000, completion=(1, 2)
     )
-    turn.overtaken(Version(6))
+    turn.ask_for(Version(7))
     assert turn.request.versions == VersionRange(Version(7), None)
 
 

@@ -1,0 +1,460 @@
+"""Chooses the instance of every turn, and has instances load new versions. Pure: events and the time in, decisions out.
+
+    asked ──> waits ──Route──> at an instance ──ended──> forgotten
+                 └──Refuse──> forgotten
+
+    joined ──Load──> loaded ──> serves ──> ... published ──Load──> loaded ──> serves ... drain, lost ──> gone
+
+Rules:
+- The states of an instance and their transitions are in ``instance_states.py``.
+- A turn waits in the router, never at an instance: one has at most ``capacity`` turns, as many as it can work on.
+- A turn is routed to one instance at a time, one that serves a version in the turn's range: apply, acknowledge, route.
+- A turn goes to the instance with the fewest expected tokens (FlexMARL, arXiv 2602.09578, intra-agent balancing): those
+  of the prompts there, and the policy's mean of generated tokens for each. The instance that had a prompt with the same
+  beginning is preferred while it has fewer tokens more than the prompt, that is, than it may save.
+- Waiting turns go by the time at which they should be under way: when they were asked for, less the seconds that the
+  turns behind them are expected to take (critical path). A turn gains on all that are asked for later, so each has its
+  turn.
+- While some instances of a policy load a version that others serve already, those get no more than their share of the
+  turns: else the first to acknowledge would take them all.
+- When a version is published, all live instances of its policy load it at once. The turns that no later version may
+  generate are refused.
+- An instance that a rollout actor or the runtime reports as lost is suspected: it gets no turns, and is probed. It is
+  trusted again when it answers, and gone once its death is confirmed. The same for one that does not acknowledge its
+  version in time, until it does.
+- The turns of an instance that is gone are forgotten: the rollout actors learn of the loss from their calls, and ask
+  again.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final, TypeAlias
+
+from ..messages import TurnAsked
+from ..names import PolicyName, Version
+from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
+from .rolling_mean import RollingMean
+from .router_config import RouterConfig
+from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnKey, WaitingTurns
+
+_REMEMBERED_PREFIXES: Final = 16384
+_COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
+_SERVING: Final = InstanceState.SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send the turn to the instance. ``version_s`` and ``queue_s``: see ``TurnRouted``."""
+
+    turn: TurnKey
+    instance: int
+    version: Version
+    version_s: float
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """No version that may generate the turn will be served. ``served``: the newest one."""
+
+    turn: TurnKey
+    served: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Have the instance load a version, and report that by ``loaded``."""
+
+    instance: int
+    policy: PolicyName
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """All live instances of the policy serve ``version``."""
+
+    policy: PolicyName
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the instance for its version, and report that by ``trusted`` or ``lost``."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An instance has changed its state, for a reason that is worth an event of the run."""
+
+    number: int
+    instance: str
+    policy: PolicyName
+    state: InstanceState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deserted:
+    """The policy has had no instance for ``seconds``, or its last one can't serve it: the run can't continue."""
+
+    policy: PolicyName
+    seconds: float
+    reason: str
+
+
+Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Deserted
+
+
+class _Policy:
+    """``published``: the newest version, the only one that is served. ``served_since_s``: its first acknowledgement.
+    ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
+    ``alone_since_s``: the loss of the last instance that served or loaded a version."""
+
+    def __init__(self) -> None:
+        self.published: Version | None = None
+        self.publishing = False
+        self.installing: set[int] = set()
+        self.served_since_s = math.inf
+        self.alone_since_s: float | None = None
+        self.last_loss = "none has joined"
+        self.instances: dict[int, RoutedInstance] = {}
+        self.coming = self.serving = self.turns_at_serving = 0
+        self.waiting = WaitingTurns()
+        self.room = InstancesWithRoom()
+        self.generated = RollingMean()
+        """Tokens of a turn."""
+        self.pace_s = RollingMean()
+        """Seconds per generated token."""
+        self.prefixes: OrderedDict[str, int] = OrderedDict()
+
+    def holds_back(self) -> bool:
+        """True if the serving instances have their share of the turns and others are still loading."""
+        if not self.installing:
+            return False
+        turns = len(self.waiting) + self.turns_at_serving
+        share = math.ceil(turns / (self.serving + len(self.installing)))
+        return self.turns_at_serving >= share * self.serving
+
+
+class Router:
+    """Call ``decisions`` after the events of a round: they leave nothing that can be decided."""
+
+    def __init__(self, policies: Iterable[PolicyName], config: RouterConfig) -> None:
+        self._config = config
+        self._policies = {policy: _Policy() for policy in policies}
+        self._instances: dict[int, RoutedInstance] = {}
+        self._numbers: dict[str, int] = {}
+        self._known: set[str] = set()
+        self._joined = 0
+        self._sessions: dict[int, dict[int, RoutedTurn]] = {}
+        self._decided: list[Decision] = []
+        self._touched: dict[PolicyName, None] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        """Of loads, by instance; those that are over are dropped later."""
+
+    # ------------------------------------------------------------------ turns
+
+    def asked(self, session: int, asked: TurnAsked, now: float) -> None:
+        policy = self._policies[asked.policy]
+        key = (session, asked.turn)
+        if policy.published is not None and asked.newest is not None and asked.newest < policy.published:
+            self._decided.append(Refuse(key, policy.published))
+            return
+        latest_s = now - asked.tokens_behind * policy.pace_s.value
+        versions = (asked.oldest, asked.newest)
+        turn = RoutedTurn(key, asked.policy, versions, asked.prompt_tokens, asked.prefix, now, latest_s)
+        self._sessions.setdefault(session, {})[asked.turn] = turn
+        policy.waiting.add(turn)
+        self._touched[asked.policy] = None
+
+    def ended(self, session: int, number: int, tokens: int, now: float) -> RoutedInstance | None:
+        """Forgets a turn that waits or is at an instance, which is returned. ``tokens``: generated there."""
+        turn = self._sessions.get(session, {}).pop(number, None)
+        if turn is None:  # its instance is gone, or it was refused
+            return None
+        instance, policy = turn.instance, self._policies[turn.policy]
+        self._touched[turn.policy] = None
+        if instance is None:
+            policy.waiting.end(turn)
+            return None
+        if tokens:
+            policy.generated.add(tokens)
+            policy.pace_s.add((now - turn.routed_s) / tokens)
+        self._take_back(turn, instance, now)
+        return instance
+
+    def session_ended(self, session: int, now: float) -> None:
+        """Forgets all turns of a rollout actor."""
+        for number in list(self._sessions.get(session, ())):
+            self.ended(session, number, 0, now)
+        self._sessions.pop(session, None)
+
+    def _take_back(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
+        policy = self._policies[instance.policy]
+        del instance.turns[turn.key]
+        instance.tokens = instance.tokens - turn.tokens if instance.turns else 0.0
+        if instance.state is _SERVING:
+            policy.turns_at_serving -= 1
+            policy.room.changed(instance)
+        elif instance.state is InstanceState.DRAINING and not instance.turns:
+            self._drained(instance, now)
+
+    # ------------------------------------------------------------------ instances
+
+    def joined(self, name: str, policy: PolicyName, capacity: int, now: float) -> int:
+        """The number of an instance that has started; an earlier one of the same name is gone. Raises KeyError if there
+        is no such policy."""
+        books = self._policies[policy]
+        if name in self._numbers:
+            self.lost(self._numbers[name], "it was started again", now)
+        self._joined += 1
+        instance = RoutedInstance(self._joined, name, policy, capacity)
+        if books.published is not None:
+            instance.news = "it was started again" if name in self._known else "it has joined"
+        self._known.add(name)
+        self._instances[instance.number] = books.instances[instance.number] = instance
+        self._numbers[name] = instance.number
+        books.coming += 1
+        books.alone_since_s = None
+        self._bring_up(instance, now)
+        return instance.number
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the live instance of that name."""
+        return self._numbers.get(name)
+
+    def name_of(self, number: int) -> str:
+        return self._instances[number].name
+
+    def loaded(self, number: int, version: Version, now: float) -> None:
+        """The instance serves ``version`` from now on."""
+        instance = self._instances.get(number)
+        if instance is None:
+            return
+        policy = self._policies[instance.policy]
+        if instance.state is InstanceState.SUSPECTED:
+            instance.news = instance.news or "it has acknowledged its version"
+            self._change(instance, InstanceEvent.TRUST, now)
+            if version != policy.published:
+                self._bring_up(instance, now)
+                return
+            self._change(instance, InstanceEvent.LOAD, now)
+        if instance.state is not InstanceState.LOADING or version != policy.published:
+            return  # it drains, or loads a later version by now
+        instance.version = version
+        policy.served_since_s = min(policy.served_since_s, now)
+        reason, instance.news = instance.news, ""
+        self._change(instance, InstanceEvent.LOADED, now, reason)
+
+    def failed(self, number: int, reason: str, now: float) -> None:
+        """The instance can't load its version, and won't do better."""
+        instance = self._instances.get(number)
+        if instance is None:
+            return
+        policy = self._policies[instance.policy]
+        self.lost(number, reason, now)
+        if not policy.instances:
+            self._decided.append(Deserted(instance.policy, 0.0, f"{instance.name}: {reason}"))
+
+    def suspected(self, number: int, reason: str, now: float) -> None:
+        """The instance may be lost."""
+        instance = self._instances.get(number)
+        if instance is not None and instance.state is not InstanceState.SUSPECTED:
+            self._change(instance, InstanceEvent.SUSPECT, now, reason)
+            self._decided.append(Probe(number))
+
+    def is_suspected(self, number: int) -> bool:
+        instance = self._instances.get(number)
+        return instance is not None and instance.state is InstanceState.SUSPECTED
+
+    def trusted(self, number: int, version: Version | None, now: float) -> None:
+        """A suspected instance has answered: it serves ``version``."""
+        instance = self._instances.get(number)
+        if instance is None or instance.state is not InstanceState.SUSPECTED:
+            return
+        instance.news = "it has answered"
+        if version is not None and version == self._policies[instance.policy].published:
+            self.loaded(number, version, now)
+        else:
+            self._change(instance, InstanceEvent.TRUST, now)
+            self._bring_up(instance, now)
+
+    def lost(self, number: int, reason: str, now: float) -> None:
+        """The instance has died, for certain."""
+        instance = self._instances.get(number)
+        if instance is not None:
+            self._policies[instance.policy].last_loss = f"{instance.name}: {reason}"
+            self._leave(instance, now, reason)
+
+    def drain(self, number: int, now: float, moves_to: PolicyName | None = None) -> None:
+        """Gives the instance no more turns; it leaves after its last one, or moves to another policy."""
+        instance = self._instances.get(number)
+        if instance is None:
+            return
+        instance.moves_to = moves_to
+        reason = f"it moves to {moves_to}" if moves_to else "it was asked to leave"
+        self._change(instance, InstanceEvent.DRAIN, now, reason)
+        if not instance.turns:
+            self._drained(instance, now)
+
+    def _drained(self, instance: RoutedInstance, now: float) -> None:
+        if instance.moves_to is None:
+            self._leave(instance, now, "it has left")
+            return
+        del self._policies[instance.policy].instances[instance.number]
+        instance.news = f"it has moved from {instance.policy}"
+        instance.policy, instance.moves_to = instance.moves_to, None
+        self._policies[instance.policy].instances[instance.number] = instance
+        self._change(instance, InstanceEvent.MOVE, now)
+        self._bring_up(instance, now)
+
+    def _leave(self, instance: RoutedInstance, now: float, reason: str) -> None:
+        self._change(instance, InstanceEvent.LEAVE, now, reason)
+        for session, number in instance.turns:
+            self._sessions[session].pop(number)
+        instance.turns = {}
+        del self._instances[instance.number], self._numbers[instance.name]
+        del self._policies[instance.policy].instances[instance.number]
+
+    def _bring_up(self, instance: RoutedInstance, now: float) -> None:
+        """Has an instance without a version load the newest."""
+        published = self._policies[instance.policy].published
+        if published is not None:
+            instance.load_by_s = now + self._config.load_timeout_s
+            heappush(self._deadlines, (instance.load_by_s, instance.number))
+            self._change(instance, InstanceEvent.LOAD, now)
+            self._decided.append(Load(instance.number, instance.policy, published))
+
+    def _change(self, instance: RoutedInstance, event: InstanceEvent, now: float, reason: str = "") -> None:
+        """``reason``: makes it an event of the run."""
+        policy = self._policies[instance.policy]
+        before, after = instance.state, TRANSITIONS[instance.state][event]
+        policy.coming += (after in _COMING) - (before in _COMING)
+        policy.serving += (after is _SERVING) - (before is _SERVING)
+        policy.turns_at_serving += len(instance.turns) * ((after is _SERVING) - (before is _SERVING))
+        instance.state = after
+        if after is _SERVING:
+            policy.room.changed(instance)
+        if after not in _COMING:
+            instance.load_by_s = None
+            policy.installing.discard(instance.number)
+        if policy.coming + policy.serving:
+            policy.alone_since_s = None
+        elif policy.alone_since_s is None:
+            policy.alone_since_s = now
+        if reason:
+            self._decided.append(Changed(instance.number, instance.name, instance.policy, after, reason))
+        self._touched[instance.policy] = None
+
+    # ------------------------------------------------------------------ versions and decisions
+
+    def published(self, policy: PolicyName, version: Version, now: float) -> None:
+        """Has all instances load ``version``; ``Installed`` follows."""
+        books = self._policies[policy]
+        books.published, books.publishing, books.served_since_s = version, True, math.inf
+        for turn in books.waiting.take_older_than(version):
+            del self._sessions[turn.key[0]][turn.key[1]]
+            self._decided.append(Refuse(turn.key, version))
+        for instance in list(books.instances.values()):
+            if instance.state in (InstanceState.JOINING, _SERVING):
+                books.installing.add(instance.number)  # a restarted one that loads already is not waited for
+            if instance.state in (InstanceState.JOINING, InstanceState.LOADING, _SERVING):
+                self._bring_up(instance, now)
+        books.room.clear()
+        if not books.coming and books.alone_since_s is None:
+            books.alone_since_s = now
+        self._touched[policy] = None
+
+    @property
+    def due_s(self) -> float:
+        """The time at which ``decisions`` should be called although there was no event."""
+        deadlines = self._deadlines
+        while deadlines and self._load_by(deadlines[0][1]) != deadlines[0][0]:
+            heappop(deadlines)
+        return min(
+            deadlines[0][0] if deadlines else math.inf,
+            *(self._deserted_s(books) for books in self._policies.values()),
+            math.inf,
+        )
+
+    def _load_by(self, number: int) -> float | None:
+        instance = self._instances.get(number)
+        return None if instance is None else instance.load_by_s
+
+    def _deserted_s(self, books: _Policy) -> float:
+        if books.published is None or books.alone_since_s is None:
+            return math.inf
+        return books.alone_since_s + self._config.return_timeout_s
+
+    def decisions(self, now: float) -> list[Decision]:
+        """Everything that follows from the events so far, and from the time."""
+        if now >= self.due_s:
+            self._expire(now)
+        for policy in self._touched:
+            self._match(self._policies[policy], now)
+            self._check_install(policy)
+        self._touched.clear()
+        decided, self._decided = self._decided, []
+        return decided
+
+    def _expire(self, now: float) -> None:
+        for instance in list(self._instances.values()):
+            if instance.load_by_s is not None and instance.load_by_s <= now:
+                limit_s = self._config.load_timeout_s
+                self._change(
+                    instance,
+                    InstanceEvent.SUSPECT,
+                    now,
+                    f"it has not acknowledged its version for {limit_s:g} s",
+                )
+        for policy, books in self._policies.items():
+            if self._deserted_s(books) <= now:
+                self._decided.append(Deserted(policy, self._config.return_timeout_s, books.last_loss))
+                books.alone_since_s = math.inf
+
+    def _check_install(self, policy: PolicyName) -> None:
+        books = self._policies[policy]
+        if books.publishing and books.serving and not books.installing:
+            assert books.published is not None
+            books.publishing = False
+            self._decided.append(Installed(policy, books.published))
+
+    def _match(self, books: _Policy, now: float) -> None:
+        """Routes waiting turns as long as there are instances for them."""
+        while len(books.waiting) and books.serving and not books.holds_back():
+            least = books.room.least(books.instances.values())
+            assert books.published is not None
+            turn = books.waiting.first(books.published)
+            if least is None or turn is None:
+                return
+            books.waiting.pop(turn)
+            self._route(books, turn, self._preferred(books, turn, least), now)
+
+    def _preferred(self, books: _Policy, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
+        """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
+        known = books.instances.get(books.prefixes.get(turn.prefix, 0))
+        if known is not None and known.has_room and known.tokens - least.tokens < turn.prompt_tokens:
+            return known
+        return least
+
+    def _route(self, books: _Policy, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
+        turn.instance, turn.routed_s = instance, now
+        turn.tokens = turn.prompt_tokens + max(1.0, books.generated.value)
+        instance.turns[turn.key] = turn
+        instance.tokens += turn.tokens
+        books.turns_at_serving += 1
+        books.room.changed(instance)
+        books.prefixes[turn.prefix] = instance.number
+        books.prefixes.move_to_end(turn.prefix)
+        if len(books.prefixes) > _REMEMBERED_PREFIXES:
+            books.prefixes.popitem(last=False)
+        ready_s = max(turn.asked_s, books.served_since_s)
+        assert instance.version is not None
+        route = Route(turn.key, instance.number, instance.version, ready_s - turn.asked_s, now - ready_s)
+        self._decided.append(route)

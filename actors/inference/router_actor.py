@@ -1,0 +1,259 @@
+"""The router actor: carries out the decisions of ``router.py``.
+
+    decision     carried out                                        then reports to the router
+    Route        TurnRouted to the rollout actor that asked         (ended, by the rollout actor)
+    Refuse       TurnRefused to it                                  -
+    Load         instance.load                                      loaded, suspected or failed
+    Probe        instance.served_version, until it answers          trusted
+    Installed    ends ``publish``                                   -
+    Changed      console.event                                      -
+    Deserted     raises NoInstance: the run ends                    -
+
+Decisions are taken once per round of the event loop, after all its messages: turns that are asked for at once are
+ordered among each other, and instances that acknowledge at once share them.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+from ...core.actor import Actor, DeadActor, endpoint
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, text_of
+from ...core.ref import ActorRef
+from ..errors import EngineFailed, NoInstance, WrongPolicy
+from ..messages import (
+    WORK_TIMEOUT_S,
+    InstanceApi,
+    Published,
+    RouterApi,
+    Routes,
+    TurnAsked,
+    TurnEnded,
+    TurnRefused,
+    TurnRouted,
+)
+from ..names import PolicyName
+from ..run_events import InstanceChanged, InstanceNews
+from .instance_states import InstanceState
+from .router import Changed, Decision, Deserted, Installed, Load, Probe, Refuse, Route, Router
+from .router_setup import RouterSetup
+
+_PROBE_S = 5.0
+_NEWS: dict[InstanceState, InstanceNews] = {
+    InstanceState.SERVING: "serving",
+    InstanceState.SUSPECTED: "suspected",
+    InstanceState.DRAINING: "draining",
+    InstanceState.GONE: "gone",
+}
+
+
+class _Session:
+    """The routes that a rollout actor has not been sent yet. ``known``: numbers of the instances that it knows."""
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+        self.routes = Routes()
+        self.filled = asyncio.Event()
+
+    def take(self) -> Routes:
+        routes, self.routes = self.routes, Routes()
+        self.filled.clear()
+        return routes
+
+
+class RouterActor(Actor, RouterApi):
+    def __init__(self, setup: RouterSetup) -> None:
+        self._setup = setup
+        self._loop = asyncio.get_running_loop()
+        self._router = Router(setup.policies, setup.config)
+        self._instances: dict[int, ActorRef[InstanceApi]] = {}
+        self._sessions: dict[int, _Session] = {}
+        self._opened = 0
+        self._published: dict[PolicyName, Published] = {}
+        self._installs: dict[PolicyName, asyncio.Future[None]] = {}
+        self._loads: dict[int, Load] = {}
+        """The newest load of each instance that is loading."""
+        self._watched: set[int] = set()
+        self._leaving: dict[str, asyncio.Future[None]] = {}
+        self._deciding = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def on_stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ------------------------------------------------------------------ endpoints
+
+    @endpoint
+    async def routes(self) -> AsyncIterator[Routes]:
+        self._opened += 1
+        number, session = self._opened, _Session()
+        self._sessions[number] = session
+        try:
+            yield Routes(session=number)
+            while True:
+                await session.filled.wait()
+                yield session.take()
+        finally:
+            del self._sessions[number]
+            self._router.session_ended(number, self._loop.time())
+            self._decide_soon()
+
+    @endpoint
+    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> None:
+        if session not in self._sessions:
+            return  # it has ended: its last messages need no answer
+        now = self._loop.time()
+        for turn, tokens, lost in ended:
+            instance = self._router.ended(session, turn, tokens, now)
+            if lost and instance is not None:
+                self._router.suspected(instance.number, "a rollout actor can't reach it", now)
+        for request in asked:
+            self._router.asked(session, request, now)
+        self._decide_soon()
+
+    @endpoint
+    async def join(self, instance: ActorRef[InstanceApi], policy: PolicyName, capacity: int) -> None:
+        if policy not in self._setup.policies:
+            raise WrongPolicy(", ".join(self._setup.policies), policy)
+        number = self._router.joined(instance.name, policy, capacity, self._loop.time())
+        self._instances[number] = instance
+        self._decide_soon()
+
+    @endpoint
+    async def leave(self, instance: str) -> None:
+        number = self._router.number_of(instance)
+        if number is None:
+            return
+        gone = self._leaving.setdefault(instance, self._loop.create_future())
+        self._router.drain(number, self._loop.time())
+        self._decide_soon()
+        async with asyncio.timeout(WORK_TIMEOUT_S):
+            await asyncio.shield(gone)
+
+    @endpoint
+    async def publish(self, published: Published) -> None:
+        policy = published.policy
+        self._published[policy] = published
+        installed = self._installs.setdefault(policy, self._loop.create_future())
+        self._router.published(policy, published.version, self._loop.time())
+        self._decide_soon()
+        async with asyncio.timeout(WORK_TIMEOUT_S):
+            await asyncio.shield(installed)
+
+    async def on_dead(self, dead: DeadActor) -> None:
+        number = self._router.number_of(dead.actor)
+        if number is None:
+            return
+        if dead.stopped:
+            self._router.lost(number, dead.reason, self._loop.time())
+        else:
+            self._router.suspected(number, dead.reason, self._loop.time())
+        self._decide_soon()
+
+    # ------------------------------------------------------------------ decisions
+
+    def _decide_soon(self) -> None:
+        if not self._deciding:
+            self._deciding = True
+            self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._deciding = False
+        for decision in self._router.decisions(self._loop.time()):
+            self._carry_out(decision)
+        due_s = self._router.due_s
+        if self._timer is not None and self._timer.when() != due_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and due_s < math.inf:
+            self._timer = self._loop.call_at(due_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._decide()
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case Route():
+                self._send_route(decision)
+            case Refuse((number, turn), served):
+                if (session := self._sessions.get(number)) is not None:
+                    session.routes.refused.append(TurnRefused(turn, served))
+                    session.filled.set()
+            case Load(instance):
+                if instance not in self._loads:
+                    self.background(self._load(instance), f"load {self._instances[instance].name}")
+                self._loads[instance] = decision
+            case Probe(instance):
+                self.background(self._probe(instance), f"probe {self._instances[instance].name}")
+            case Installed(policy):
+                self._installs.pop(policy).set_result(None)
+            case Changed():
+                self._report(decision)
+            case Deserted(policy, seconds, reason):
+                self.background(_fail(NoInstance(policy, seconds, reason)), "end")
+
+    def _send_route(self, route: Route) -> None:
+        number, turn = route.turn
+        session = self._sessions[number]
+        if route.instance not in session.known:
+            session.known.add(route.instance)
+            session.routes.instances[route.instance] = self._instances[route.instance]
+        session.routes.routed.append(
+            TurnRouted(turn, route.instance, route.version, route.version_s, route.queue_s)
+        )
+        session.filled.set()
+
+    def _report(self, changed: Changed) -> None:
+        if changed.state is InstanceState.GONE:
+            del self._instances[changed.number]
+            self._watched.discard(changed.number)
+            if (left := self._leaving.pop(changed.instance, None)) is not None:
+                left.set_result(None)
+        event = InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
+        self.background(self._tell_console(event), "event")
+
+    async def _tell_console(self, event: InstanceChanged) -> None:
+        await self._setup.console.tell("event", event, timeout_s=WORK_TIMEOUT_S)
+
+    # ------------------------------------------------------------------ instances
+
+    async def _load(self, number: int) -> None:
+        """Has an instance load the newest version that was decided on, one after the other."""
+        instance = self._instances[number]
+        try:
+            loaded = None
+            while (wanted := self._loads[number]) != loaded:
+                published = self._published[wanted.policy]
+                await instance.within(WORK_TIMEOUT_S).load(published)
+                self._router.loaded(number, published.version, self._loop.time())
+                self._decide_soon()
+                if number not in self._watched:  # before, its start may not have ended
+                    self._watched.add(number)
+                    self.watch(instance)
+                loaded = wanted
+        except (ActorDead, CallTimeout, EngineFailed) as error:
+            self._router.suspected(number, text_of(error), self._loop.time())
+        except FlexmarlError as error:
+            self._router.failed(number, text_of(error), self._loop.time())
+        finally:
+            del self._loads[number]
+        self._decide_soon()
+
+    async def _probe(self, number: int) -> None:
+        """Asks a suspected instance until it answers, or is known to be gone."""
+        instance = self._instances[number]
+        while self._router.is_suspected(number):
+            try:
+                version = await instance.within(_PROBE_S).served_version()
+            except FlexmarlError:  # it does not answer, or not yet
+                await asyncio.sleep(_PROBE_S / 5)
+            else:
+                self._router.trusted(number, version, self._loop.time())
+                self._decide_soon()
+
+
+async def _fail(error: FlexmarlError) -> None:
+    """Ends the actor that runs this in the background."""
+    raise error

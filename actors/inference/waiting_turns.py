@@ -1,0 +1,166 @@
+"""The turns of one policy that wait for an instance, and its instances with room for one. Pure, O(log n) per event."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from ..names import PolicyName, Version
+from .instance_states import InstanceState
+
+_SERVING: Final = InstanceState.SERVING
+_SLACK: Final = 64
+
+TurnKey = tuple[int, int]
+"""The session and the number of a turn."""
+Versions = tuple[Version, Version | None]
+"""The oldest and the newest version that may generate a turn, as in ``VersionRange``."""
+
+
+class RoutedInstance:
+    """One incarnation of an instance. ``tokens``: expected, of the turns that it has. ``version``: None unless it
+    serves."""
+
+    __slots__ = (
+        "capacity", "load_by_s", "moves_to", "name", "news", "number", "policy", "state", "tokens", "turns", "version"
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, policy: PolicyName, capacity: int) -> None:
+        self.number, self.name, self.policy, self.capacity = number, name, policy, capacity
+        self.state = InstanceState.JOINING
+        self.version: Version | None = None
+        self.load_by_s: float | None = None
+        """The deadline of the version that it loads."""
+        self.moves_to: PolicyName | None = None
+        self.news = ""
+        """The reason to report it when it serves."""
+        self.tokens = 0.0
+        self.turns: dict[TurnKey, RoutedTurn] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return self.state is _SERVING and len(self.turns) < self.capacity
+
+
+@dataclass(slots=True, eq=False)
+class RoutedTurn:
+    """A turn that has been asked for. ``latest_s``: the time at which it should be under way, so that the turns behind
+    it come no later than those behind others. ``instance``: the one that has the turn."""
+
+    key: TurnKey
+    policy: PolicyName
+    versions: Versions
+    prompt_tokens: int
+    prefix: str
+    asked_s: float
+    latest_s: float
+    instance: RoutedInstance | None = None
+    tokens: float = 0.0
+    """Expected; counted in the instance's."""
+    routed_s: float = 0.0
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Turns with the same versions; those that have ended are dropped later."""
+
+    heap: list[tuple[float, TurnKey, RoutedTurn]] = field(default_factory=list)
+    ended: int = 0
+
+    def first(self) -> RoutedTurn | None:
+        heap = self.heap
+        while heap and heap[0][2].ended:
+            heappop(heap)
+            self.ended -= 1
+        return heap[0][2] if heap else None
+
+    def drop_ended(self) -> None:
+        """To be called when one has ended: keeps the heap at most twice as long as the queue."""
+        self.ended += 1
+        if self.ended > _SLACK and 2 * self.ended > len(self.heap):
+            self.heap = [entry for entry in self.heap if not entry[2].ended]
+            heapify(self.heap)
+            self.ended = 0
+
+
+class WaitingTurns:
+    """Waiting turns in the order of ``latest_s``, and of age if that is equal."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Versions, _Queue] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, turn: RoutedTurn) -> None:
+        queue = self._queues.get(turn.versions)
+        if queue is None:
+            queue = self._queues[turn.versions] = _Queue()
+        heappush(queue.heap, (turn.latest_s, turn.key, turn))
+        self._count += 1
+
+    def end(self, turn: RoutedTurn) -> None:
+        """Removes a turn that waits."""
+        turn.ended = True
+        self._queues[turn.versions].drop_ended()
+        self._count -= 1
+
+    def pop(self, turn: RoutedTurn) -> None:
+        """Removes the one that ``first`` has returned."""
+        heappop(self._queues[turn.versions].heap)
+        self._count -= 1
+
+    def first(self, version: Version) -> RoutedTurn | None:
+        """The first turn that ``version`` may generate, if no turn is too old for it."""
+        best: RoutedTurn | None = None
+        for versions in list(self._queues):
+            if versions[0] > version:
+                continue
+            turn = self._queues[versions].first()
+            if turn is None:
+                del self._queues[versions]
+            elif best is None or (turn.latest_s, turn.key) < (best.latest_s, best.key):
+                best = turn
+        return best
+
+    def take_older_than(self, version: Version) -> list[RoutedTurn]:
+        """Removes and returns the turns that ``version`` and later ones may not generate."""
+        taken = []
+        for versions in list(self._queues):
+            newest = versions[1]
+            if newest is not None and newest < version:
+                queue = self._queues.pop(versions)
+                taken += [entry[2] for entry in sorted(queue.heap, key=lambda e: e[:2]) if not entry[2].ended]
+        self._count -= len(taken)
+        return taken
+
+
+class InstancesWithRoom:
+    """Serving instances with room, the one with the fewest expected tokens first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RoutedInstance]] = []
+
+    def changed(self, instance: RoutedInstance) -> None:
+        """To be called when it begins to serve, or its turns have changed."""
+        if instance.has_room:
+            heappush(self._heap, (instance.tokens, instance.number, instance))
+
+    def least(self, instances: Collection[RoutedInstance]) -> RoutedInstance | None:
+        """The instance with the fewest expected tokens. ``instances``: all of the policy."""
+        heap = self._heap
+        if len(heap) > 8 * len(instances) + _SLACK:
+            heap[:] = [(one.tokens, one.number, one) for one in instances if one.has_room]
+            heapify(heap)
+        while heap:
+            tokens, _, instance = heap[0]
+            if instance.tokens == tokens and instance.has_room:
+                return instance
+            heappop(heap)  # it has changed since: if it has room, another entry says so
+        return None
+
+    def clear(self) -> None:
+        """To be called when no instance serves any more."""
+        self._heap.clear()

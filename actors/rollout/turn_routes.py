@@ -1,0 +1,128 @@
+"""The rollout actor's session with the router: asks for the instances of its turns, and reports their ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from ...core.errors import ActorDead
+from ...core.ref import ActorRef
+from ..errors import WrongVersion
+from ..messages import WORK_TIMEOUT_S, InstanceApi, RouterApi, Routes, TurnAsked, TurnEnded, VersionRange
+from ..names import PolicyName, Version
+
+_LINGER_S: Final = 0.002
+"""Ends of turns are sent with the next turn that asks, at the latest after this: an instance has turns in reserve."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRoute:
+    """The way of a turn that has been asked for. Its end must be reported. ``version_s`` and ``queue_s``: see
+    ``TurnRouted``."""
+
+    turn: int
+    instance: ActorRef[InstanceApi]
+    version: Version
+    version_s: float
+    queue_s: float
+
+
+class TurnRoutes:
+    """Messages of one round of the event loop travel together."""
+
+    def __init__(self, router: ActorRef[RouterApi]) -> None:
+        self._router = router
+        self._loop = asyncio.get_running_loop()
+        self._stream: AsyncIterator[Routes] = router.within(WORK_TIMEOUT_S).routes()
+        self._session = 0
+        self._turns = 0
+        self._waiting: dict[int, tuple[asyncio.Future[TurnRoute], PolicyName, VersionRange]] = {}
+        self._instances: dict[int, ActorRef[InstanceApi]] = {}
+        self._asked: list[TurnAsked] = []
+        self._ended: list[TurnEnded] = []
+        self._timer: asyncio.Handle | None = None
+        self._soon = False
+
+    async def open(self) -> None:
+        """Opens the session. Raises ActorDead if the router can't be reached."""
+        first = await anext(self._stream)
+        assert first.session is not None, "the first item of the stream"
+        self._session = first.session
+
+    async def run(self) -> None:
+        """Passes routes on, until the session ends. Raises ActorDead if the router has died: it has forgotten all
+        turns."""
+        try:
+            async for routes in self._stream:
+                self._take(routes)
+        except ActorDead as dead:
+            if not dead.stopped:  # else the run ends
+                raise
+
+    def _take(self, routes: Routes) -> None:
+        self._instances |= routes.instances
+        for turn, number, version, version_s, queue_s in routes.routed:
+            if (waiting := self._waiting.pop(turn, None)) is not None and not waiting[0].done():
+                route = TurnRoute(turn, self._instances[number], version, version_s, queue_s)
+                waiting[0].set_result(route)
+        for turn, served in routes.refused:
+            if (waiting := self._waiting.pop(turn, None)) is not None and not waiting[0].done():
+                future, policy, versions = waiting
+                future.set_exception(WrongVersion(policy, versions.oldest, served))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def route(
+        self,
+        policy: PolicyName,
+        versions: VersionRange,
+        *,
+        prompt_tokens: int,
+        tokens_behind: float = 0.0,
+        prefix: str = "",
+    ) -> TurnRoute:
+        """Waits for an instance of ``policy`` that serves one of ``versions``. The arguments are those of
+        ``TurnAsked``. Raises WrongVersion if no instance ever will."""
+        self._turns += 1
+        turn = self._turns
+        future: asyncio.Future[TurnRoute] = self._loop.create_future()
+        self._waiting[turn] = (future, policy, versions)
+        self._asked.append(
+            TurnAsked(turn, policy, versions.oldest, versions.newest, prompt_tokens, tokens_behind, prefix)
+        )
+        self._send_soon()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.ended(turn, 0)
+            raise
+
+    def ended(self, turn: int, tokens: int, *, lost: bool = False) -> None:
+        """Reports the end of a turn; see ``TurnEnded``."""
+        self._waiting.pop(turn, None)
+        self._ended.append(TurnEnded(turn, tokens, lost))
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LINGER_S, self._send)
+
+    def _send_soon(self) -> None:
+        """Sends at the end of this round of the event loop."""
+        if not self._soon:
+            self._soon = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._soon, self._timer = False, None
+        asked, self._asked = self._asked, []
+        ended, self._ended = self._ended, []
+        # Not awaited: without credit it waits in order. An error is that of the stream too, whose reader raises it.
+        sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
+        sent.add_done_callback(_retrieve)
+
+
+def _retrieve(sent: "asyncio.Future[None]") -> None:
+    if not sent.cancelled():
+        sent.exception()
