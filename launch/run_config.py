@@ -258,8 +258,8 @@ class RunConfig(Config):
         found = []
         if self.deterministic and any(policy.engine.max_batch > 1 for policy in self.policies.values()):
             found.append(
-                "deterministic: engines generate one turn at a time and keep nothing of a turn for later prompts: turns that "
-                "are computed together round together"
+                "deterministic: engines generate one turn at a time and keep nothing of it for later prompts: "
+                "turns that are computed together round together"
             )
         for name, policy in self.policies.items():
             reason = policy.algorithm.whole_batch_reason

@@ -88,8 +88,8 @@ class TransformersEngine(StepEngine):
             self._forward = FusedLlamaForward(model, self._max_context)
             self._fused_is_verified = None
             self._verify_fused()
-        self._memory = self._make_memory(kv_cache_bytes, prefix_reuse)
-        self._cache = self._memory.cache
+        self._cache = SlotCache(max_batch, self._max_context, self._dtype, self._device, kv_cache_bytes)
+        self._memory = KeyValueMemory(self._cache, self._forward, kv_cache_bytes, prefix_reuse)
         self._queue = PromptQueue(prefill_chunk, self._memory.known_prefix if prefix_reuse else None)
         self._stops = frozenset(eos_token_ids)
         self._rows: list[ActiveSequence] = []  # in the cache from row `_first_row` on
@@ -186,14 +186,6 @@ class TransformersEngine(StepEngine):
         )
 
     # ------------------------------------------------------------------ memory and weights
-
-    @torch.inference_mode()
-    def _make_memory(self, max_bytes: int, keeps: bool) -> KeyValueMemory:
-        """Computes a token, which makes the cache's buffers and shows the memory of a token."""
-        cache = SlotCache(self._max_batch, self._max_context, self._dtype, self._device, max_bytes)
-        self._forward.prefill(cache, PromptBatch.of([PromptPart((0,))], cache, 0, self._dtype, self._device))
-        cache.clear()
-        return KeyValueMemory(cache, max_bytes, keeps)
 
     @torch.inference_mode()
     def _verify_fused(self) -> None:
@@ -318,7 +310,7 @@ class TransformersEngine(StepEngine):
 
     def _prefill_parts(self, parts: Sequence[PromptPart], first: int) -> Tensor:
         self._prefill_chunks += 1
-        batch = PromptBatch.of(parts, self._cache, first, self._dtype, self._device)
+        batch = PromptBatch.of(parts, self._cache, first)
         return self._forward.prefill(self._cache, batch)
 
     def _first_tokens(

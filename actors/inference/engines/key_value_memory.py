@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from .forward import Forward
 from .prefix_tree import Prefix, PrefixTree
+from .prompt_batch import PromptBatch, PromptPart
 from .slot_cache import COLUMN_STEP, SlotCache
 
 # Fewer tokens are computed about as fast as their keys and values are found and copied.
@@ -14,8 +16,12 @@ REUSE_TOKENS = 16
 class KeyValueMemory:
     """At most ``tokens`` tokens: the rows of ``cache``, which come first, and kept prompts and answers."""
 
-    def __init__(self, cache: SlotCache, max_bytes: int, keeps: bool) -> None:
-        """``cache``: with the buffers of all layers made. ``keeps``: prefixes are kept."""
+    def __init__(self, cache: SlotCache, forward: Forward, max_bytes: int, keeps: bool) -> None:
+        """``keeps``: prefixes are kept. ``forward`` computes a token: it makes the cache's buffers and shows their
+        size."""
+        with torch.inference_mode():
+            forward.prefill(cache, PromptBatch.of([PromptPart((0,))], cache, 0))
+            cache.clear()
         self.cache = cache
         self.tokens = max_bytes // cache.token_bytes // COLUMN_STEP * COLUMN_STEP
         self._tree = PrefixTree(self.tokens) if keeps else None

@@ -306,7 +306,7 @@ def relative_difference(ours: Forward, theirs: Forward, model: PreTrainedModel) 
             [PromptPart(line[:start]) for line, start in zip(tokens, starts, strict=True)],
             [PromptPart(line[a:b], a) for line, a, b in zip(tokens, starts, ends, strict=True)],
         ):
-            batch = PromptBatch.of(parts, cache, 0, model.dtype, model.device)
+            batch = PromptBatch.of(parts, cache, 0)
             logits.append(forward.prefill(cache, batch))
         rows = [
             ActiveSequence(EngineRequest("", tuple(line[:end]), 0, 1.0, 2), np.uint64(0), [1])

@@ -124,5 +124,6 @@ def _agreed(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:
         return len(edge)
     pairs = zip(edge, islice(tokens, at, None), strict=False)
     return next(
-        (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(edge), len(tokens) - at)
+        (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs),
+        min(len(edge), len(tokens) - at),
     )

@@ -37,15 +37,9 @@ class PromptBatch:
     positions: Tensor | None = None
 
     @classmethod
-    def of(
-        cls,
-        parts: Sequence[PromptPart],
-        cache: SlotCache,
-        first: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "PromptBatch":
+    def of(cls, parts: Sequence[PromptPart], cache: SlotCache, first: int) -> "PromptBatch":
         """The batch of ``parts``, whose rows begin at ``first``; prepares ``cache``, where they are reserved."""
+        device = cache.device
         lengths = np.array([len(part.tokens) for part in parts])
         # Padded with the last token: no value is computed that the prompt itself would not have.
         padded = np.empty((len(parts), lengths.max()), np.int64)
@@ -64,6 +58,6 @@ class PromptBatch:
         cells = torch.from_numpy((rows * cache.row_columns + positions).reshape(-1)).to(device)
         cache.extend(first, len(parts), columns, cells)
         places = torch.from_numpy(positions).to(device)
-        mask = torch.zeros(*padded.shape, columns, dtype=dtype, device=device)
+        mask = torch.zeros(*padded.shape, columns, dtype=cache.dtype, device=device)
         mask.masked_fill_(torch.arange(columns, device=device) > places.unsqueeze(2), -torch.inf)
         return cls(tokens, counts, mask.unsqueeze(1), places)

@@ -23,7 +23,7 @@ COLUMN_STEP = 8
 _FIRST_COLUMNS = 64
 _FIRST_ROWS = 8
 
-# What a layer writes to, keys and values of all cells, and what it attends to, [rows, kv_heads, columns, head_dim] each.
+# Of a layer: all cells of keys and of values; then both as attended to, [rows, kv_heads, columns, head_dim].
 _LayerView = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -46,8 +46,8 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self._limits = max_rows, round_up(max_columns)
         self._max_bytes = max_bytes
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         self._rows = self._columns = 0
         # per layer [rows, columns, kv_heads, head_dim], made by the first prefill
         self._keys: list[Tensor] = []
@@ -153,8 +153,8 @@ class SlotCache(Cache):
 
     def move(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copies the first ``columns`` columns of row ``sources[i]`` to row ``targets[i]``."""
-        come_from = torch.tensor(sources, device=self._device)
-        go_to = torch.tensor(targets, device=self._device)
+        come_from = torch.tensor(sources, device=self.device)
+        go_to = torch.tensor(targets, device=self.device)
         for buffer in (*self._keys, *self._values):
             used = buffer[:, :columns]
             used.index_copy_(0, go_to, used.index_select(0, come_from))
@@ -195,7 +195,7 @@ class SlotCache(Cache):
                 buffers[layer][kept] = old[kept]
 
     def _buffer(self, heads: int, head_dim: int) -> Tensor:
-        return torch.zeros(self._rows, self._columns, heads, head_dim, dtype=self._dtype, device=self._device)
+        return torch.zeros(self._rows, self._columns, heads, head_dim, dtype=self.dtype, device=self.device)
 
 
 def slot_attention(

@@ -1,6 +1,7 @@
 """Chunks of long prompts, keys and values that are used again, and their bounded memory: nothing else changes."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ def test_reuse_changes_no_token(seed: int, chunk: int, rows: int) -> None:
 def test_without_reuse_a_result_does_not_depend_on_what_was_before() -> None:
     """Bit for bit, as long as one turn is generated at a time."""
     requests = [EngineRequest(f"r{n}", prompt_of(30 + n, 0), n, 1.0, 20) for n in range(6)]
-    options = {"max_batch": 1, "prefill_chunk": 16, "prefix_reuse": False}
+    options: dict[str, Any] = {"max_batch": 1, "prefill_chunk": 16, "prefix_reuse": False}
     engine = make_engine(**options)
     forwards = run_all(engine, requests)
     assert run_all(engine, requests[::-1]) == forwards
@@ -188,7 +189,7 @@ def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
         engine.add(EngineRequest("never", prompt_of(190, 0), 0, 1.0, 11))
     for request in requests:
         engine.add(request)
-    results = {}
+    results: dict[str, EngineResult] = {}
     while engine.pending:
         results |= {result.request_id: result for result in engine.step()}
         statistics = engine.statistics()

@@ -12,7 +12,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 
 
 def states_of(tokens: Sequence[int]) -> Callable[[int, int], KeyValues]:
-    """Two buffers, in which the state of a token tells the whole text up to there."""
+    """Two buffers, in which the state of a token is a digest of the text up to there."""
     known = torch.tensor([hash(tuple(tokens[: at + 1])) % (1 << 40) for at in range(len(tokens))])
     return lambda start, end: [known[start:end].clone(), -known[start:end]]
 
@@ -31,7 +31,9 @@ def agreed(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 @given(st.lists(TOKENS, max_size=12), st.lists(TOKENS, min_size=1, max_size=6))
-def test_the_longest_known_beginning_is_found(stored: list[tuple[int, ...]], asked: list[tuple[int, ...]]) -> None:
+def test_the_longest_known_beginning_is_found(
+    stored: list[tuple[int, ...]], asked: list[tuple[int, ...]]
+) -> None:
     tree = PrefixTree(10_000)
     for tokens in stored:
         tree.insert(tokens, states_of(tokens))
@@ -69,7 +71,11 @@ def test_the_least_recently_used_ends_go_first() -> None:
     assert tree.tokens == 10
     tree.match((1, 1, 1, 2, 2))
     tree.insert((5, 5), states_of((5, 5)))
-    assert [tree.match(tokens).tokens for tokens in ((1, 1, 1, 3, 3), (4, 4, 4), (1, 1, 1, 2, 2))] == [3, 3, 5]
+    assert [tree.match(tokens).tokens for tokens in ((1, 1, 1, 3, 3), (4, 4, 4), (1, 1, 1, 2, 2))] == [
+        3,
+        3,
+        5,
+    ]
     tree.insert((6, 6, 6), states_of((6, 6, 6)))
     assert tree.match((5, 5)).tokens == 0 and tree.match((1, 1, 1, 2, 2)).tokens == 5
 
