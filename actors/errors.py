@@ -183,17 +183,29 @@ class EngineFailed(FlexmarlError):
 
 
 class PromptTooLong(FlexmarlError):
-    """The prompt and the new tokens of a request exceed the engine's context."""
+    """The prompt and the new tokens of a request exceed the engine's context, or its memory for keys and values.
 
-    def __init__(self, request_id: str, prompt_tokens: int, max_new_tokens: int, max_context: int) -> None:
+    ``limited_by``: the setting that allows only ``max_context`` tokens.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        max_context: int,
+        limited_by: str = "max_context",
+    ) -> None:
+        limit = "context" if limited_by == "max_context" else "memory for keys and values"
         super().__init__(
             f"request {request_id}: {prompt_tokens} prompt tokens + {max_new_tokens} new ones exceed the "
-            f"engine's context of {max_context}: shorten the prompt or raise max_context"
+            f"engine's {limit} of {max_context}: shorten the prompt or raise {limited_by}"
         )
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.max_context = max_context
+        self.limited_by = limited_by
 
 
 class InvalidRequest(FlexmarlError):

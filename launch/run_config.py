@@ -250,7 +250,7 @@ class RunConfig(Config):
 
     def _engine(self, policy: PolicyConfig) -> EngineConfig:
         engine = policy.simulated_engine if policy.simulated else policy.engine
-        return engine.model_copy(update={"max_batch": 1}) if self.deterministic else engine
+        return engine.reproducible() if self.deterministic else engine
 
     def recipe_config(self) -> RecipeConfig:
         return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)
@@ -260,7 +260,8 @@ class RunConfig(Config):
         found = []
         if self.deterministic and any(policy.engine.max_batch > 1 for policy in self.policies.values()):
             found.append(
-                "deterministic: engines generate one turn at a time: turns that are computed together round together"
+                "deterministic: engines generate one turn at a time and keep nothing of it for later prompts: "
+                "turns that are computed together round together"
             )
         for name, policy in self.policies.items():
             reason = policy.algorithm.whole_batch_reason

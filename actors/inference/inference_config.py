@@ -1,6 +1,6 @@
 """Settings of an instance's engine: one class for each engine, chosen by ``name``. No engine is imported here."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Tag
 
@@ -24,16 +24,32 @@ class EngineOptions(Config):
     max_batch: Count = 64
     max_context: Count | None = None
 
+    def reproducible(self) -> Self:
+        """These options, changed so that a result does not depend on the requests before or beside it."""
+        return self.model_copy(update={"max_batch": 1})
+
 
 class EmbeddedEngineConfig(EngineOptions):
-    """The embedded engine (``TransformersEngine``). The cache of keys and values has as many rows as sequences run,
-    each as long as the longest."""
+    """The embedded engine (``TransformersEngine``).
+
+    ``prefill_chunk``: tokens of prompts that are computed at once; between two chunks the running sequences get their
+    next token. ``kv_cache_bytes``: memory for keys and values of all layers; it grows up to there. The cache has as
+    many rows as sequences run, each as long as the longest, so a sequence waits until its row fits. ``prefix_reuse``:
+    keys and values of ended sequences are kept there for prompts that begin with the same tokens, until their memory is
+    needed or the weights change.
+    """
 
     exact_draws: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
     lora: ClassVar[bool] = False
 
     name: Literal["embedded"] = "embedded"
+    prefill_chunk: Count = 512
+    kv_cache_bytes: Count = 4 * 2**30
+    prefix_reuse: bool = True
+
+    def reproducible(self) -> Self:
+        return super().reproducible().model_copy(update={"prefix_reuse": False})
 
 
 class SimulatedEngineConfig(EngineOptions):

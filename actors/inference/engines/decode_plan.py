@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .engine import EngineRequest, EngineResult, FinishReason
-from .slot_cache import COLUMN_STEP, SlotCache
+from .slot_cache import COLUMN_STEP, SlotCache, round_up
 from .token_sampling import Temperatures, uniforms
 
 # Longer plans attend to more columns that are still empty, shorter ones are prepared more often.
@@ -67,15 +67,21 @@ class DecodePlan:
     """At most ``PLAN_STEPS`` steps of ``rows``; no row reaches its ``max_new_tokens`` before the last step."""
 
     def __init__(
-        self, rows: Sequence[ActiveSequence], cache: SlotCache, dtype: torch.dtype, device: torch.device
+        self,
+        rows: Sequence[ActiveSequence],
+        cache: SlotCache,
+        dtype: torch.dtype,
+        device: torch.device,
+        first: int = 0,
     ) -> None:
+        """``first``: the row of the cache that ``rows`` begin at."""
         self._rows = rows
+        self._first = first
         self._steps = min(PLAN_STEPS, *(row.steps_left for row in rows))
         positions = np.array([row.position for row in rows])
-        columns = -(-(int(positions.max()) + self._steps) // COLUMN_STEP) * COLUMN_STEP
-        self._decode_steps = self._prepare(
-            positions, columns, cache.decode(len(rows), columns), dtype, device
-        )
+        columns = round_up(int(positions.max()) + self._steps)
+        row_columns = cache.decode(len(rows), columns, first)
+        self._decode_steps = self._prepare(positions, columns, row_columns, dtype, device)
         self.inputs = torch.tensor([row.tokens[-1:] for row in rows], device=device)  # int64 [n, 1]
         self.temperatures = Temperatures.of([row.request.temperature for row in rows], device)
         self._tokens: list[list[int]] = []
@@ -95,7 +101,7 @@ class DecodePlan:
         counts = np.array([row.stream_index for row in self._rows])
         points = uniforms(np.array([row.key for row in self._rows]), counts + steps)
         positions = torch.from_numpy(first + steps).to(device)  # [steps, n]
-        cells = positions + torch.arange(n, device=device) * row_columns
+        cells = positions + torch.arange(self._first, self._first + n, device=device) * row_columns
         mask = torch.zeros(self._steps, n, columns, dtype=dtype, device=device)
         mask.masked_fill_(torch.arange(columns, device=device) > positions.unsqueeze(2), -torch.inf)
         return [

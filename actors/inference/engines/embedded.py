@@ -44,7 +44,15 @@ class EmbeddedFactory(EngineFactory):
         model = empty_model(self._model)
         eos = end_tokens(self._eos, model.generation_config, model.config)
         options = self._options
-        return TransformersEngine(model, eos, max_batch=options.max_batch, max_context=options.max_context)
+        return TransformersEngine(
+            model,
+            eos,
+            max_batch=options.max_batch,
+            max_context=options.max_context,
+            prefill_chunk=options.prefill_chunk,
+            kv_cache_bytes=options.kv_cache_bytes,
+            prefix_reuse=options.prefix_reuse,
+        )
 
 
 def end_tokens(tokenizer_eos: int | None, *configs: Any) -> set[int]:

@@ -86,6 +86,14 @@ class EngineStatistics:
     """Requests in the queue now."""
     cache_tokens: int
     """Tokens that the allocated cache of keys and values has room for now."""
+    reused_tokens: int = 0
+    """The part of ``prompt_tokens`` whose keys and values were known already; the others were computed."""
+    prefill_chunks: int = 0
+    """Forwards over prompts or parts of prompts."""
+    decoded_tokens: int = 0
+    """The part of ``generated_tokens`` that decode steps gave: all but the first ones of the sequences."""
+    kept_tokens: int = 0
+    """Tokens of earlier prompts and answers whose keys and values are kept now."""
 
     def numbers(self) -> dict[str, float]:
         """The fields by name, as ``engine_<field>``."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .decode_plan import DecodeStep
+from .prompt_batch import PromptBatch
 from .slot_cache import ATTENTION, SlotCache
 
 
@@ -15,11 +16,8 @@ class Forward(ABC):
     """Computes logits, and stores keys and values in a ``SlotCache`` whose next rows are set."""
 
     @abstractmethod
-    def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
-        """Logits [n, vocabulary] behind the last token of each prompt.
-
-        ``prompts``: int64 [n, tokens], padded at their ends; ``lengths``: int64 [n], without the padding.
-        """
+    def prefill(self, cache: SlotCache, batch: PromptBatch) -> Tensor:
+        """Logits [n, vocabulary] behind the last token of each part of a prompt."""
 
     @abstractmethod
     def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
@@ -34,12 +32,12 @@ class ModuleForward(Forward):
         self._model.set_attn_implementation(ATTENTION)
         self._head: nn.Module = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
 
-    def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
+    def prefill(self, cache: SlotCache, batch: PromptBatch) -> Tensor:
         # Causal attention keeps the padding behind a prompt from reaching it. Only the last token's logits are needed;
         # its hidden state is selected before the output matrix, at another position in each row.
-        last = torch.arange(len(prompts), device=prompts.device), lengths - 1
+        last = torch.arange(len(batch.tokens), device=batch.tokens.device), batch.lengths - 1
         with self._head.register_forward_pre_hook(lambda _, args: (args[0][last].unsqueeze(1),)):
-            return self._logits(cache, prompts, None, None)
+            return self._logits(cache, batch.tokens, batch.mask, batch.positions)
 
     def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
         cache.write_to(step.cells)

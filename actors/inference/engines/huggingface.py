@@ -1,17 +1,20 @@
 """The embedded engine: continuous batching over a Hugging Face causal language model.
 
-    add ─> waiting ──prefill──> rows 0..n-1 of the slot cache ──decode, all rows at once──> finished
-              (new prompts together, padded)         (one token per row and step)
+    add ─> queue ──prefill──> rows of the slot cache ──decode, all rows at once──> finished
+             (new prompts together, padded;            (one token per row and step)
+              a long one in chunks)
 
-Sequences join and leave between any two steps. A step is one forward of the model over the running rows, attending
-to as many columns as the longest of them has, and a handful of vectorised operations.
+Sequences join and leave between any two steps. A step is at most one forward over prompts, of at most ``prefill_chunk``
+tokens, and one forward of the running rows, attending to as many columns as the longest of them has, with a handful of
+vectorised operations. Keys and values of prompts and answers are kept for later prompts that begin with them.
+
+Row 0 belongs to the prompt that is computed in chunks, if there is one; the running rows are next to it.
 """
 
 import math
 import time
-from collections import deque
 from collections.abc import Collection, Sequence
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,25 +24,28 @@ from transformers import PreTrainedModel
 
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
-from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight, UnsupportedModel
-from ...model_sources import rotation_limit
-from .decode_plan import ActiveSequence, DecodePlan
+from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
+from .decode_plan import PLAN_STEPS, ActiveSequence, DecodePlan
 from .engine import EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
+from .key_value_memory import KeyValueMemory
 from .llama_forward import TOLERANCE, FusedLlamaForward, relative_difference, unsupported_reason
-from .slot_cache import SlotCache
+from .prompt_batch import PromptBatch, PromptPart
+from .prompt_queue import Admitted, PromptQueue, Room
+from .slot_cache import SlotCache, round_up
 from .step_engine import StepEngine
+from .supported_models import context_of, refuse_unsupported
 from .token_sampling import Temperatures, sample_tokens, stream_keys, uniforms
 
 log = get_logger(__name__)
 
-# Prompts are computed in groups of at most this many tokens, with padding, without repetitions: it bounds the memory
-# of the activations.
-PREFILL_TOKENS = 16384
-# With small models a prefill costs about as much as a decode step. So new requests wait until they are this share of
-# the running rows, but at most this number of steps.
-ADMIT_SHARE = 1 / 8
-ADMIT_STEPS = 8
+
+@dataclass(slots=True)
+class _LongPrompt:
+    """The prompt that is computed in chunks; its first ``computed`` tokens are in row 0 of the cache."""
+
+    request: EngineRequest
+    computed: int
 
 
 class TransformersEngine(StepEngine):
@@ -47,8 +53,12 @@ class TransformersEngine(StepEngine):
 
     The engine owns the model from now on: it replaces the attention implementation. ``eos_token_ids`` end a sequence.
     At most ``max_batch`` sequences are decoded together, of at most ``max_context`` tokens each (prompt and
-    completion), by default the limit in the model's config. Raises UnsupportedModel for architectures that don't keep
-    all keys and values of all layers (sliding windows, linear attention).
+    completion), by default the limit in the model's config. Prompts are computed in chunks of at most ``prefill_chunk``
+    tokens, between which the running sequences get their next tokens. Keys and values take at most ``kv_cache_bytes``;
+    requests wait for their memory, longest possible answer included. ``prefix_reuse``: keys and values of ended
+    sequences are kept for prompts that begin with the same tokens, as long as there is memory, until the weights
+    change. Raises UnsupportedModel for architectures that don't keep all keys and values of all layers (sliding
+    windows, linear attention).
     """
 
     def __init__(
@@ -58,17 +68,19 @@ class TransformersEngine(StepEngine):
         *,
         max_batch: int,
         max_context: int | None = None,
+        prefill_chunk: int = 512,
+        kv_cache_bytes: int = 4 * 2**30,
+        prefix_reuse: bool = True,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
-        self._max_context = _context(model, max_context)
-        _refuse_unsupported(model, self._max_context)
+        self._max_context = context_of(model, max_context)
+        refuse_unsupported(model, self._max_context)
         self._model: Any = model.train(False)  # Any: much of transformers' interface is untyped
         self._vocabulary: int = config.vocab_size
         self._max_batch = max_batch
+        self._chunk = prefill_chunk
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
-        with torch.inference_mode():
-            self._cache = SlotCache(max_batch, self._max_context, self._dtype, self._device)
         self._stock: Forward = ModuleForward(model)
         self._forward: Forward = self._stock
         self._fused_is_verified: bool | None = False  # None: not compared yet
@@ -76,21 +88,27 @@ class TransformersEngine(StepEngine):
             self._forward = FusedLlamaForward(model, self._max_context)
             self._fused_is_verified = None
             self._verify_fused()
+        self._cache = SlotCache(max_batch, self._max_context, self._dtype, self._device, kv_cache_bytes)
+        self._memory = KeyValueMemory(self._cache, self._forward, kv_cache_bytes, prefix_reuse)
+        self._queue = PromptQueue(prefill_chunk, self._memory.known_prefix if prefix_reuse else None)
         self._stops = frozenset(eos_token_ids)
-        self._waiting: deque[EngineRequest] = deque()
-        self._rows: list[ActiveSequence] = []
+        self._rows: list[ActiveSequence] = []  # in the cache from row `_first_row` on
+        self._long: _LongPrompt | None = None
+        self._is_queues_turn = False  # a long prompt and the queue take turns
         self._ids: set[str] = set()  # of all waiting and running requests
         self._finished: list[EngineResult] = []  # kept if a step raises: the next one returns them
-        self._held_steps = 0
         self._plan: DecodePlan | None = None  # None: the rows have all their tokens, and may change
+        self._logits_were_finite = True  # since the cache was cleared
         self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
-        self._decode_steps = self._decoded_tokens = 0
+        self._reused_tokens = self._prefill_chunks = self._decode_steps = self._decoded_tokens = 0
         self._prefill_s = self._decode_s = 0.0
 
     def add(self, request: EngineRequest) -> None:
         prompt = np.array(request.prompt_tokens)
-        if len(prompt) + request.max_new_tokens > self._max_context:
-            raise PromptTooLong(request.request_id, len(prompt), request.max_new_tokens, self._max_context)
+        needed = len(prompt) + request.max_new_tokens
+        for limit, setting in ((self._max_context, "max_context"), (self._memory.tokens, "kv_cache_bytes")):
+            if needed > limit:
+                raise PromptTooLong(request.request_id, len(prompt), request.max_new_tokens, limit, setting)
         if request.request_id in self._ids:
             raise InvalidRequest(request.request_id, "the id is in use by a pending request")
         if prompt.min() < 0 or prompt.max() >= self._vocabulary:
@@ -99,7 +117,7 @@ class TransformersEngine(StepEngine):
                 request.request_id,
                 f"prompt tokens {found} are not all within the vocabulary of {self._vocabulary}",
             )
-        self._waiting.append(request)
+        self._queue.add(request)
         self._ids.add(request.request_id)
 
     @torch.inference_mode()
@@ -108,9 +126,7 @@ class TransformersEngine(StepEngine):
             return []
         self._steps += 1
         start = time.perf_counter()
-        if self._admission_due():
-            while group := self._next_group():
-                self._prefill(group)
+        self._compute_prompts()
         prefilled = time.perf_counter()
         if self._rows:
             self._decode()
@@ -124,15 +140,15 @@ class TransformersEngine(StepEngine):
         if request_id not in self._ids:
             return None
         self._interrupted += 1
-        for request in self._waiting:
-            if request.request_id == request_id:
-                self._waiting.remove(request)
-                self._ids.remove(request_id)
-                return EngineResult(request_id, (), (), "interrupted")
         self._end_plan()
-        number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
-        result = self._rows[number].result("interrupted")
-        self._release([number])
+        result = EngineResult(request_id, (), (), "interrupted")
+        if self._long is not None and self._long.request.request_id == request_id:
+            self._end_long_prompt()
+        elif not self._queue.remove(request_id):
+            number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
+            result = self._rows[number].result("interrupted")
+            self._release([number])
+        self._ids.remove(request_id)
         return result
 
     @property
@@ -147,7 +163,8 @@ class TransformersEngine(StepEngine):
     def weights_loaded(self) -> None:
         if self.pending:
             raise RequestsInFlight(self.pending)
-        self._cache.clear()
+        self._memory.forget(self._logits_were_finite)
+        self._logits_were_finite = True
         self._verify_fused()
 
     def statistics(self) -> EngineStatistics:
@@ -159,10 +176,16 @@ class TransformersEngine(StepEngine):
             prefill_s=self._prefill_s,
             decode_s=self._decode_s,
             batch_occupancy=self._decoded_tokens / (max(1, self._decode_steps) * self._max_batch),
-            running=len(self._rows),
-            waiting=len(self._waiting),
+            running=len(self._rows) + self._first_row,
+            waiting=len(self._queue),
             cache_tokens=self._cache.capacity_tokens,
+            reused_tokens=self._reused_tokens,
+            prefill_chunks=self._prefill_chunks,
+            decoded_tokens=self._decoded_tokens,
+            kept_tokens=self._memory.kept_tokens,
         )
+
+    # ------------------------------------------------------------------ memory and weights
 
     @torch.inference_mode()
     def _verify_fused(self) -> None:
@@ -182,76 +205,152 @@ class TransformersEngine(StepEngine):
             )
             self._forward = self._stock
 
-    def _admission_due(self) -> bool:
-        active = len(self._rows)
-        ready = min(len(self._waiting), self._max_batch - active)
-        self._held_steps += ready > 0
-        if ready == 0 or (ready < ADMIT_SHARE * active and self._held_steps < ADMIT_STEPS):
-            return False
-        self._held_steps = 0
-        return True
+    def _reserve(self, new_rows: int, columns: int) -> None:
+        """Makes room for ``new_rows`` more rows, and for ``columns`` columns in every row.
 
-    def _next_group(self) -> list[EngineRequest]:
-        """The first waiting requests that fit into the free rows and one prefill; they stay in the queue."""
-        group: list[EngineRequest] = []
-        distinct: set[tuple[int, ...]] = set()
-        longest = 0
-        for request in islice(self._waiting, self._max_batch - len(self._rows)):
-            distinct.add(request.prompt_tokens)
-            longest = max(longest, len(request.prompt_tokens))
-            if group and longest * len(distinct) > PREFILL_TOKENS:
-                break
-            group.append(request)
-        return group
+        Running rows need theirs until the next plan of decode steps ends.
+        """
+        for row in self._rows:
+            columns = max(columns, row.position + min(PLAN_STEPS, row.steps_left))
+        if self._long is not None:
+            columns = max(columns, len(self._long.request.prompt_tokens) + 1)
+        self._memory.reserve(self._first_row + len(self._rows) + new_rows, columns)
 
-    def _prefill(self, group: list[EngineRequest]) -> None:
+    # ------------------------------------------------------------------ prompts
+
+    @property
+    def _first_row(self) -> int:
+        return 0 if self._long is None else 1
+
+    def _compute_prompts(self) -> None:
+        """Computes at most one chunk: of the long prompt, or the prompts that leave the queue."""
+        if self._long is None or self._is_queues_turn:
+            self._is_queues_turn = False
+            if self._queue.is_due(len(self._rows) + self._first_row, self._max_batch):
+                group = self._next_group()
+                if group and not self._queue.is_long(group[0]):
+                    self._prefill(group)
+                    return
+                if group:
+                    self._begin_long_prompt(group[0])
+        if self._long is not None:
+            self._is_queues_turn = True
+            self._advance_long_prompt(self._long)
+
+    def _next_group(self) -> list[Admitted]:
+        running = [row.request for row in self._rows]
+        if self._long is not None:
+            running.append(self._long.request)
+        columns = max((len(request.prompt_tokens) + request.max_new_tokens for request in running), default=0)
+        room = Room(len(running), round_up(columns), self._max_batch, self._memory.tokens)
+        return self._queue.take(room, self._long is None)
+
+    def _begin_long_prompt(self, admitted: Admitted) -> None:
+        """Gives row 0 to a long prompt; the sequence there moves to the end."""
+        self._end_plan()
+        request = admitted.request
+        self._reserve(1, len(request.prompt_tokens) + 1)
+        if self._rows:
+            self._cache.move([0], [len(self._rows)], self._rows[0].position)
+            self._rows.append(self._rows.pop(0))
+        self._cache.put(0, admitted.prefix.pieces)
+        self._reused_tokens += admitted.prefix.tokens
+        self._long = _LongPrompt(request, admitted.prefix.tokens)
+
+    def _advance_long_prompt(self, long: _LongPrompt) -> None:
+        """Computes the next chunk; behind the last one, the row joins the running ones."""
+        prompt, start = long.request.prompt_tokens, long.computed
+        part = PromptPart(prompt[start : start + self._chunk], start)
+        logits = self._prefill_parts([part], 0)
+        if part.end == len(prompt):
+            new, tokens = self._first_tokens([long.request], logits)
+            self._end_plan()
+            self._rows[:0] = new
+            self._long = None
+            self._joined(0, 1, tokens)
+        else:
+            long.computed = part.end
+
+    def _end_long_prompt(self) -> None:
+        """Drops the long prompt; the last row takes row 0."""
+        if self._rows:
+            self._cache.move([len(self._rows)], [0], self._rows[-1].position)
+            self._rows.insert(0, self._rows.pop())
+        self._long = None
+
+    def _prefill(self, group: list[Admitted]) -> None:
         """Computes the prompts of ``group`` and samples the first token of each; they become the last rows."""
         self._end_plan()
-        logits = self._compute_prompts([request.prompt_tokens for request in group])
-        keys = stream_keys([request.seed for request in group])
-        indices = np.array([request.resumed_tokens for request in group])
+        first = len(self._rows)
+        try:
+            logits = self._compute_group(group)
+            new, tokens = self._first_tokens([admitted.request for admitted in group], logits)
+        except NonFiniteLogits:
+            self._queue.put_back(group)
+            raise
+        self._rows += new
+        self._reused_tokens += sum(admitted.prefix.tokens for admitted in group)
+        self._joined(first, len(group), tokens)
+
+    def _compute_group(self, group: list[Admitted]) -> Tensor:
+        """Logits [n, vocabulary] behind each prompt; each gets a row, but equal prompts are computed once."""
+        distinct = {admitted.request.prompt_tokens: admitted for admitted in group}
+        numbers = {prompt: number for number, prompt in enumerate(distinct)}
+        longest = max(len(prompt) for prompt in distinct)
+        self._reserve(len(group), longest + 1)
+        first = self._first_row + len(self._rows)
+        for number, admitted in enumerate(distinct.values(), first):
+            self._cache.put(number, admitted.prefix.pieces)
+        logits = self._prefill_parts([admitted.rest for admitted in distinct.values()], first)
+        if len(distinct) == len(group):
+            return logits
+        chosen = [numbers[admitted.request.prompt_tokens] for admitted in group]
+        self._cache.move([first + n for n in chosen], list(range(first, first + len(group))), longest)
+        return logits.index_select(0, torch.tensor(chosen, device=self._device))
+
+    def _prefill_parts(self, parts: Sequence[PromptPart], first: int) -> Tensor:
+        self._prefill_chunks += 1
+        batch = PromptBatch.of(parts, self._cache, first)
+        return self._forward.prefill(self._cache, batch)
+
+    def _first_tokens(
+        self, requests: Sequence[EngineRequest], logits: Tensor
+    ) -> tuple[list[ActiveSequence], list[int]]:
+        """The sequences of ``requests``, with their first tokens; also these tokens."""
+        keys = stream_keys([request.seed for request in requests])
+        indices = np.array([request.resumed_tokens for request in requests])
         points = torch.from_numpy(uniforms(keys, indices)).to(self._device).unsqueeze(1)
-        temperatures = Temperatures.of([request.temperature for request in group], self._device)
-        new = [ActiveSequence(request, key) for request, key in zip(group, keys, strict=True)]
-        tokens, logprobs = _to_lists(*sample_tokens(logits, points, temperatures), new)
+        temperatures = Temperatures.of([request.temperature for request in requests], self._device)
+        new = [ActiveSequence(request, key) for request, key in zip(requests, keys, strict=True)]
+        tokens, logprobs = self._to_lists(*sample_tokens(logits, points, temperatures), new)
         for row, token, logprob in zip(new, tokens, logprobs, strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            self._waiting.popleft()
-        self._rows += new
-        self._prompt_tokens += sum(len(request.prompt_tokens) for request in group)
-        self._generated_tokens += len(group)
-        self._collect(tokens, len(self._rows) - len(group))
+        return new, tokens
 
-    def _compute_prompts(self, prompts: list[tuple[int, ...]]) -> Tensor:
-        """Logits [n, vocabulary] behind each prompt; each gets a row, but equal prompts are computed once."""
-        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-        lengths = [len(prompt) for prompt in numbers]
-        padded = np.zeros((len(numbers), max(lengths)), np.int64)
-        for line, prompt in zip(padded, numbers, strict=True):
-            line[: len(prompt)] = prompt
-        first = len(self._rows)
-        self._cache.prefill(first, len(prompts), padded.shape[1])
-        logits = self._forward.prefill(
-            self._cache,
-            torch.from_numpy(padded).to(self._device),
-            torch.tensor(lengths, device=self._device),
-        )
-        if len(numbers) == len(prompts):
-            return logits
-        chosen = [numbers[prompt] for prompt in prompts]
-        self._cache.move([first + n for n in chosen], list(range(first, first + len(prompts))), max(lengths))
-        return logits.index_select(0, torch.tensor(chosen, device=self._device))
+    def _joined(self, first: int, count: int, tokens: list[int]) -> None:
+        """Keeps the prompts of ``count`` new rows, and collects those that their first token ends."""
+        for number in range(first, first + count):
+            prompt = self._rows[number].request.prompt_tokens
+            self._memory.keep(self._first_row + number, prompt)
+            self._prompt_tokens += len(prompt)
+        self._generated_tokens += count
+        self._collect(tokens, first)
+
+    # ------------------------------------------------------------------ decoding
 
     def _decode(self) -> None:
         """Samples one more token for every row."""
         plan = self._plan
         if plan is None:
-            plan = self._plan = DecodePlan(self._rows, self._cache, self._dtype, self._device)
+            self._reserve(0, 0)
+            plan = self._plan = DecodePlan(
+                self._rows, self._cache, self._dtype, self._device, self._first_row
+            )
         step = plan.next_step
         logits = self._forward.decode(self._cache, plan.inputs, step)
         inputs, device_logprobs = sample_tokens(logits, step.points, plan.temperatures)
-        tokens, logprobs = _to_lists(inputs, device_logprobs, self._rows)
+        tokens, logprobs = self._to_lists(inputs, device_logprobs, self._rows)
         plan.record(inputs, tokens, logprobs)
         self._generated_tokens += len(tokens)
         self._decoded_tokens += len(tokens)
@@ -274,7 +373,9 @@ class TransformersEngine(StepEngine):
         ]
         for number in finished:
             row = self._rows[number]
+            self._memory.keep(self._first_row + number, row.request.prompt_tokens + tuple(row.tokens[:-1]))
             self._finished.append(row.result("stop" if row.tokens[-1] in self._stops else "length"))
+            self._ids.remove(row.request.request_id)
         self._release(finished)
 
     def _release(self, finished: list[int]) -> None:
@@ -285,68 +386,29 @@ class TransformersEngine(StepEngine):
         gone = set(finished)
         targets = [number for number in finished if number < left]
         sources = [number for number in range(left, len(rows)) if number not in gone]
-        self._ids -= {rows[number].request.request_id for number in finished}
         if sources:
-            self._cache.move(sources, targets, max(rows[number].position for number in sources))
+            shift = self._first_row
+            self._cache.move(
+                [shift + number for number in sources],
+                [shift + number for number in targets],
+                max(rows[number].position for number in sources),
+            )
         for source, target in zip(sources, targets, strict=True):
             rows[target] = rows[source]
         del rows[left:]
 
-
-def _to_lists(
-    tokens: Tensor, logprobs: Tensor, rows: Sequence[ActiveSequence]
-) -> tuple[list[int], list[float]]:
-    """The sampled tokens and log-probabilities of ``rows`` (both [n, 1]) as lists. Raises NonFiniteLogits."""
-    token_list: list[int] = tokens.squeeze(1).tolist()
-    logprob_list: list[float] = logprobs.squeeze(1).tolist()
-    if not math.isfinite(sum(logprob_list)):
-        broken = (
-            row.request.request_id
-            for row, logprob in zip(rows, logprob_list, strict=True)
-            if not math.isfinite(logprob)
-        )
-        raise NonFiniteLogits(tuple(broken))
-    return token_list, logprob_list
-
-
-def _context(model: PreTrainedModel, max_context: int | None) -> int:
-    """``max_context``, checked against the limit in the model's config, or that limit by default."""
-    allowed: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if max_context is None and allowed is None:
-        raise UnsupportedModel(
-            type(model).__name__, "its config has no max_position_embeddings: set max_context"
-        )
-    if max_context is not None and allowed is not None and max_context > allowed:
-        raise UnsupportedModel(
-            type(model).__name__,
-            f"max_context is {max_context}, the model has {allowed} positions: lower max_context",
-        )
-    return max_context or allowed or 0
-
-
-def _refuse_unsupported(model: PreTrainedModel, max_context: int) -> None:
-    name = type(model).__name__
-    config = model.config.get_text_config(decoder=True)
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if others:
-        raise UnsupportedModel(
-            name, f"layers of type {', '.join(others)} need another cache: use another engine"
-        )
-    if not model._supports_attention_backend or not model._supports_sdpa:
-        raise UnsupportedModel(
-            name, "it has its own attention code (no AttentionInterface): use another engine"
-        )
-    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]  # transformers
-        raise UnsupportedModel(name, "it has no output embeddings: is it a causal language model?")
-    rotated = rotation_limit(model.config)
-    if rotated is not None and max_context > rotated:
-        raise UnsupportedModel(
-            name,
-            f"its rotations (longrope) change behind {rotated} tokens, and max_context is {max_context}: set "
-            f"engine.max_context to {rotated} or less",
-        )
-    window: int | None = getattr(config, "sliding_window", None)
-    if window is not None and window < max_context and not getattr(config, "layer_types", None):
-        raise UnsupportedModel(
-            name, f"its sliding window of {window} is shorter than max_context {max_context}"
-        )
+    def _to_lists(
+        self, tokens: Tensor, logprobs: Tensor, rows: Sequence[ActiveSequence]
+    ) -> tuple[list[int], list[float]]:
+        """The sampled tokens and log-probabilities of ``rows`` (both [n, 1]) as lists. Raises NonFiniteLogits."""
+        token_list: list[int] = tokens.squeeze(1).tolist()
+        logprob_list: list[float] = logprobs.squeeze(1).tolist()
+        if not math.isfinite(sum(logprob_list)):
+            self._logits_were_finite = False
+            broken = (
+                row.request.request_id
+                for row, logprob in zip(rows, logprob_list, strict=True)
+                if not math.isfinite(logprob)
+            )
+            raise NonFiniteLogits(tuple(broken))
+        return token_list, logprob_list

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from .decode_plan import ActiveSequence, DecodePlan, DecodeStep
 from .engine import EngineRequest
 from .forward import Forward
+from .prompt_batch import PromptBatch, PromptPart
 from .slot_cache import SlotCache
 
 # Largest difference from the module's logits, as a share of the largest logit: rounding is below, other formulas above.
@@ -123,8 +124,8 @@ class FusedLlamaForward(Forward):
         if self._embedding.is_cuda:
             torch.cuda.empty_cache()  # the parameters' former memory
 
-    def prefill(self, cache: SlotCache, prompts: Tensor, lengths: Tensor) -> Tensor:
-        n, tokens = prompts.shape
+    def prefill(self, cache: SlotCache, batch: PromptBatch) -> Tensor:
+        n, tokens = batch.tokens.shape
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), layer)
@@ -133,14 +134,18 @@ class FusedLlamaForward(Forward):
                 queries.transpose(1, 2),
                 keys,
                 values,
-                is_causal=True,
+                attn_mask=batch.mask,
+                is_causal=batch.mask is None,
                 scale=self._scale,
                 enable_gqa=self._heads != self._kv_heads,
             )
             return attended.transpose(1, 2).reshape(n * tokens, -1)
 
-        x = self._decoder(prompts, self._cos[:tokens], self._sin[:tokens], attend)
-        last = torch.arange(n, device=lengths.device) * tokens + lengths - 1
+        cos, sin = self._cos[:tokens], self._sin[:tokens]
+        if batch.positions is not None:
+            cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        x = self._decoder(batch.tokens, cos, sin, attend)
+        last = torch.arange(n, device=batch.lengths.device) * tokens + batch.lengths - 1
         return self._head(self._norm(x.index_select(0, last)))
 
     def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
@@ -289,23 +294,27 @@ def _rotations(rotary: Any, positions: int, weight: Tensor) -> tuple[Tensor, Ten
 def relative_difference(ours: Forward, theirs: Forward, model: PreTrainedModel) -> float | None:
     """The largest difference between the logits of two forwards, relative to the largest logit.
 
-    Computed for two short prompts of unequal lengths and a token behind each. None if the weights allow no comparison:
-    all logits are zero, or some are not finite.
+    Computed for two short prompts of unequal lengths, further tokens of both, and a token behind each. None if the
+    weights allow no comparison: all logits are zero, or some are not finite.
     """
-    tokens = np.arange(1, 11).reshape(2, 5) * 7919 % model.config.vocab_size
-    lengths = (5, 3)
+    tokens = (np.arange(1, 17).reshape(2, 8) * 7919 % model.config.vocab_size).tolist()
+    starts, ends = (4, 2), (6, 5)
     logits = []
     for forward in (theirs, ours):
         cache = SlotCache(2, _CHECK_COLUMNS, model.dtype, model.device)
-        cache.prefill(0, *tokens.shape)
-        prompts = torch.from_numpy(tokens).to(model.device)
-        first = forward.prefill(cache, prompts, torch.tensor(lengths, device=model.device))
+        for parts in (
+            [PromptPart(line[:start]) for line, start in zip(tokens, starts, strict=True)],
+            [PromptPart(line[a:b], a) for line, a, b in zip(tokens, starts, ends, strict=True)],
+        ):
+            batch = PromptBatch.of(parts, cache, 0)
+            logits.append(forward.prefill(cache, batch))
         rows = [
-            ActiveSequence(EngineRequest("", tuple(line[:length].tolist()), 0, 1.0, 2), np.uint64(0), [1])
-            for line, length in zip(tokens, lengths, strict=True)
+            ActiveSequence(EngineRequest("", tuple(line[:end]), 0, 1.0, 2), np.uint64(0), [1])
+            for line, end in zip(tokens, ends, strict=True)
         ]
         plan = DecodePlan(rows, cache, model.dtype, model.device)
-        logits.append(torch.cat((first, forward.decode(cache, plan.inputs, plan.next_step))).float())
-    scale = logits[0].abs().max().item()
-    apart = (logits[0] - logits[1]).abs().max().item()
+        logits.append(forward.decode(cache, plan.inputs, plan.next_step))
+    expected, found = (torch.cat(logits[half]).float() for half in (slice(3), slice(3, None)))
+    scale = expected.abs().max().item()
+    apart = (expected - found).abs().max().item()
     return apart / scale if 0 < scale < float("inf") else None

@@ -1,11 +1,12 @@
 """Keys and values of the sequences being decoded, one row each, and the attention that reads them in place.
 
-Rows 0..n-1 are the running sequences, always without gaps: when sequences finish, the last rows move into
+Consecutive rows are the running sequences, always without gaps: when sequences finish, the last rows move into
 their places (``move``). So decoding reads a plain slice, never a gathered copy. Token number p of a sequence
-is at column p of its row. The buffers grow by doubling and are never freed; between two growths nothing is
-allocated.
+is at column p of its row. The buffers grow by doubling, up to the memory allowed, and are never freed; between two
+growths nothing is allocated.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,63 +16,101 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from .prefix_tree import KeyValues
+
 # Widths are multiples of it: memory-efficient attention on GPUs needs aligned masks.
 COLUMN_STEP = 8
 _FIRST_COLUMNS = 64
 _FIRST_ROWS = 8
 
+# Of a layer: all cells of keys and of values; then both as attended to, [rows, kv_heads, columns, head_dim].
+_LayerView = tuple[Tensor, Tensor, Tensor, Tensor]
+
 
 class SlotCache(Cache):
     """The cache of a whole model, for at most ``max_rows`` sequences of ``max_columns`` tokens.
 
-    ``prefill`` or ``decode`` sets the rows of the following forwards; then every layer calls ``update``. To the model
-    it looks like an empty cache, for which the masks of prompts are made.
+    ``prefill``, ``extend`` or ``decode`` sets the rows of the following forwards; then every layer calls ``update``. To
+    the model it looks like an empty cache, for which the masks of prompts are made. ``max_bytes``: of the buffers, as
+    long as what ``reserve`` is asked for fits.
     """
 
-    def __init__(self, max_rows: int, max_columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_columns: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_bytes: int | None = None,
+    ) -> None:
         super().__init__(layers=[])
-        self._limits = max_rows, _round_up(max_columns, COLUMN_STEP)
-        self._dtype = dtype
-        self._device = device
-        self._rows = min(_FIRST_ROWS, self._limits[0])
-        self._columns = min(_FIRST_COLUMNS, self._limits[1])
+        self._limits = max_rows, round_up(max_columns)
+        self._max_bytes = max_bytes
+        self.dtype = dtype
+        self.device = device
+        self._rows = self._columns = 0
         # per layer [rows, columns, kv_heads, head_dim], made by the first prefill
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._first = 0  # the row that prefilling starts at
-        self._cells: Tensor | None = None  # int64 [n], the cell of each row's next token; None: prefilling
-        self._views: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        # int64 [n * tokens], the cells of the next tokens; None: they are whole prompts, from column 0 on
+        self._cells: Tensor | None = None
+        self._views: list[_LayerView] = []
+        self._decode_views: list[_LayerView] = []
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that the allocated rows have room for."""
         return self._rows * self._columns
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one token, all layers; 0 before the first prefill."""
+        return sum(buffer[0, 0].nbytes for buffer in (*self._keys, *self._values))
+
+    @property
+    def row_columns(self) -> int:
+        """Cells between two rows, c: token p of row r belongs in cell r * c + p."""
+        return self._columns
+
     def prefill(self, first: int, rows: int, columns: int) -> None:
         """Prepares a forward of ``rows`` new rows from ``first`` on, of up to ``columns`` tokens each."""
-        self._reserve(first + rows, columns)
+        self.reserve(first + rows, columns)
         self._first = first
         self._cells = None
 
-    def decode(self, rows: int, columns: int) -> int:
-        """Prepares forwards of one token of each of the first ``rows``, which attend to ``columns``.
+    def extend(self, first: int, rows: int, columns: int, cells: Tensor) -> None:
+        """Prepares a forward of several tokens each of ``rows`` rows from ``first`` on, behind those in the cache.
 
-        Returns the cells per row, c: token p of row r belongs in cell r * c + p (see ``write_to``).
+        They attend to ``columns``. ``cells``: int64 [rows * tokens], their cells (see ``row_columns``), which must have
+        been reserved.
         """
-        self._reserve(rows, columns)
-        self._views = [
+        self._views = self._views_of(first, rows, columns)
+        self._cells = cells
+
+    def decode(self, rows: int, columns: int, first: int = 0) -> int:
+        """Prepares forwards of one token of each of ``rows`` rows from ``first`` on, which attend to ``columns``.
+
+        Before each one, ``write_to`` sets the cells. Others may come between them. Returns ``row_columns``.
+        """
+        self.reserve(first + rows, columns)
+        self._decode_views = self._views_of(first, rows, columns)
+        return self._columns
+
+    def _views_of(self, first: int, rows: int, columns: int) -> list[_LayerView]:
+        return [
             (
                 keys.flatten(0, 1),
                 values.flatten(0, 1),
-                keys[:rows, :columns].transpose(1, 2),
-                values[:rows, :columns].transpose(1, 2),
+                keys[first : first + rows, :columns].transpose(1, 2),
+                values[first : first + rows, :columns].transpose(1, 2),
             )
             for keys, values in zip(self._keys, self._values, strict=True)
         ]
-        return self._columns
 
     def write_to(self, cells: Tensor) -> None:
-        """Sets the cells of the next forward's tokens: int64 [rows]."""
+        """Sets the cells of the next decoding forward's tokens: int64 [rows]."""
+        self._views = self._decode_views
         self._cells = cells
 
     def update(
@@ -81,10 +120,11 @@ class SlotCache(Cache):
         if self._cells is None:
             self._store_prompts(key_states, value_states, layer_idx)
             return key_states, value_states
-        return self.append(layer_idx, key_states.squeeze(2), value_states.squeeze(2))
+        keys, values = (states.transpose(1, 2).flatten(0, 1) for states in (key_states, value_states))
+        return self.append(layer_idx, keys, values)
 
     def append(self, layer: int, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
-        """``update`` for decoding: one token per row ([n, kv_heads, head_dim])."""
+        """``update`` with one line per cell: [n * tokens, kv_heads, head_dim]."""
         assert self._cells is not None
         key_cells, value_cells, keys, values = self._views[layer]
         key_cells.index_copy_(0, self._cells, new_keys)
@@ -98,10 +138,23 @@ class SlotCache(Cache):
                 buffers.append(self._buffer(states.shape[1], states.shape[3]))
             buffers[layer][rows, : states.shape[2]] = states.transpose(1, 2)
 
+    def copy_of(self, row: int, start: int, end: int) -> KeyValues:
+        """Keys and values of the columns ``start`` to ``end`` of a row."""
+        return [buffer[row, start:end].clone() for buffer in (*self._keys, *self._values)]
+
+    def put(self, row: int, pieces: Iterable[KeyValues]) -> None:
+        """Writes consecutive pieces, each as ``copy_of`` returns it, from column 0 of a row on; they are reserved."""
+        column = 0
+        for states in pieces:
+            end = column + len(states[0])
+            for buffer, state in zip((*self._keys, *self._values), states, strict=True):
+                buffer[row, column:end] = state
+            column = end
+
     def move(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copies the first ``columns`` columns of row ``sources[i]`` to row ``targets[i]``."""
-        come_from = torch.tensor(sources, device=self._device)
-        go_to = torch.tensor(targets, device=self._device)
+        come_from = torch.tensor(sources, device=self.device)
+        go_to = torch.tensor(targets, device=self.device)
         for buffer in (*self._keys, *self._values):
             used = buffer[:, :columns]
             used.index_copy_(0, go_to, used.index_select(0, come_from))
@@ -111,19 +164,38 @@ class SlotCache(Cache):
         for buffer in (*self._keys, *self._values):
             buffer.zero_()
 
-    def _reserve(self, rows: int, columns: int) -> None:
+    def shape_for(self, rows: int, columns: int) -> tuple[int, int]:
+        """The rows and columns that the buffers will have after ``reserve``."""
         if rows <= self._rows and columns <= self._columns:
-            return
+            return self._rows, self._columns
+        most_rows, most_columns = self._limits
+        more_rows = min(_power_of_two(max(rows, _FIRST_ROWS)), most_rows)
+        more_columns = min(_power_of_two(max(columns, _FIRST_COLUMNS)), most_columns)
+        shape = max(more_rows, self._rows), max(more_columns, self._columns)
+        if self._max_bytes is None:
+            return shape
+        if not self.token_bytes:
+            return rows, round_up(columns)
+        allowed = self._max_bytes // self.token_bytes
+        if shape[0] * shape[1] <= allowed:
+            return shape
+        # no row more than needed, and as many columns as the memory allows
+        return rows, max(min(more_columns, allowed // rows // COLUMN_STEP * COLUMN_STEP), round_up(columns))
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Makes room for ``rows`` rows of ``columns`` columns; what is outside of them may be lost."""
         kept_rows, kept_columns = self._rows, self._columns
-        self._rows = min(max(_power_of_two(rows), kept_rows), self._limits[0])
-        self._columns = min(max(_power_of_two(columns), kept_columns), self._limits[1])
+        shape = self._rows, self._columns = self.shape_for(rows, columns)
+        if shape == (kept_rows, kept_columns):
+            return
+        kept = slice(min(kept_rows, self._rows)), slice(min(kept_columns, self._columns))
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
                 buffers[layer] = self._buffer(*old.shape[2:])
-                buffers[layer][:kept_rows, :kept_columns] = old
+                buffers[layer][kept] = old[kept]
 
     def _buffer(self, heads: int, head_dim: int) -> Tensor:
-        return torch.zeros(self._rows, self._columns, heads, head_dim, dtype=self._dtype, device=self._device)
+        return torch.zeros(self._rows, self._columns, heads, head_dim, dtype=self.dtype, device=self.device)
 
 
 def slot_attention(
@@ -163,8 +235,9 @@ AttentionInterface.register(ATTENTION, slot_attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
-def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step
+def round_up(columns: int) -> int:
+    """The next multiple of ``COLUMN_STEP``."""
+    return -(-columns // COLUMN_STEP) * COLUMN_STEP
 
 
 def _power_of_two(at_least: int) -> int:

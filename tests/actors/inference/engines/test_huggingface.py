@@ -112,11 +112,10 @@ def test_a_long_generation_grows_the_cache_and_stays_right() -> None:
         torch.testing.assert_close(torch.tensor(result.logprobs).double(), expected, atol=1e-5, rtol=0)
 
 
-def test_prompts_beyond_one_prefill_are_computed_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_beyond_one_prefill_are_computed_in_several() -> None:
     requests = make_requests(8, seed=3)
     at_once = run_all(make_engine(), requests, arrivals=8)
-    monkeypatch.setattr("flexmarl.actors.inference.engines.huggingface.PREFILL_TOKENS", 64)
-    in_groups = run_all(make_engine(), requests, arrivals=8)
+    in_groups = run_all(make_engine(prefill_chunk=64), requests, arrivals=8)
     assert {i: r.tokens for i, r in in_groups.items()} == {i: r.tokens for i, r in at_once.items()}
 
 

@@ -19,6 +19,7 @@ from flexmarl.actors.inference.engines.llama_forward import (
     relative_difference,
     unsupported_reason,
 )
+from flexmarl.actors.inference.engines.prompt_batch import PromptBatch
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.pretrained import empty_model
 
@@ -270,11 +271,9 @@ def test_a_prompt_that_is_given_often_is_computed_once(monkeypatch: pytest.Monke
     computed = []
     prefill = FusedLlamaForward.prefill
 
-    def counting(
-        self: FusedLlamaForward, cache: Any, prompts: torch.Tensor, lengths: torch.Tensor
-    ) -> torch.Tensor:
-        computed.append(len(prompts))
-        return prefill(self, cache, prompts, lengths)
+    def counting(self: FusedLlamaForward, cache: Any, batch: PromptBatch) -> torch.Tensor:
+        computed.append(len(batch.tokens))
+        return prefill(self, cache, batch)
 
     monkeypatch.setattr(FusedLlamaForward, "prefill", counting)
     _assert_like_the_module(engine, reference, 1e-5)

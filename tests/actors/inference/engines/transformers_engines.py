@@ -56,9 +56,17 @@ def make_model(name: str = "qwen3-grouped", seed: int = 0) -> PreTrainedModel:
 
 
 def make_engine(
-    name: str = "qwen3-grouped", stops: Iterable[int] = (), max_batch: int = 8, seed: int = 0
+    name: str = "qwen3-grouped",
+    stops: Iterable[int] = (),
+    max_batch: int = 8,
+    seed: int = 0,
+    max_context: int = 200,
+    **options: Any,
 ) -> Any:
-    return TransformersEngine(make_model(name, seed), frozenset(stops), max_batch=max_batch, max_context=200)
+    model = make_model(name, seed)
+    return TransformersEngine(
+        model, frozenset(stops), max_batch=max_batch, max_context=max_context, **options
+    )
 
 
 def make_requests(count: int, seed: int = 0, temperature: float | None = None) -> list[EngineRequest]:
