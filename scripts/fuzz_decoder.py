@@ -63,12 +63,7 @@ class Harness:
                 await self._target.close()
             self._target, self._messages = fuzz_target.Fuzzed(), 0
         self._messages += 1
-        if data[:1] == b"\x00":
-            cut = data[1] if len(data) > 1 else 0
-            head, body = data[2 : 2 + cut], data[2 + cut :]
-        else:
-            head, body = fuzz_target.header(), data
-        self._target.feed(head, body)
+        self._target.feed(data[1:] if data[:1] == b"\x00" else fuzz_target.header() + data)
         for _ in range(3):
             await asyncio.sleep(0)  # runs the tasks that the message has started
 

@@ -46,7 +46,7 @@ class Peer(Caller):
         """``up``: the peer has connected to this side."""
         super().__init__(home, link, up=up)
         self._incoming = up
-        self._header: codec.Bytes = b""
+        self._header = b""
         self._now = home.now
         self.serving = Serving(home, link, self.session, self._encoder, self._whole, self._arm)
         self._was_heard = True
@@ -86,11 +86,13 @@ class Peer(Caller):
 
     # ------------------------------------------------------------------ messages
 
-    def received(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+    def received(self, message: codec.Bytes, buffers: Frames) -> None:
         """Raises RemoteProtocolError if the message is malformed; no envelope of it has been processed then."""
-        if header != self._header or self.session.epoch is None:
-            node, epoch = codec.unpack_header(header)
-            envelopes = codec.unpack_envelopes(body, buffers)
+        known = self._header
+        if not known or message[: len(known)] != known or self.session.epoch is None:
+            node, epoch, size = codec.unpack_header(message)
+            header = bytes(message[:size])
+            envelopes = codec.unpack_envelopes(memoryview(message)[size:], buffers)
             if self.session.is_over(epoch) or self._home.is_replaced(epoch):
                 if self._incoming:
                     raise RemoteProtocolError(
@@ -99,14 +101,14 @@ class Peer(Caller):
                 return  # it was under way when its sender was restarted
             self._home.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
-            if self._header and header != self._header:
+            if known and header != known:
                 self.serving.forget()
             self._header = header
             self.serving.identify(node, epoch)
             if effects is not None:
                 self._carry_out(effects)
         else:
-            envelopes = codec.unpack_envelopes(body, buffers)
+            envelopes = codec.unpack_envelopes(memoryview(message)[len(known) :], buffers)
             self.session.heard(self.session.epoch)
         self._was_heard = True
         if self._incoming and (now := self._now()) >= self.serving.lease.check_at:

@@ -128,7 +128,7 @@ class Network:
         there: Link
 
         def back_and_forth(to: Link, frames: list[codec.Bytes]) -> None:
-            self._loop.call_soon(self.received, to, frames[0], frames[1], frames[2:])
+            self._loop.call_soon(self.received, to, frames[0], frames[1:])
 
         here = Link(self.address, self._header, lambda frames: back_and_forth(there, frames))
         there = Link(self.address, self._header, lambda frames: back_and_forth(here, frames))
@@ -178,7 +178,7 @@ class Network:
 
     # ------------------------------------------------------------------ wire.Listener
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
         if self._closed:
             return
         peer: Peer | None = link.peer
@@ -187,7 +187,7 @@ class Network:
             link.peer = peer = Peer(self, link, up=True)
             self._incoming[peer] = None
         try:
-            peer.received(header, body, buffers)
+            peer.received(message, buffers)
         except RemoteProtocolError as error:
             self._refuse(peer, link, error)
 

@@ -26,6 +26,7 @@ Bytes = bytes | bytearray | memoryview
 MAX_ENVELOPE_BYTES = 32 * 2**20
 MAX_BODY_BYTES = MAX_ENVELOPE_BYTES + 2 * 2**20
 MAX_BUFFERS = 1024
+MAX_HEADER_BYTES = 4096
 # An empty list takes one byte on the wire and 64 or more in memory, so a limit in bytes does not bound the memory that
 # decoding takes. As with bytes, a body may hold more than an envelope. msgpack itself limits nesting to 1024.
 MAX_ENVELOPE_ITEMS = 2**20
@@ -179,12 +180,12 @@ def unchanging(buffers: Sequence[memoryview]) -> list[memoryview]:
     return [view if memoryview(view.obj).readonly else memoryview(bytes(view)) for view in buffers]
 
 
-def join(packed: Sequence[bytes]) -> bytes:
-    """One MessagePack array of items that are packed already."""
+def join(packed: Sequence[bytes], header: bytes = b"") -> bytes:
+    """One MessagePack array of items that are packed already, after ``header``."""
     count = len(packed)
     if count < 16:
-        return b"".join((_SHORT_ARRAYS[count], *packed))
-    return b"".join((_LONG_ARRAY.pack(0xDD, count), *packed))
+        return b"".join((header, _SHORT_ARRAYS[count], *packed))
+    return b"".join((header, _LONG_ARRAY.pack(0xDD, count), *packed))
 
 
 # https://github.com/msgpack/msgpack/blob/master/spec.md: fixarray, and array 32.
@@ -211,14 +212,23 @@ def pack_header(node: str, epoch: int) -> bytes:
     return header
 
 
-def unpack_header(header: Bytes) -> tuple[str, int]:
-    """Node and epoch of the sender. Raises RemoteProtocolError if the header is invalid, or of another version."""
-    head = unpack(header, max_bytes=4096)
-    match head:
+def unpack_header(message: Bytes) -> tuple[str, int, int]:
+    """Node and epoch of the sender, and the size of the header, with which a message begins.
+
+    Raises RemoteProtocolError if the header is invalid, or of another version.
+    """
+    walker = msgpack.Unpacker(None, max_buffer_size=MAX_HEADER_BYTES)
+    walker.feed(memoryview(message)[:MAX_HEADER_BYTES])
+    try:
+        walker.skip()
+    except (ValueError, msgpack.UnpackException):
+        raise RemoteProtocolError("not a flexmarl message") from None
+    size = walker.tell()
+    match unpack(message[:size]):
         case [str(magic), int(version), *_] if magic == MAGIC and version != VERSION:
             raise RemoteProtocolError(f"the peer speaks protocol version {version}, this side {VERSION}")
         case [str(magic), int(), str(node), int(epoch)] if magic == MAGIC:
-            return node, epoch
+            return node, epoch, size
     raise RemoteProtocolError("not a flexmarl message")
 
 

@@ -1,7 +1,7 @@
 """Messages between two actor systems.
 
-One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch``: the sender's incarnation, see
-``incarnations.py``), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the
+One ZeroMQ message is a frame of two MessagePack arrays, the header ``[MAGIC, VERSION, node, epoch]`` (``epoch``: the
+sender's incarnation, see ``incarnations.py``) and the body, an array of envelopes, and then the raw buffers that the
 envelopes refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An
 envelope is one of
 
@@ -34,7 +34,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 MAGIC = "flexmarl"
-VERSION = 2
+VERSION = 3
 
 
 class Kind(IntEnum):

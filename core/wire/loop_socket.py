@@ -34,7 +34,7 @@ class LoopSocket:
         self,
         socket: "zmq.Socket[bytes]",
         deliver: Callable[[Frames], None],
-        small_frames: int = 2,
+        small_frames: int = 1,
         *,
         whole_first: bool = False,
     ) -> None:

@@ -76,7 +76,7 @@ class Link:
     def send(self, envelope: bytes, buffers: Sequence[codec.Bytes] = ()) -> None:
         if buffers:  # indexes count from the message's first buffer, so it travels alone
             self.flush()
-            self._transmit([self._header, codec.join([envelope]), *buffers])
+            self._transmit([codec.join([envelope], self._header), *buffers])
             return
         if self._in_tick:
             self._alone = False
@@ -84,7 +84,7 @@ class Link:
             self._in_tick = True
             self._loop.call_soon(self._end_tick)
             if self._alone:
-                self._transmit([self._header, codec.join([envelope])])
+                self._transmit([codec.join([envelope], self._header)])
                 return
             self._alone = True
         queued = self._queued
@@ -102,7 +102,7 @@ class Link:
     def flush(self) -> None:
         if self._queued:
             queued, self._queued, self._queued_bytes = self._queued, [], 0
-            self._transmit([self._header, codec.join(queued)])
+            self._transmit([codec.join(queued, self._header)])
 
     def forget_unsent(self) -> None:
         """Drops messages that have not left yet: the peer has gone."""
@@ -122,7 +122,9 @@ class Link:
 class Listener(Protocol):
     """Receives the events of a wire; called on the loop, never from within ``send``."""
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None: ...
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
+        """``message``: the header and the envelopes."""
+        ...
 
     def connected(self, link: Link) -> None:
         """A link made by ``connect`` is up (again). Alternates with ``disconnected``."""

@@ -16,8 +16,8 @@ class Stranger:
         self.reads = False
         """Confirms what it receives, also after the first reply."""
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
-        answer = codec.unpack_envelopes(body, buffers)
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
+        answer = codec.unpack_envelopes(message[codec.unpack_header(message)[2] :], buffers)
         if any(kind != Kind.PING for kind, *_ in answer):
             self.answers.append([envelope for envelope in answer if envelope[0] != Kind.PING])
         for kind, number, *_ in answer:

@@ -85,7 +85,7 @@ class Fuzzed:
         self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
-        self.network.received(self.incoming, header(), confirmation(), [])
+        self.network.received(self.incoming, header() + confirmation(), [])
         self.asked = self.network.peer(ADDRESS)
         self.asked.connected()
         self.calls = [
@@ -101,10 +101,10 @@ class Fuzzed:
             item async for item in peer.stream("far", "count", (3,), {}, 30.0, signature_of(Target, "count"))
         ]
 
-    def feed(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames = ()) -> None:
+    def feed(self, message: codec.Bytes, buffers: Frames = ()) -> None:
         """Passes a message on as the wire does, from the stranger and from the peer that was called."""
-        self.network.received(self.incoming, header, body, buffers)
-        self.network.received(self.asked.link, header, body, buffers)
+        self.network.received(self.incoming, message, buffers)
+        self.network.received(self.asked.link, message, buffers)
 
     async def close(self) -> None:
         self.network.close()

@@ -340,7 +340,15 @@ def test_what_is_no_list_of_envelopes_is_refused(body: Any) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=100), st.integers(0, 2**63 - 1))
 def test_a_header_comes_back(node: str, epoch: int) -> None:
-    assert codec.unpack_header(codec.pack_header(node, epoch)) == (node, epoch)
+    header = codec.pack_header(node, epoch)
+    assert codec.unpack_header(header) == (node, epoch, len(header))
+
+
+@given(st.binary(max_size=8000))
+def test_a_header_ends_where_the_body_begins(body: bytes) -> None:
+    header = codec.pack_header("node", 7)
+    assert codec.unpack_header(header + body) == ("node", 7, len(header))
+    assert codec.unpack_header(memoryview(header + body)) == ("node", 7, len(header))
 
 
 @pytest.mark.parametrize(
@@ -367,6 +375,8 @@ def test_a_peer_of_another_version_is_told_both(fields: list[Any]) -> None:
         msgpack.packb([MAGIC, VERSION, "n", 1, 2]),
         msgpack.packb({MAGIC: VERSION}),
         codec.pack_header("n" * 5000, 1),
+        codec.pack_header("node", 1)[:-1],
+        b"\xdd\xff\xff\xff\xff" * 800,
     ],
 )
 def test_a_foreign_header_is_refused(header: bytes) -> None:

@@ -69,13 +69,13 @@ async def _run_fuzzed(bodies: list[bytes], head: bytes) -> None:
     neighbour = fuzzed.wire.connect("a neighbour")
     try:
         for body in bodies:
-            fuzzed.feed(head, body, [b"buffer"])
+            fuzzed.feed(head + body, [b"buffer"])
             await asyncio.sleep(0)
         served = fuzzed.mailboxes["target"].statistics().served
         ask = codec.Encoder().pack([Kind.CALL, 1, "target", "echo", 5.0, [3], {}, 1])
         neighbours = codec.pack_header("neighbour", 1)
-        fuzzed.network.received(neighbour, neighbours, codec.join([ask]), [])
-        fuzzed.network.received(neighbour, neighbours, confirmation(), [])
+        fuzzed.network.received(neighbour, codec.join([ask], neighbours), [])
+        fuzzed.network.received(neighbour, neighbours + confirmation(), [])
         for _ in range(100):
             if fuzzed.mailboxes["target"].statistics().served > served:
                 break
@@ -108,7 +108,7 @@ def test_a_peer_raises_nothing_but_protocol_errors(bodies: list[bytes]) -> None:
         try:
             for body in bodies:
                 try:
-                    fuzzed.asked.received(header(), body, [b"buffer"])
+                    fuzzed.asked.received(header() + body, [b"buffer"])
                 except RemoteProtocolError:
                     continue
         finally:
@@ -134,7 +134,7 @@ def test_an_error_with_any_fields_is_the_declared_one_a_remote_one_or_a_refused_
                     words[3] if words[3] == "" else "Refused",
                     fields,
                 ]
-                fuzzed.feed(header(), codec.join([codec.Encoder().pack(error)]))
+                fuzzed.feed(codec.join([codec.Encoder().pack(error)], header()))
             async with asyncio.timeout(PATIENCE_S):
                 ends = await asyncio.gather(fuzzed.calls[0], fuzzed.calls[2], return_exceptions=True)
             assert all(
@@ -169,7 +169,7 @@ async def test_what_claims_much_costs_what_it_weighs(envelopes: list[list[Any]])
     tracemalloc.start()
     try:
         started = time.process_time()
-        fuzzed.feed(header(), body)
+        fuzzed.feed(header() + body)
         took_s = time.process_time() - started  # of the CPU: other processes must not count
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -182,7 +182,7 @@ async def test_what_claims_much_costs_what_it_weighs(envelopes: list[list[Any]])
 async def test_the_peer_that_sent_rubbish_gets_an_error_and_the_others_keep_their_calls() -> None:
     fuzzed = Fuzzed()
     await asyncio.sleep(0)
-    fuzzed.network.received(fuzzed.incoming, header(), b"rubbish", [])
+    fuzzed.network.received(fuzzed.incoming, header() + b"rubbish", [])
     assert fuzzed.network.refused_messages == 1
     await asyncio.sleep(0)
     assert fuzzed.wire.sent_bytes > 0
