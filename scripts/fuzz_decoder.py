@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["flexmarl.core", "tests.core.fuzz_targe
     from tests.core import fuzz_target
 
     from flexmarl.core.errors import RemoteProtocolError
-    from flexmarl.core.protocol import codec
+    from flexmarl.core.protocol import codec, messages
 
 # A network is replaced by a new one after this many messages.
 MESSAGES_PER_NETWORK = 50
@@ -45,11 +45,11 @@ class Harness:
         try:
             match data[0] % 4:
                 case 0:
-                    codec.unpack_header(rest)
+                    messages.unpack_header(rest)
                 case 1:
-                    codec.unpack_envelopes(rest, (b"first", b"second"))
+                    messages.unpack_envelopes(rest, (b"first", b"second"))
                 case 2:
-                    codec.unpack_envelopes(rest)
+                    messages.unpack_envelopes(rest)
                 case 3:
                     self._loop.run_until_complete(self._feed(rest))
         except RemoteProtocolError:
@@ -73,8 +73,8 @@ def seeds(corpus: Path) -> None:
     packed = [codec.Encoder().pack(envelope) for envelope in fuzz_target.valid_envelopes()]
     inputs = [b"\x00" + fuzz_target.header()]
     for first in (1, 2, 3):
-        inputs += [bytes((first,)) + codec.join([envelope]) for envelope in packed]
-        inputs.append(bytes((first,)) + codec.join(packed))
+        inputs += [bytes((first,)) + messages.join([envelope]) for envelope in packed]
+        inputs.append(bytes((first,)) + messages.join(packed))
     for number, content in enumerate(inputs):
         (corpus / f"seed-{number}").write_bytes(content)
 

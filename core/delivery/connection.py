@@ -16,7 +16,7 @@ from ..errors import (
     SystemClosed,
     Unreachable,
 )
-from ..protocol import codec
+from ..protocol import codec, messages
 from ..protocol.envelopes import REQUESTS, Envelope, Kind
 from ..protocol.session import Effects, LinkState, SessionStatistics
 from ..telemetry import get_logger
@@ -56,8 +56,8 @@ class Peer(Caller):
         self._left = False
         """It has said goodbye."""
         self._on: dict[int, Callable[[Envelope], None]] = {
-            **dict.fromkeys(REQUESTS, self.serving.on_request),
-            Kind.REPLY: self._on_reply,
+            **dict.fromkeys(REQUESTS, self.serving.on_requests),
+            Kind.REPLY: self._on_replies,
             Kind.ERROR: self._on_error,
             Kind.ITEM: self._on_item,
             Kind.CANCEL: self.serving.on_cancel,
@@ -69,7 +69,7 @@ class Peer(Caller):
             Kind.BYE: self._on_bye,
         }
         if link.may_call is not None:
-            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_request))
+            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_requests))
 
     @property
     def link(self) -> Link:
@@ -90,9 +90,9 @@ class Peer(Caller):
         """Raises RemoteProtocolError if the message is malformed; no envelope of it has been processed then."""
         known = self._header
         if not known or message[: len(known)] != known or self.session.epoch is None:
-            node, epoch, size = codec.unpack_header(message)
+            node, epoch, size = messages.unpack_header(message)
             header = bytes(message[:size])
-            envelopes = codec.unpack_envelopes(memoryview(message)[size:], buffers)
+            envelopes = messages.unpack_envelopes(memoryview(message)[size:], buffers)
             if self.session.is_over(epoch) or self._home.is_replaced(epoch):
                 if self._incoming:
                     raise RemoteProtocolError(
@@ -108,7 +108,7 @@ class Peer(Caller):
             if effects is not None:
                 self._carry_out(effects)
         else:
-            envelopes = codec.unpack_envelopes(memoryview(message)[len(known) :], buffers)
+            envelopes = messages.unpack_envelopes(memoryview(message)[len(known) :], buffers)
             self.session.heard(self.session.epoch)
         self._was_heard = True
         if self._incoming and (now := self._now()) >= self.serving.lease.check_at:
@@ -225,7 +225,8 @@ class Peer(Caller):
         is_up = self.session.state is LinkState.UP
         for request in effects.expired:
             phase = "waiting for the reply" if is_up else f"waiting for a connection to {self.address}"
-            reject(request.waiter, CallTimeout(request.actor, request.endpoint, request.timeout_s, phase))
+            head = request.head
+            reject(request.waiter, CallTimeout(head.actor, head.endpoint, head.timeout_s, phase))
             self._send([Kind.CANCEL, request.id])
         for request in effects.dead:
             reject(request.waiter, error or self._death(request.actor, effects.reason))

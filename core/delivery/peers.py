@@ -18,7 +18,7 @@ from ..errors import (
     Unreachable,
     text_of,
 )
-from ..protocol import codec
+from ..protocol import codec, messages
 from ..protocol.envelopes import Kind
 from ..protocol.incarnations import Incarnations
 from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
@@ -69,7 +69,7 @@ class Network:
     def start(self, journal: Path | None) -> None:
         """Binds. ``journal``: the file in which answers to idempotent calls outlive this process; None: they don't."""
         self._journal = journal
-        self._header = codec.pack_header(self.name, self._wire.epoch)
+        self._header = messages.pack_header(self.name, self._wire.epoch)
         self._loop = asyncio.get_running_loop()
         self._wire.start(self._header, self)
 
