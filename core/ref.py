@@ -108,10 +108,12 @@ class ActorRef(Generic[Api]):
         To be awaited: it waits for credit if a whole window of messages to the actor is not processed yet, and raises
         CallTimeout after ``timeout_s``.
         """
-        try:
-            peer = self._peer()
-        except FlexmarlError as error:
-            return _failed(error)
+        peer = self._known_peer
+        if peer is None or peer.dead is not None:
+            try:
+                peer = self._peer()
+            except FlexmarlError as error:
+                return _failed(error)
         return peer.tell(self.name, endpoint, args, kwargs, _checked(timeout_s))
 
     def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .declared_errors import DeclaredErrors
 from .errors import RemoteProtocolError
-from .protocol import codec
+from .protocol.messages import Undecodable
 from .wire_types import fields_type, first_problem, wire_type
 
 _MARK = "__flexmarl_endpoint__"
@@ -74,21 +74,24 @@ class Signature:
         self._result = TypeAdapter(wire_type(returned)).validator
 
     def arguments(
-        self, args: list[Any] | codec.Undecodable, kwargs: dict[Any, Any], context: Any
+        self, args: list[Any] | Undecodable, kwargs: dict[Any, Any], context: Any
     ) -> dict[str, Any]:
         """Keyword arguments for the function. Raises RemoteProtocolError naming the field that is wrong."""
         if args:
-            if isinstance(args, codec.Undecodable):
+            if isinstance(args, Undecodable):
                 raise RemoteProtocolError(f"{self.name}: its arguments {args.reason}")
             names = self._positional
             if len(args) > len(names):
                 raise RemoteProtocolError(
                     f"{self.name} takes {len(names)} arguments by position, got {len(args)}"
                 )
-            positional, position = {}, 0
-            for value in args:  # dict(zip(...)) takes five times as long
-                positional[names[position]] = value
-                position += 1  # noqa: SIM113  # enumerate doubles the time
+            if len(args) == 1:
+                positional = {names[0]: args[0]}
+            else:
+                positional, position = {}, 0
+                for value in args:  # dict(zip(...)) takes five times as long
+                    positional[names[position]] = value
+                    position += 1  # noqa: SIM113  # enumerate doubles the time
             if kwargs and (twice := positional.keys() & kwargs.keys()):
                 raise RemoteProtocolError(f"{self.name}: {min(twice)} is given by position and by name")
             kwargs = {**positional, **kwargs} if kwargs else positional

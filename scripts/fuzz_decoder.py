@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["flexmarl.core", "tests.core.fuzz_targe
     from tests.core import fuzz_target
 
     from flexmarl.core.errors import RemoteProtocolError
-    from flexmarl.core.protocol import codec
+    from flexmarl.core.protocol import codec, messages
 
 # A network is replaced by a new one after this many messages.
 MESSAGES_PER_NETWORK = 50
@@ -45,11 +45,11 @@ class Harness:
         try:
             match data[0] % 4:
                 case 0:
-                    codec.unpack_header(rest)
+                    messages.unpack_header(rest)
                 case 1:
-                    codec.unpack_envelopes(rest, (b"first", b"second"))
+                    messages.unpack_envelopes(rest, (b"first", b"second"))
                 case 2:
-                    codec.unpack_envelopes(rest)
+                    messages.unpack_envelopes(rest)
                 case 3:
                     self._loop.run_until_complete(self._feed(rest))
         except RemoteProtocolError:
@@ -63,12 +63,7 @@ class Harness:
                 await self._target.close()
             self._target, self._messages = fuzz_target.Fuzzed(), 0
         self._messages += 1
-        if data[:1] == b"\x00":
-            cut = data[1] if len(data) > 1 else 0
-            head, body = data[2 : 2 + cut], data[2 + cut :]
-        else:
-            head, body = fuzz_target.header(), data
-        self._target.feed(head, body)
+        self._target.feed(data[1:] if data[:1] == b"\x00" else fuzz_target.header() + data)
         for _ in range(3):
             await asyncio.sleep(0)  # runs the tasks that the message has started
 
@@ -78,8 +73,8 @@ def seeds(corpus: Path) -> None:
     packed = [codec.Encoder().pack(envelope) for envelope in fuzz_target.valid_envelopes()]
     inputs = [b"\x00" + fuzz_target.header()]
     for first in (1, 2, 3):
-        inputs += [bytes((first,)) + codec.join([envelope]) for envelope in packed]
-        inputs.append(bytes((first,)) + codec.join(packed))
+        inputs += [bytes((first,)) + messages.join([envelope]) for envelope in packed]
+        inputs.append(bytes((first,)) + messages.join(packed))
     for number, content in enumerate(inputs):
         (corpus / f"seed-{number}").write_bytes(content)
 

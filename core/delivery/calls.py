@@ -21,13 +21,14 @@ from ..errors import (
 )
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
+from ..protocol.messages import requests_to
 from ..protocol.open_requests import Request
 from ..protocol.session import LinkState, Session
 from ..signature import Signature
 from ..wire.wire import Link
 from .requests import Home
 from .streams import StreamReader
-from .unsent import Unsent
+from .unsent import Packed, Unsent
 
 # A global name costs less than an enum's attribute.
 _CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
@@ -80,14 +81,14 @@ class Caller(ABC):
         call = self._new_call(signature)
         kind = _IDEMPOTENT_CALL if signature is not None and signature.idempotent else _CALL
         try:
-            fields, buffers = self._pack(kind, actor, endpoint, timeout_s, args, kwargs)
+            packed = self._pack(kind, actor, endpoint, timeout_s, args, kwargs)
         except LocalProtocolError as error:
             call.set_exception(error)
             return call
         if self.dead is None and self._requests.credit(actor).take():
-            call.request_id = self._send_request(kind, actor, endpoint, timeout_s, fields, buffers, call)
+            call.request_id = self._send_request(packed, timeout_s, call)
         else:
-            self._wait_credit(Unsent(call, kind, actor, endpoint, timeout_s, fields, buffers))
+            self._wait_credit(Unsent(call, packed))
         return call
 
     def tell(
@@ -95,22 +96,22 @@ class Caller(ABC):
     ) -> Call:
         """Done when the message has left, or is queued for a peer that is being connected."""
         try:
-            fields, buffers = self._pack(_TELL, actor, endpoint, timeout_s, args, kwargs)
+            packed = self._pack(_TELL, actor, endpoint, timeout_s, args, kwargs)
         except LocalProtocolError as error:
             call = self._new_call(None)
             call.set_exception(error)
             return call
         if self.dead is None and self._requests.credit(actor).take():
-            self._send_request(_TELL, actor, endpoint, timeout_s, fields, buffers, None)
+            self._send_request(packed, timeout_s, None)
             return self._sent
         call = self._new_call(None)
-        self._wait_credit(Unsent(call, _TELL, actor, endpoint, timeout_s, fields, buffers))
+        self._wait_credit(Unsent(call, packed))
         return call
 
     def has_tells(self) -> bool:
         """True if a one-way message waits for credit, or is not known to be processed."""
         return self._requests.has_tells() or any(
-            isinstance(unsent, Unsent) and unsent.kind is _TELL for unsent in self._requests.waiting()
+            isinstance(unsent, Unsent) and unsent.head.kind is _TELL for unsent in self._requests.waiting()
         )
 
     async def wait_tells_done(self) -> None:
@@ -124,11 +125,11 @@ class Caller(ABC):
         """Raises NoCredit if ``tell`` would wait."""
         if self.dead is not None:
             raise self.dead
-        fields, buffers = self._pack(_TELL, actor, endpoint, 0.0, args, kwargs)
+        packed = self._pack(_TELL, actor, endpoint, 0.0, args, kwargs)
         credit = self._requests.credit(actor)
         if not credit.take():
             raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
-        self._send_request(_TELL, actor, endpoint, 0.0, fields, buffers, None)
+        self._send_request(packed, 0.0, None)
 
     async def stream(
         self,
@@ -139,12 +140,12 @@ class Caller(ABC):
         timeout_s: float,
         signature: Signature | None,
     ) -> AsyncIterator[Any]:
-        fields, buffers = self._pack(_STREAM, actor, endpoint, timeout_s, args, kwargs)
+        packed = self._pack(_STREAM, actor, endpoint, timeout_s, args, kwargs)
         reader, sent = StreamReader(actor), self._new_call(None)
         if self.dead is None and self._requests.credit(actor).take():
-            request_id = self._send_request(_STREAM, actor, endpoint, timeout_s, fields, buffers, reader)
+            request_id = self._send_request(packed, timeout_s, reader)
         else:
-            self._wait_credit(Unsent(sent, _STREAM, actor, endpoint, timeout_s, fields, buffers, reader))
+            self._wait_credit(Unsent(sent, packed, reader))
             await sent
             request_id = sent.request_id
         window = self._home.settings.stream_window
@@ -190,54 +191,46 @@ class Caller(ABC):
         timeout_s: float,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-    ) -> tuple[bytes, Sequence[memoryview]]:
-        """The fields that a request has when it is made, and its buffers: it may have to wait for credit."""
+    ) -> Packed:
+        """A request as it is when it is made: it may have to wait for credit."""
         delivery = current_delivery.get()
         trace_id = next(self._trace_ids) if delivery is None else delivery.trace_id
-        fields: tuple[Any, ...] = (actor, endpoint, timeout_s, args, kwargs, trace_id)
-        encoder = self._encoder
-        if kind is _IDEMPOTENT_CALL:
-            encoder = self._whole
-        elif kind is _STREAM:
-            fields += (self.session.settings.stream_window,)
+        encoder = self._whole if kind is _IDEMPOTENT_CALL else self._encoder
         try:
-            packed = encoder.pack(fields, as_items=True)
+            head = requests_to(kind._value_, actor, endpoint, timeout_s)
+            item = encoder.pack((args, kwargs, trace_id), as_items=True)
         except LocalProtocolError as error:
             raise LocalProtocolError(f"arguments of {actor}.{endpoint}: {error}") from error.__cause__
         if not encoder.buffers:
-            return packed, ()
+            return head, item, ()
         buffers = encoder.take_buffers()
-        return packed, codec.unchanging(buffers) if kind is _TELL else buffers
+        return head, item, codec.unchanging(buffers) if kind is _TELL else buffers
 
-    def _send_request(
-        self,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        fields: bytes,
-        buffers: Sequence[memoryview],
-        waiter: Call | StreamReader | None,
-    ) -> int:
-        """Sends a request that has taken credit; returns its id."""
+    def _send_request(self, packed: Packed, rest_s: float, waiter: Call | StreamReader | None) -> int:
+        """Sends a request that has taken credit; returns its id. ``rest_s``: until its deadline."""
         session, requests = self.session, self._requests
-        now = self._loop.time()
-        size_bytes = len(fields)
+        head, item, buffers = packed
+        kind = head.kind
+        size_bytes = len(item)
         if buffers:
             size_bytes += sum(buffer.nbytes for buffer in buffers)
-        request = requests.add(now, kind, actor, endpoint, timeout_s, waiter, size_bytes)
+        deadline = self._loop.time() + rest_s if kind is _CALL or kind is _IDEMPOTENT_CALL else math.inf
+        request = requests.add(deadline, head, waiter, size_bytes)
         request_id = request.id
-        if kind is _IDEMPOTENT_CALL:
+        if kind is _CALL or kind is _TELL:
+            self._link.send_item(head, request_id, item, buffers)
+        elif kind is _IDEMPOTENT_CALL:
             numbers = (requests.acknowledged_below(request_id), self._number)
-            fields += self._encoder.pack(numbers, as_items=True)
-            request.frames = packed = codec.pack_request(kind, request_id, fields)
+            further = self._encoder.pack(numbers, as_items=True)
+            request.frames = head.pack(request_id, (item,), further)
+            self._link.send(request.frames)
         else:
-            packed = codec.pack_request(kind, request_id, fields)
-        self._link.send(packed, buffers)
+            further = self._encoder.pack((session.settings.stream_window,), as_items=True)
+            self._link.send(head.pack(request_id, (item,), further), buffers)
         if session.next_tick is None or session.state is not _UP:
-            session.need(now)
+            session.need(self._loop.time())
             self._arm()
-        elif self._timer is None or now + timeout_s < self._due:
+        elif deadline < self._due:
             self._arm()
         return request_id
 
@@ -250,33 +243,32 @@ class Caller(ABC):
             return
         now = self._loop.time()
         unsent.call.unsent = unsent
-        unsent.deadline = now + unsent.timeout_s
-        if unsent.timeout_s < math.inf:
+        unsent.deadline = now + unsent.head.timeout_s
+        if unsent.deadline < math.inf:
             unsent.timer = self._loop.call_at(unsent.deadline, self._credit_is_late, unsent)
-        self._requests.credit(unsent.actor).waiting.append(unsent)
+        self._requests.credit(unsent.head.actor).waiting.append(unsent)
         self.session.need(now)
         self._arm()
 
     def _credit_is_late(self, unsent: Unsent) -> None:
         if not unsent.done():
-            credit = self._requests.credit(unsent.actor)
+            head = unsent.head
+            credit = self._requests.credit(head.actor)
             credit.waiting.remove(unsent)
             phase = f"waiting for credit, {credit.requests} requests are under way to it"
-            unsent.set_exception(CallTimeout(unsent.actor, unsent.endpoint, unsent.timeout_s, phase))
+            unsent.set_exception(CallTimeout(head.actor, head.endpoint, head.timeout_s, phase))
 
     def _give_credit(self, granted: list[Waiter]) -> None:
         """Sends the requests that hold credit now, and those that get it then."""
         for unsent in granted:
             assert isinstance(unsent, Unsent), "only these wait for credit"
             unsent.settle()
-            call, kind, rest_s = unsent.call, unsent.kind, max(unsent.deadline - self._loop.time(), 0.0)
-            waiter = {_TELL: None, _STREAM: unsent.reader}.get(kind, call)
-            call.request_id = self._send_request(
-                kind, unsent.actor, unsent.endpoint, rest_s, unsent.fields, unsent.buffers, waiter
-            )
+            call, head, rest_s = unsent.call, unsent.head, max(unsent.deadline - self._loop.time(), 0.0)
+            waiter = {_TELL: None, _STREAM: unsent.reader}.get(head.kind, call)
+            call.request_id = self._send_request(unsent.packed, rest_s, waiter)
             if waiter is not call:
                 call.set_result(None)
-            granted += self._requests.credit(unsent.actor).grant()
+            granted += self._requests.credit(head.actor).grant()
 
     # ------------------------------------------------------------------ callers that give up
 
@@ -286,7 +278,7 @@ class Caller(ABC):
             self._abandon(call.request_id)
         else:
             unsent.settle()
-            self._requests.credit(unsent.actor).waiting.remove(unsent)
+            self._requests.credit(unsent.head.actor).waiting.remove(unsent)
 
     def _abandon(self, request_id: int) -> None:
         request = self._requests.get(request_id)
@@ -298,20 +290,23 @@ class Caller(ABC):
 
     # ------------------------------------------------------------------ answers
 
-    def _on_reply(self, envelope: Envelope) -> None:
-        request, granted = self._requests.finish(envelope[1])
-        if granted:
-            self._give_credit(granted)
-        waiter = None if request is None else request.waiter
-        if isinstance(waiter, Call):
-            if not waiter.done():
-                signature, value = waiter.signature, envelope[2]
-                try:
-                    waiter.set_result(value if signature is None else signature.result(value, self._home))
-                except RemoteProtocolError as error:
-                    waiter.set_exception(error)
-        elif isinstance(waiter, StreamReader):
-            waiter.set_result(envelope[2])
+    def _on_replies(self, envelope: Envelope) -> None:
+        request_id = envelope[1]
+        for value in envelope[2]:
+            request, granted = self._requests.finish(request_id)
+            request_id += 1
+            if granted:
+                self._give_credit(granted)
+            waiter = None if request is None else request.waiter
+            if isinstance(waiter, Call):
+                if not waiter.done():
+                    signature = waiter.signature
+                    try:
+                        waiter.set_result(value if signature is None else signature.result(value, self._home))
+                    except RemoteProtocolError as error:
+                        waiter.set_exception(error)
+            elif isinstance(waiter, StreamReader):
+                waiter.set_result(value)
 
     def _on_error(self, envelope: Envelope) -> None:
         request, granted = self._requests.finish(envelope[1])

@@ -16,7 +16,7 @@ from ..errors import (
     SystemClosed,
     Unreachable,
 )
-from ..protocol import codec
+from ..protocol import codec, messages
 from ..protocol.envelopes import REQUESTS, Envelope, Kind
 from ..protocol.session import Effects, LinkState, SessionStatistics
 from ..telemetry import get_logger
@@ -46,7 +46,7 @@ class Peer(Caller):
         """``up``: the peer has connected to this side."""
         super().__init__(home, link, up=up)
         self._incoming = up
-        self._header: codec.Bytes = b""
+        self._header = b""
         self._now = home.now
         self.serving = Serving(home, link, self.session, self._encoder, self._whole, self._arm)
         self._was_heard = True
@@ -56,8 +56,8 @@ class Peer(Caller):
         self._left = False
         """It has said goodbye."""
         self._on: dict[int, Callable[[Envelope], None]] = {
-            **dict.fromkeys(REQUESTS, self.serving.on_request),
-            Kind.REPLY: self._on_reply,
+            **dict.fromkeys(REQUESTS, self.serving.on_requests),
+            Kind.REPLY: self._on_replies,
             Kind.ERROR: self._on_error,
             Kind.ITEM: self._on_item,
             Kind.CANCEL: self.serving.on_cancel,
@@ -69,7 +69,7 @@ class Peer(Caller):
             Kind.BYE: self._on_bye,
         }
         if link.may_call is not None:
-            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_request))
+            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_requests))
 
     @property
     def link(self) -> Link:
@@ -86,11 +86,13 @@ class Peer(Caller):
 
     # ------------------------------------------------------------------ messages
 
-    def received(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+    def received(self, message: codec.Bytes, buffers: Frames) -> None:
         """Raises RemoteProtocolError if the message is malformed; no envelope of it has been processed then."""
-        if header != self._header or self.session.epoch is None:
-            node, epoch = codec.unpack_header(header)
-            envelopes = codec.unpack_envelopes(body, buffers)
+        known = self._header
+        if not known or message[: len(known)] != known or self.session.epoch is None:
+            node, epoch, size = messages.unpack_header(message)
+            header = bytes(message[:size])
+            envelopes = messages.unpack_envelopes(memoryview(message)[size:], buffers)
             if self.session.is_over(epoch) or self._home.is_replaced(epoch):
                 if self._incoming:
                     raise RemoteProtocolError(
@@ -99,14 +101,14 @@ class Peer(Caller):
                 return  # it was under way when its sender was restarted
             self._home.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
-            if self._header and header != self._header:
+            if known and header != known:
                 self.serving.forget()
             self._header = header
             self.serving.identify(node, epoch)
             if effects is not None:
                 self._carry_out(effects)
         else:
-            envelopes = codec.unpack_envelopes(body, buffers)
+            envelopes = messages.unpack_envelopes(memoryview(message)[len(known) :], buffers)
             self.session.heard(self.session.epoch)
         self._was_heard = True
         if self._incoming and (now := self._now()) >= self.serving.lease.check_at:
@@ -223,7 +225,8 @@ class Peer(Caller):
         is_up = self.session.state is LinkState.UP
         for request in effects.expired:
             phase = "waiting for the reply" if is_up else f"waiting for a connection to {self.address}"
-            reject(request.waiter, CallTimeout(request.actor, request.endpoint, request.timeout_s, phase))
+            head = request.head
+            reject(request.waiter, CallTimeout(head.actor, head.endpoint, head.timeout_s, phase))
             self._send([Kind.CANCEL, request.id])
         for request in effects.dead:
             reject(request.waiter, error or self._death(request.actor, effects.reason))

@@ -7,7 +7,7 @@ handler can't notice: it has a task of its own from its first step to its last.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -42,22 +42,22 @@ class Requester(Protocol):
 
 
 class Delivery:
-    """One request of a peer to an actor of this side; ``envelope``: see ``envelopes.py``."""
+    """One request of a peer to an actor of this side."""
 
     __slots__ = (
-        "asker", "cancelled", "envelope", "id", "kind", "mailbox", "suspended", "task", "timer", "writer"
+        "asker", "cancelled", "envelope", "id", "index", "kind", "mailbox", "task", "writer"
     )  # fmt: skip
 
-    def __init__(self, asker: Requester, mailbox: "Mailbox", envelope: Envelope) -> None:
+    def __init__(self, asker: Requester, mailbox: "Mailbox", envelope: Envelope, index: int) -> None:
+        """``envelope``: of a run of requests (``envelopes.py``); ``index``: of this one in the run, from 0."""
         self.asker = asker
         self.mailbox = mailbox
         self.envelope = envelope
+        self.index = index
         self.kind: int = envelope[0]
-        self.id: int = envelope[1]
+        self.id: int = envelope[1] + index
         self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
         self.writer: StreamWriter | None = None
-        self.suspended = False
         self.cancelled: Fault | None = None
 
     @property
@@ -81,13 +81,13 @@ class Delivery:
     @property
     def trace_id(self) -> int:
         """The id of the first request of the chain; kept from call to call."""
-        trace_id: int = self.envelope[7]
+        trace_id: int = self.envelope[-1][3 * self.index + 2]
         return trace_id
 
     @property
     def extra(self) -> int:
         """The ``acknowledged_below`` of an idempotent call, the ``window`` of a stream."""
-        number: int = self.envelope[8]
+        number: int = self.envelope[5]
         return number
 
     @property
@@ -110,9 +110,9 @@ class _Misfit(Exception):
     """A request that does not fit any endpoint."""
 
 
-def _same(one: Context, other: Context) -> bool:
+def _is_unchanged(before: Context) -> bool:
     try:
-        return one == other
+        return copy_context() == before
     except Exception:  # noqa: BLE001  # a value that can't be compared: an array, say, that replaced another
         return False
 
@@ -142,7 +142,8 @@ class Mailbox:
         self._actor: object | None = None
         self._endpoints: dict[str, _Endpoint] = {}
         self._queue: deque[Delivery] = deque()
-        self._running: dict[Delivery, None] = {}
+        self._running: dict[Delivery, asyncio.TimerHandle | None] = {}
+        """Requests whose handlers are suspended, with the timer of their deadline."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._current: Delivery | None = None
         self._ready = 0  # tasks that are scheduled and have not begun
@@ -157,10 +158,13 @@ class Mailbox:
         for delivery in self._queue:
             self._make_ready(delivery)
 
-    def deliver(self, delivery: Delivery) -> None:
-        self._queue.append(delivery)
-        if self._ready == 0 or self._suspending:
-            self._make_ready(delivery)
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        self._queue += deliveries
+        if self._suspending:
+            for delivery in deliveries:
+                self._make_ready(delivery)
+        elif self._ready == 0 and deliveries:  # one task runs them all, unless one suspends
+            self._make_ready(deliveries[0])
 
     def cancel(self, delivery: Delivery, why: Fault = Fault.CANCELLED) -> None:
         """The caller has given up."""
@@ -215,15 +219,13 @@ class Mailbox:
     def _after_step(self) -> None:
         delivery, self._current = self._current, None
         if delivery is not None:
-            delivery.suspended = True
             if delivery.task is not None:
                 delivery.task.set_name(f"{self.name}.{delivery.endpoint}")
-            self._running[delivery] = None
-            if delivery.kind in (
-                Kind.CALL,
-                Kind.IDEMPOTENT_CALL,
-            ):  # past its deadline the caller has given up
-                delivery.timer = self._loop.call_later(delivery.timeout_s, self.cancel, delivery)
+            is_call = delivery.kind in (Kind.CALL, Kind.IDEMPOTENT_CALL)
+            # Past the deadline of a call its caller has given up.
+            self._running[delivery] = (
+                self._loop.call_later(delivery.timeout_s, self.cancel, delivery) if is_call else None
+            )
             known = self._endpoints.get(delivery.endpoint)
             if known is not None:
                 known.suspends = self._suspending = True
@@ -258,15 +260,15 @@ class Mailbox:
                 except BaseException as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
                     self._answer_error(delivery, error)
                 delivery.task = None  # breaks the cycle task, context, delivery
-                if delivery.suspended:
-                    self._running.pop(delivery, None)
-                    if delivery.timer is not None:
-                        delivery.timer.cancel()
+                if self._current is not delivery:  # it was suspended
+                    timer = self._running.pop(delivery, None)
+                    if timer is not None:
+                        timer.cancel()
                     return
                 self._current = None
                 if self._suspending and (known := self._endpoints.get(delivery.endpoint)) is not None:
                     known.suspends = known.streams
-                if not _same(copy_context(), before):  # the next handler must not see this one's variables
+                if not _is_unchanged(before):  # the next handler must not see this one's variables
                     return
         finally:
             self._tasks.discard(task)
@@ -279,9 +281,10 @@ class Mailbox:
             if known.streams != (delivery.kind == _STREAM):
                 problem = "is a stream: iterate over it" if known.streams else "is not a stream: await it"
                 raise RemoteProtocolError(f"{known.signature.name} {problem}")
-            arguments = known.signature.arguments(envelope[5], envelope[6], self._context)
+            items, at = envelope[-1], 3 * delivery.index
+            arguments = known.signature.arguments(items[at], items[at + 1], self._context)
             # The handler has them now. Its tasks may keep this delivery alive, which must not keep the arguments too.
-            envelope[5] = envelope[6] = None
+            items[at] = items[at + 1] = None
         except RemoteProtocolError as error:
             raise _Misfit(text_of(error)) from None
         if known.streams:

@@ -18,7 +18,7 @@ from ..errors import (
     Unreachable,
     text_of,
 )
-from ..protocol import codec
+from ..protocol import codec, messages
 from ..protocol.envelopes import Kind
 from ..protocol.incarnations import Incarnations
 from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
@@ -69,7 +69,7 @@ class Network:
     def start(self, journal: Path | None) -> None:
         """Binds. ``journal``: the file in which answers to idempotent calls outlive this process; None: they don't."""
         self._journal = journal
-        self._header = codec.pack_header(self.name, self._wire.epoch)
+        self._header = messages.pack_header(self.name, self._wire.epoch)
         self._loop = asyncio.get_running_loop()
         self._wire.start(self._header, self)
 
@@ -128,7 +128,7 @@ class Network:
         there: Link
 
         def back_and_forth(to: Link, frames: list[codec.Bytes]) -> None:
-            self._loop.call_soon(self.received, to, frames[0], frames[1], frames[2:])
+            self._loop.call_soon(self.received, to, frames[0], frames[1:])
 
         here = Link(self.address, self._header, lambda frames: back_and_forth(there, frames))
         there = Link(self.address, self._header, lambda frames: back_and_forth(here, frames))
@@ -178,7 +178,7 @@ class Network:
 
     # ------------------------------------------------------------------ wire.Listener
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
         if self._closed:
             return
         peer: Peer | None = link.peer
@@ -187,7 +187,7 @@ class Network:
             link.peer = peer = Peer(self, link, up=True)
             self._incoming[peer] = None
         try:
-            peer.received(header, body, buffers)
+            peer.received(message, buffers)
         except RemoteProtocolError as error:
             self._refuse(peer, link, error)
 

@@ -4,7 +4,7 @@ answer to ``answer``, ``answer_error`` or ``answer_fault``.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.incarnations import count_of, lineage_of
 from ..protocol.lease import Lease
+from ..protocol.messages import REPLIES
 from ..protocol.reply_cache import Key
 from ..protocol.session import Admission, Session, Settings
 from ..telemetry import BoundedLog, get_logger
@@ -27,7 +28,6 @@ log = get_logger(__name__)
 _IDEMPOTENT_CALL, _TELL = int(Kind.IDEMPOTENT_CALL), int(Kind.TELL)
 # A mark that a peer has not confirmed is sent again after this time, then after twice as long, up to a heartbeat.
 _MARK_AGAIN_S = 0.05
-_DELIVER = Admission.DELIVER
 # None, packed: the most frequent result.
 _NONE, _NO_BUFFERS = b"\xc0", list[memoryview]()
 # The caller gets at most this many characters of an error's message, and the last ones of its traceback.
@@ -143,46 +143,64 @@ class Serving:
             if delivery.kind == Kind.STREAM:
                 delivery.mailbox.cancel(delivery)
 
-    def on_request(self, envelope: Envelope) -> None:
-        kind, request_id, actor = envelope[0], envelope[1], envelope[2]
-        admission = self._session.admit(request_id, kind)
-        if admission is not _DELIVER:
-            if admission is Admission.OUT_OF_ORDER and kind != Kind.TELL:
-                self._send_fault(request_id, Fault.OUT_OF_ORDER, "it arrived after later ones")
-            return
-        if kind == _IDEMPOTENT_CALL:
-            if request_id in self._serving:
-                return
-            before = self._home.answered_before(self._key(request_id, envelope[9]))
-            if before is not None:
-                if before:
-                    self._link.send(before)
-                return
+    def on_requests(self, envelope: Envelope) -> None:
+        """A run of requests to one endpoint."""
+        kind, first, actor, count = envelope[0], envelope[1], envelope[2], len(envelope[-1]) // 3
+        admitted: Iterable[int] = range(count)
+        if kind == _IDEMPOTENT_CALL or not self._session.admit_run(first, count):
+            admitted = [index for index in admitted if self._admits(first + index, envelope)]
         mailbox = self._home.mailboxes.get(actor)
         if mailbox is None:
-            if kind == Kind.TELL:
-                self._report_done(request_id)
-                self._refusals.warning(
-                    "one-way message for an unknown actor", actor=actor, endpoint=envelope[3], peer=self.node
-                )
-            else:
-                self._send_fault(request_id, Fault.DEAD, f"{self._home.name} has no actor of that name")
+            for index in admitted:
+                self._refuse_unknown(first + index, envelope)
             return
-        delivery = self._serving[request_id] = Delivery(self, mailbox, envelope)
+        deliveries = [Delivery(self, mailbox, envelope, index) for index in admitted]
+        for delivery in deliveries:
+            self._serving[delivery.id] = delivery
         if self._held is None:
-            mailbox.deliver(delivery)
+            mailbox.deliver(deliveries)
         else:
-            self._held.append(delivery)
+            self._held += deliveries
             if self._mark_timer is None:
                 self._mark_again(_MARK_AGAIN_S)
 
-    def on_restricted_request(self, envelope: Envelope) -> None:
-        """The request of a peer that may not make all calls."""
-        kind, request_id, actor, endpoint = envelope[:4]
+    def _admits(self, request_id: int, envelope: Envelope) -> bool:
+        """False if the request must not begin: it was answered as it needs."""
+        kind = envelope[0]
+        admission = self._session.admit(request_id, kind)
+        if admission is not Admission.DELIVER:
+            if admission is Admission.OUT_OF_ORDER and kind != Kind.TELL:
+                self._send_fault(request_id, Fault.OUT_OF_ORDER, "it arrived after later ones")
+            return False
+        if kind != _IDEMPOTENT_CALL:
+            return True
+        if request_id in self._serving:
+            return False
+        before = self._home.answered_before(self._key(request_id, envelope))
+        if before:
+            self._link.send(before)
+        return before is None
+
+    def _refuse_unknown(self, request_id: int, envelope: Envelope) -> None:
+        kind, actor, endpoint = envelope[0], envelope[2], envelope[3]
+        if kind == Kind.TELL:
+            self._report_done(request_id)
+            self._refusals.warning(
+                "one-way message for an unknown actor", actor=actor, endpoint=endpoint, peer=self.node
+            )
+        else:
+            self._send_fault(request_id, Fault.DEAD, f"{self._home.name} has no actor of that name")
+
+    def on_restricted_requests(self, envelope: Envelope) -> None:
+        """As ``on_requests``, of a peer that may not make all calls."""
+        kind, first, actor, endpoint = envelope[:4]
         may_call = self._link.may_call
         if may_call is None or may_call(actor, endpoint):
-            self.on_request(envelope)
-        elif self._session.admit(request_id, kind) is Admission.DELIVER:
+            self.on_requests(envelope)
+            return
+        for request_id in range(first, first + len(envelope[-1]) // 3):
+            if self._session.admit(request_id, kind) is not Admission.DELIVER:
+                continue
             self._refusals.warning(
                 "call refused: the client may not make it",
                 actor=actor, endpoint=endpoint, peer=self.node, address=self._link.address,
@@ -223,7 +241,11 @@ class Serving:
             if encoder.buffers:
                 buffers = codec.unchanging(encoder.take_buffers())
         del serving[request_id]
-        self._send_answer(delivery, codec.pack_reply(request_id, packed), buffers)
+        if delivery.kind == _IDEMPOTENT_CALL:
+            self._remember(delivery, REPLIES.pack(request_id, (packed,)))
+        self._link.send_item(REPLIES, request_id, packed, buffers)
+        if buffers or len(packed) > SMALL_BYTES:
+            self._count_unread(len(packed) + sum(buffer.nbytes for buffer in buffers))
 
     def answer_error(self, delivery: Delivery, error: BaseException, errors: DeclaredErrors) -> None:
         """The endpoint raised ``error``; ``errors``: those that it declares. One that it got as the answer to a call of
@@ -238,7 +260,7 @@ class Serving:
                 packed = self._whole.pack([*head, *errors.to_wire(error)])
             except Exception:  # noqa: BLE001  # fields that can't be sent; the error arrives as RemoteError
                 packed = self._whole.pack([*head, "", {}])
-            self._send_answer(delivery, packed, ())
+            self._send_error(delivery, packed)
 
     def answer_fault(self, delivery: Delivery, fault: Fault, message: str) -> None:
         """Answers for the runtime. Not remembered, unlike an actor's answers: an idempotent call may come again. Except
@@ -249,7 +271,7 @@ class Serving:
                 return
             packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_TEXT_LIMIT], "", "", {}])
             if fault is Fault.CANCELLED:
-                self._send_answer(delivery, packed, ())
+                self._send_error(delivery, packed)
             else:
                 self._link.send(packed)
 
@@ -269,9 +291,9 @@ class Serving:
         finally:
             self._session.end_stream()
 
-    def _key(self, request_id: int, link_number: int) -> Key:
+    def _key(self, request_id: int, envelope: Envelope) -> Key:
         """The key of an idempotent call that arrived; its sender counts ids per link."""
-        return f"{self._sender}/{link_number}", self._incarnation, request_id
+        return f"{self._sender}/{envelope[6]}", self._incarnation, request_id
 
     def _end(self, delivery: Delivery) -> bool:
         if self._serving.get(delivery.id) is not delivery:
@@ -279,13 +301,15 @@ class Serving:
         del self._serving[delivery.id]
         return True
 
-    def _send_answer(self, delivery: Delivery, packed: bytes, buffers: Sequence[memoryview]) -> None:
+    def _remember(self, delivery: Delivery, answer: bytes) -> None:
+        self._home.remember_answer(self._key(delivery.id, delivery.envelope), delivery.extra, answer)
+
+    def _send_error(self, delivery: Delivery, packed: bytes) -> None:
         if delivery.kind == _IDEMPOTENT_CALL:
-            key = self._key(delivery.id, delivery.envelope[9])
-            self._home.remember_answer(key, delivery.extra, packed)
-        self._link.send(packed, buffers)
-        if buffers or len(packed) > SMALL_BYTES:
-            self._count_unread(len(packed) + sum(buffer.nbytes for buffer in buffers))
+            self._remember(delivery, packed)
+        self._link.send(packed)
+        if len(packed) > SMALL_BYTES:
+            self._count_unread(len(packed))
 
     # ------------------------------------------------------------------ requests that wait for a mark
 
@@ -334,7 +358,7 @@ class Serving:
         held = self.drop_held()
         for delivery in held:
             if self._home.mailboxes.get(delivery.actor) is delivery.mailbox:
-                delivery.mailbox.deliver(delivery)
+                delivery.mailbox.deliver([delivery])
             else:
                 self.answer_fault(
                     delivery, Fault.DEAD, f"{self._home.name} has no actor of that name any more"
@@ -350,12 +374,12 @@ class Serving:
 
     def _report_done(self, request_id: int) -> None:
         ranges = self._done
-        if not ranges:
-            self._loop.call_soon(self.send_done)
         if ranges and ranges[-1] == request_id - 1:
             ranges[-1] = request_id
-        else:
-            ranges += (request_id, request_id)
+            return
+        if not ranges:
+            self._loop.call_soon(self.send_done)
+        ranges += (request_id, request_id)
 
     def send_done(self) -> None:
         """Reports the one-way messages that were processed since the last report."""

@@ -3,38 +3,26 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ..call import Call
-from ..protocol.envelopes import Kind
+from ..protocol.messages import RequestHead
 from .streams import StreamReader
+
+Packed: TypeAlias = tuple[RequestHead, bytes, Sequence[memoryview]]
+"""A request: the fields that it shares with others to that endpoint, its own, and its buffers."""
 
 
 class Unsent:
     """A request that waits for credit, packed already. ``reader``: of a stream's items."""
 
-    __slots__ = (
-        "actor", "buffers", "call", "deadline", "endpoint", "fields", "kind", "reader", "timeout_s", "timer"
-    )  # fmt: skip
+    __slots__ = ("call", "deadline", "head", "packed", "reader", "timer")
 
-    def __init__(
-        self,
-        call: Call,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        fields: bytes,
-        buffers: Sequence[memoryview],
-        reader: StreamReader | None = None,
-    ) -> None:
+    def __init__(self, call: Call, packed: Packed, reader: StreamReader | None = None) -> None:
         """``call``: done when its reply arrives; in case of a message without a reply, or a stream, when it is sent."""
         self.call = call
-        self.kind = kind
-        self.actor = actor
-        self.endpoint = endpoint
-        self.timeout_s = timeout_s
-        self.fields = fields
-        self.buffers = buffers
+        self.head = packed[0]
+        self.packed = packed
         self.reader = reader
         self.deadline = math.inf
         self.timer: asyncio.TimerHandle | None = None

@@ -27,7 +27,7 @@ from .record_file import Head, RecordFile, chunks, frame
 
 log = get_logger(__name__)
 
-_HEAD: Final = Head(b"flexmarl replies", version=2)
+_HEAD: Final = Head(b"flexmarl replies", version=3)
 # The most a record holds besides the reply and the sender's name: its head and MessagePack's prefixes and integers.
 _RECORD_BYTES: Final = 48
 # A file is compacted once it is larger than twice its live records, and this.

@@ -1,4 +1,4 @@
-"""MessagePack in both directions: objects to frames, frames to plain data.
+"""MessagePack in both directions: objects to bytes and buffers, and those to plain data.
 
 Dataclasses and pydantic models are sent as maps of their fields. The receiver's annotations alone decide which class is
 built from a map (``signature.py``, ``declared_errors.py``), so no message can build an object of an undeclared class.
@@ -17,7 +17,6 @@ from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from ..errors import LocalProtocolError, RemoteProtocolError
-from .envelopes import FIELDS, MAGIC, REQUESTS, VERSION, Envelope, Fault, Kind
 
 Value = TypeVar("Value")
 Bytes = bytes | bytearray | memoryview
@@ -179,50 +178,7 @@ def unchanging(buffers: Sequence[memoryview]) -> list[memoryview]:
     return [view if memoryview(view.obj).readonly else memoryview(bytes(view)) for view in buffers]
 
 
-def join(packed: Sequence[bytes]) -> bytes:
-    """One MessagePack array of items that are packed already."""
-    count = len(packed)
-    if count < 16:
-        return b"".join((_SHORT_ARRAYS[count], *packed))
-    return b"".join((_LONG_ARRAY.pack(0xDD, count), *packed))
-
-
-# https://github.com/msgpack/msgpack/blob/master/spec.md: fixarray, and array 32.
-_SHORT_ARRAYS = [bytes((0x90 | count,)) for count in range(16)]
-_LONG_ARRAY = struct.Struct("!BI")
-
-
-# The head of an array of up to 15 items, a small number, and a number of 64 bits.
-_HEAD = struct.Struct("!BBBQ")
-
-
-def pack_request(kind: Kind, request_id: int, fields: bytes) -> bytes:
-    """The envelope of a request. ``fields``: those after the id, packed."""
-    return _HEAD.pack(_ARRAY_HEADS[kind], kind, 0xCF, request_id) + fields
-
-
-def pack_reply(request_id: int, value: bytes) -> bytes:
-    """The envelope of a reply; ``value``: packed."""
-    return _HEAD.pack(_REPLY_ARRAY, _REPLY, 0xCF, request_id) + value
-
-
-def pack_header(node: str, epoch: int) -> bytes:
-    header: bytes = msgpack.packb([MAGIC, VERSION, node, epoch])
-    return header
-
-
-def unpack_header(header: Bytes) -> tuple[str, int]:
-    """Node and epoch of the sender. Raises RemoteProtocolError if the header is invalid, or of another version."""
-    head = unpack(header, max_bytes=4096)
-    match head:
-        case [str(magic), int(version), *_] if magic == MAGIC and version != VERSION:
-            raise RemoteProtocolError(f"the peer speaks protocol version {version}, this side {VERSION}")
-        case [str(magic), int(), str(node), int(epoch)] if magic == MAGIC:
-            return node, epoch
-    raise RemoteProtocolError("not a flexmarl message")
-
-
-class _Unholdable(RemoteProtocolError):
+class UnholdableError(RemoteProtocolError):
     """MessagePack without an equivalent in Python: a map whose key is a list or a map."""
 
 
@@ -246,7 +202,7 @@ def unpack(packed: Bytes, buffers: Sequence[Bytes] = (), *, max_bytes: int = MAX
         # A timestamp, which flexmarl never sends, becomes a number, so that all results are plain data.
         return msgpack.unpackb(packed, strict_map_key=False, ext_hook=extension, timestamp=2)
     except TypeError as error:
-        raise _Unholdable(f"not MessagePack for Python: {error}") from error
+        raise UnholdableError(f"not MessagePack for Python: {error}") from error
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(f"not MessagePack: {error or type(error).__name__}") from error
 
@@ -286,125 +242,3 @@ def _buffer_of(buffers: Sequence[Bytes]) -> Callable[[int, bytes], Bytes]:
         return found
 
     return hook
-
-
-def unpack_envelopes(body: Bytes, buffers: Sequence[Bytes] = ()) -> list[Envelope]:
-    """Raises RemoteProtocolError if an envelope does not have the shape of its kind.
-
-    If one holds a value that Python can't represent, it is replaced: a request's arguments by ``Undecodable``, a result
-    by an ERROR, the fields of an ERROR by none. The other envelopes of the message are still processed.
-    """
-    try:
-        envelopes = unpack(body, buffers)
-    except _Unholdable as error:
-        if len(body) > MAX_BODY_ITEMS:  # decoded one by one they would not be counted together
-            raise
-        return _unpack_one_by_one(body, buffers, error)
-    if type(envelopes) is not list:
-        raise RemoteProtocolError("malformed message: no array of envelopes")
-    _check_shapes(envelopes)
-    return envelopes
-
-
-def _check_shapes(envelopes: list[Any]) -> None:
-    try:
-        for item in envelopes:
-            if type(item) is list and (kind := item[0]) in _REQUESTS:
-                # The time is positive: NaN, as a timer, would upset all others.
-                fits = tuple(map(type, item)) == _SHAPES[kind] and item[4] >= 0.0
-            else:
-                fits = type(item) is list and _CHECKS[item[0]](item)
-            if not fits:
-                raise RemoteProtocolError("malformed envelope")
-    except (KeyError, IndexError, TypeError):  # of an unknown kind, empty, or of an invalid kind
-        raise RemoteProtocolError("malformed envelope") from None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Undecodable:
-    """Replaces arguments that Python can't represent."""
-
-    reason: str
-
-
-def _unpack_one_by_one(body: Bytes, buffers: Sequence[Bytes], error: RemoteProtocolError) -> list[Envelope]:
-    """Raises ``error`` if the body is not an array of envelopes."""
-    walker = msgpack.Unpacker(None, max_buffer_size=len(body))
-    walker.feed(body)
-    cuts = []
-    try:
-        for _ in range(walker.read_array_header()):
-            cuts.append(walker.tell())
-            walker.skip()
-    except (ValueError, msgpack.UnpackException):
-        raise error from None
-    envelopes: list[Envelope] = []
-    for start, end in zip(cuts, [*cuts[1:], len(body)], strict=True):
-        packed = body[start:end]
-        try:
-            envelope = unpack(packed, buffers)
-            _check_shapes([envelope])
-        except RemoteProtocolError as broken:
-            envelope = _replacement(packed, broken)
-        envelopes.append(envelope)
-    return envelopes
-
-
-def _replacement(packed: Bytes, broken: RemoteProtocolError) -> Envelope:
-    """The envelope to process instead of an undecodable one. Raises ``broken`` if its kind or id is unreadable too."""
-    head = msgpack.Unpacker(None, max_buffer_size=len(packed))
-    head.feed(packed)
-    reason = f"can't be decoded: {broken}"
-    try:
-        length = head.read_array_header()
-        known = 5 if packed[1] in REQUESTS or packed[1] == Kind.ERROR else 2
-        fields = [head.unpack() for _ in range(min(length, known))]
-        if fields[0] in REQUESTS:
-            # The remaining fields are padded; they are not used.
-            envelope = [*fields, [], {}, *[1] * (len(_SHAPES[fields[0]]) - 7)]
-            _check_shapes([envelope])
-            return [*envelope[:5], Undecodable(reason), *envelope[6:]]
-        if fields[0] in (Kind.REPLY, Kind.ITEM):
-            envelope = [int(Kind.ERROR), fields[1], str(Fault.PROTOCOL), f"the result {reason}", "", "", {}]
-            _check_shapes([envelope])
-            return envelope
-        if fields[0] == Kind.ERROR:
-            envelope = [*fields, "", {}]
-            _check_shapes([envelope])
-            return envelope
-    except (ValueError, IndexError, TypeError, msgpack.UnpackException):
-        pass
-    raise broken
-
-
-_REQUESTS = frozenset(map(int, REQUESTS))
-_SHAPES: dict[int, tuple[type, ...]] = {int(kind): fields for kind, fields in FIELDS.items()}
-
-
-_ARRAY_HEADS = {kind: 0x90 | len(fields) for kind, fields in _SHAPES.items()}
-_REPLY, _REPLY_ARRAY = int(Kind.REPLY), _ARRAY_HEADS[Kind.REPLY]
-
-
-def _has_shape(item: Envelope) -> bool:
-    return tuple(map(type, item)) == _SHAPES[item[0]]
-
-
-def _holds_value(item: Envelope) -> bool:
-    return len(item) == 3 and type(item[0]) is int and type(item[1]) is int
-
-
-def _holds_item(item: Envelope) -> bool:
-    return len(item) == 4 and type(item[0]) is int and type(item[1]) is int and type(item[2]) is int
-
-
-def _holds_ids(item: Envelope) -> bool:
-    return _has_shape(item) and set(map(type, item[2])) <= {int}
-
-
-_CHECKS: dict[int, Callable[[Envelope], bool]] = {
-    **dict.fromkeys(_SHAPES, _has_shape),
-    int(Kind.REPLY): _holds_value,
-    int(Kind.ITEM): _holds_item,
-    int(Kind.DONE): _holds_ids,
-    int(Kind.PONG): _holds_ids,
-}

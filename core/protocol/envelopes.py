@@ -1,17 +1,16 @@
 """Messages between two actor systems.
 
-One ZeroMQ message is a header frame ``[MAGIC, VERSION, node, epoch]`` (``epoch``: the sender's incarnation, see
-``incarnations.py``), a body frame, which is a MessagePack array of envelopes, and then the raw buffers that the
+One ZeroMQ message is a frame of two MessagePack arrays, the header ``[MAGIC, VERSION, node, epoch]`` (``epoch``: the
+sender's incarnation, see ``incarnations.py``) and the body, an array of envelopes, and then the raw buffers that the
 envelopes refer to by index. Envelopes that were queued for a peer within one tick of the loop share a message. An
 envelope is one of
 
-    [CALL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                answered once
-    [IDEMPOTENT_CALL, id, actor, endpoint, timeout_s, args, kwargs, trace_id, acknowledged_below, link]
-                                                                                    the same, may be repeated
-    [TELL,   id, actor, endpoint, timeout_s, args, kwargs, trace_id]                not answered
-    [STREAM, id, actor, endpoint, timeout_s, args, kwargs, trace_id, window]        answered by up to ``window``
-                                                                    items more than were granted, then a REPLY
-    [REPLY,  id, value]
+    [CALL,   id, actor, endpoint, timeout_s, requests]                     each is answered once
+    [IDEMPOTENT_CALL, id, actor, endpoint, timeout_s, acknowledged_below, link, requests]    the same, may be repeated
+    [TELL,   id, actor, endpoint, timeout_s, requests]                     not answered
+    [STREAM, id, actor, endpoint, timeout_s, window, requests]             answered by up to ``window`` items more than
+                                                                           were granted, then a REPLY
+    [REPLY,  id, [value, ...]]
     [ERROR,  id, kind, message, traceback, declared, fields]
     [ITEM,   id, number, value]                 items of a stream are counted from 0; its REPLY's value is their number
     [CANCEL, id]                           the caller has given up; the request is answered all the same
@@ -22,6 +21,9 @@ envelope is one of
     [PONG,   last, [id, ...]]              answers PING: of the requests up to ``last``, these are still being served
     [REFUSE, 0, reason]                    the peer's message is malformed; the same in every protocol version
     [BYE,    0]                            the sender leaves
+
+Requests and replies come in runs: ``requests`` is a list ``[args, kwargs, trace_id, args, kwargs, trace_id, ...]``. The
+first request of a run has the id ``id``, the next one ``id + 1``, and so on; likewise the values of a REPLY.
 
 Ids are counted per link and direction: every request (a call, TELL or STREAM) has one, ascending without a gap, so that
 the receiver can distinguish a duplicate from a late message. ``acknowledged_below``: the sender will never repeat
@@ -34,7 +36,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 MAGIC = "flexmarl"
-VERSION = 2
+VERSION = 3
 
 
 class Kind(IntEnum):
@@ -64,15 +66,15 @@ class Fault(StrEnum):
     NOT_ALLOWED = "!not allowed"
 
 
-_REQUEST = (int, int, str, str, float, list, dict, int)
+_REQUEST = (int, int, str, str, float)
 
 # The types of the fields of each kind of envelope: checked before an envelope is processed.
 FIELDS: dict[int, tuple[type, ...]] = {
-    Kind.CALL: _REQUEST,
-    Kind.IDEMPOTENT_CALL: (*_REQUEST, int, int),
-    Kind.TELL: _REQUEST,
-    Kind.STREAM: (*_REQUEST, int),
-    Kind.REPLY: (int, int, object),
+    Kind.CALL: (*_REQUEST, list),
+    Kind.IDEMPOTENT_CALL: (*_REQUEST, int, int, list),
+    Kind.TELL: (*_REQUEST, list),
+    Kind.STREAM: (*_REQUEST, int, list),
+    Kind.REPLY: (int, int, list),
     Kind.ERROR: (int, int, str, str, str, str, dict),
     Kind.ITEM: (int, int, int, object),
     Kind.CANCEL: (int, int),
@@ -85,5 +87,11 @@ FIELDS: dict[int, tuple[type, ...]] = {
 }
 
 REQUESTS = frozenset({Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM})
+
+# The fields of each item of a run, which is the last field of its envelope.
+ITEM_FIELDS: dict[int, tuple[type, ...]] = {
+    **dict.fromkeys(REQUESTS, (list, dict, int)),
+    Kind.REPLY: (object,),
+}
 
 Envelope = list[Any]

@@ -11,6 +11,7 @@ from typing import Any, Generic
 
 from .credit import Credit, Waiter
 from .envelopes import Kind
+from .messages import RequestHead
 
 # From here on the credit of actors to which no request is open is forgotten.
 _KNOWN_ACTORS = 1024
@@ -23,37 +24,24 @@ _CALL, _IDEMPOTENT_CALL, _TELL = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL
 class Request(Generic[Waiter]):
     """``waiter``: waits for the answer (a future, say); None for one-way messages. ``frames``: kept for repeating."""
 
-    __slots__ = (
-        "abandoned",
-        "actor",
-        "endpoint",
-        "frames",
-        "id",
-        "kind",
-        "size_bytes",
-        "timeout_s",
-        "waiter",
-    )
+    __slots__ = ("abandoned", "frames", "head", "id", "kind", "size_bytes", "waiter")
 
-    def __init__(
-        self,
-        request_id: int,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        waiter: Waiter | None,
-        size_bytes: int,
-    ) -> None:
+    def __init__(self, request_id: int, head: RequestHead, waiter: Waiter | None, size_bytes: int) -> None:
         self.id = request_id
-        self.kind = kind
-        self.actor = actor
-        self.endpoint = endpoint
-        self.timeout_s = timeout_s
+        self.head = head
+        self.kind = head.kind
         self.waiter = waiter
         self.size_bytes = size_bytes
         self.frames: bytes | None = None
         self.abandoned = False
+
+    @property
+    def actor(self) -> str:
+        return self.head.actor
+
+    @property
+    def endpoint(self) -> str:
+        return self.head.endpoint
 
 
 def repeatable(request: Request[Any]) -> bool:
@@ -91,23 +79,16 @@ class OpenRequests(Generic[Waiter]):
         return credit
 
     def add(
-        self,
-        now: float,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        waiter: Waiter | None,
-        size_bytes: int,
+        self, deadline: float, head: RequestHead, waiter: Waiter | None, size_bytes: int
     ) -> Request[Waiter]:
-        """A request that is being sent, for which credit has been taken; ``Credit.grant`` may follow."""
+        """A request that is being sent, for which credit has been taken; ``Credit.grant`` may follow. ``deadline``: of
+        a call; the reader of a stream keeps those of its items."""
         self.last_id = request_id = self.last_id + 1
-        request = Request(request_id, kind, actor, endpoint, timeout_s, waiter, size_bytes)
-        self._open[request_id] = request
-        self._credit[actor].use(size_bytes)
-        # Each item of a stream has a deadline of its own, which the reader keeps.
+        request = self._open[request_id] = Request(request_id, head, waiter, size_bytes)
+        self._credit[head.actor].use(size_bytes)
+        kind = head.kind
         if kind is _CALL or kind is _IDEMPOTENT_CALL:
-            heapq.heappush(self._deadlines, (now + timeout_s, request_id))
+            heapq.heappush(self._deadlines, (deadline, request_id))
             if kind is _IDEMPOTENT_CALL:
                 self._repeatable[request_id] = None
         return request
@@ -135,10 +116,12 @@ class OpenRequests(Generic[Waiter]):
     def done(self, ranges: list[int]) -> list[Waiter]:
         """One-way messages were processed; returns the waiters that have credit now."""
         granted: list[Waiter] = []
+        known = self._open
         for request_id in self._named(ranges):
-            request = self._open.get(request_id)
+            request = known.get(request_id)
             if request is not None and request.kind is _TELL:
-                granted += self.close(request)
+                del known[request_id]
+                granted += self._credit[request.head.actor].give(request.size_bytes)
         return granted
 
     def _named(self, ranges: list[int]) -> Iterator[int]:
@@ -175,7 +158,7 @@ class OpenRequests(Generic[Waiter]):
         if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
             heapq.heapify(self._deadlines)
-        return self._credit[request.actor].give(request.size_bytes)
+        return self._credit[request.head.actor].give(request.size_bytes)
 
     # ------------------------------------------------------------------ the time and losses
 

@@ -190,6 +190,15 @@ class Session(Generic[Waiter]):
 
     # ------------------------------------------------------------------ the peer's requests
 
+    def admit_run(self, first: int, count: int) -> bool:
+        """True if these requests follow the newest one without a gap, or are the first: all are delivered then. Else
+        nothing is changed, and each needs ``admit``."""
+        highest = self._highest
+        if highest is None or first == highest + 1:
+            self._highest = first + count - 1
+            return True
+        return False
+
     def admit(self, request_id: int, kind: int) -> Admission:
         highest = self._highest
         if highest is None or request_id == highest + 1:

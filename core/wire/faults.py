@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import RemoteProtocolError
-from ..protocol import codec
+from ..protocol import codec, messages
 from ..protocol.envelopes import Kind
 
 Frames = list[codec.Bytes]
@@ -187,7 +187,8 @@ class Pipe:
 def _contents(frames: Frames) -> str:
     """The kinds and ids of a message's envelopes."""
     try:
-        envelopes = codec.unpack_envelopes(frames[1], frames[2:])
+        size = messages.unpack_header(frames[0])[2]
+        envelopes = messages.unpack_envelopes(frames[0][size:], frames[1:])
     except RemoteProtocolError:
         return "rubbish"  # a test sent it
     return ", ".join(f"{Kind(envelope[0]).name} {envelope[1]}" for envelope in envelopes)

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from ..protocol import codec
-from .wire import Frames, Link, Listener
+from .wire import Link, Listener
 
 
 class OutgoingState(Enum):
@@ -141,11 +141,3 @@ class LinkTable(Generic[End, Route]):
         for end in self.outgoing.values():
             end.close()
         self.outgoing.clear()
-
-
-def hand_over(listener: Listener, link: Link, frames: Frames) -> None:
-    """Gives a message to the listener. One with too few frames becomes empty, which the listener refuses."""
-    if len(frames) >= 2:
-        listener.received(link, frames[0], frames[1], frames[2:])
-    else:
-        listener.received(link, b"", b"", [])

@@ -34,7 +34,7 @@ class LoopSocket:
         self,
         socket: "zmq.Socket[bytes]",
         deliver: Callable[[Frames], None],
-        small_frames: int = 2,
+        small_frames: int = 1,
         *,
         whole_first: bool = False,
     ) -> None:
@@ -82,9 +82,15 @@ class LoopSocket:
 
     def _readable(self) -> None:
         """The first message is delivered at once, the others after the callbacks that it causes: most messages come one
-        at a time."""
-        if not self._closed and self._holds_messages():
-            self._deliver(self._receive(self.socket, self._small_frames))
+        at a time. As a rule there is one, and asking for it costs as much as receiving it."""
+        if self._closed:
+            return
+        try:
+            frames = self._receive(self.socket, self._small_frames)
+        except zmq.Again:
+            pass
+        else:
+            self._deliver(frames)
         self._check_soon()
 
     def _check_soon(self) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from .faults import NO_FAULTS, Faults, FaultyMedium, Frames, Pipe
-from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState, hand_over
+from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState
 from .wire import Link, Listener
 
 __all__ = ["Faults", "MemoryNetwork", "MemoryWire"]
@@ -203,7 +203,7 @@ class MemoryWire:
                 return
             link = Link(f"a peer at {self.address}", self.header, lambda out: self._send_back(far, out))
             self._links.incoming[far] = link
-        hand_over(self.listener, link, frames)
+        self.listener.received(link, frames[0], frames[1:])
 
     def _send_back(self, far: "_Outgoing", frames: Frames) -> None:
         connection = far.connection
@@ -304,4 +304,4 @@ class _Connection:
 
     def _to_client(self, client: _Outgoing, frames: Frames) -> None:
         if client.connection is self and client.state is not OutgoingState.CLOSED:
-            hand_over(client.node.listener, client.link, frames)
+            client.node.listener.received(client.link, frames[0], frames[1:])

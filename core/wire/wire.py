@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..protocol import codec
+from ..protocol import codec, messages
+from ..protocol.messages import REPLIES, RunHead
 
 Frames = Sequence[codec.Bytes]
 
@@ -17,11 +18,11 @@ Frames = Sequence[codec.Bytes]
 _JOIN_BYTES = 2**16
 _JOIN_ENVELOPES = 256
 # And the first one of a tick; each that follows may hold twice as many as the one before.
-_FIRST_JOIN_ENVELOPES = 16
+_FIRST_JOIN_ENVELOPES = 64
 
 
 class Link:
-    """The connection to one peer, for sending. ``send`` never blocks and keeps the order of the calls.
+    """The connection to one peer, for sending. ``send`` and ``send_item`` never block, and keep the order of the calls.
 
     Envelopes that are sent within one tick of the loop leave joined in one message, so that a burst of calls reaches
     its actor as a burst. If they come one at a time, each leaves at once: the tick before predicts if a tick's first
@@ -38,6 +39,11 @@ class Link:
         "_loop",
         "_queued",
         "_queued_bytes",
+        "_room",
+        "_run",
+        "_run_first",
+        "_run_head",
+        "_run_next",
         "_transmit",
         "address",
         "may_call",
@@ -70,43 +76,87 @@ class Link:
         self._alone = True
         self._in_tick = False
         self._queued: list[bytes] = []
+        """Envelopes; the items of the run that is still open come after them."""
+        self._run: list[bytes] = []
+        self._run_head = REPLIES
+        self._run_first = self._run_next = 0
         self._queued_bytes = 0
-        self._limit = _FIRST_JOIN_ENVELOPES
+        self._limit = self._room = _FIRST_JOIN_ENVELOPES
+        """The most envelopes, or items, of the message that is being queued, and those for which there is room."""
 
     def send(self, envelope: bytes, buffers: Sequence[codec.Bytes] = ()) -> None:
-        if buffers:  # indexes count from the message's first buffer, so it travels alone
+        if buffers or self._leaves_at_once():
+            self._send_alone(envelope, buffers)
+        else:
+            self._end_run()
+            self._queued.append(envelope)
+            self._count(len(envelope))
+
+    def send_item(self, head: RunHead, number: int, item: bytes, buffers: Sequence[codec.Bytes] = ()) -> None:
+        """Sends a request or a reply. One that continues the run of the one before shares its envelope."""
+        run = self._run
+        if run and number == self._run_next and head is self._run_head and not buffers:
+            self._alone = False
+            self._run_next = number + 1
+            run.append(item)
+            self._queued_bytes += len(item)
+            self._room -= 1
+            if self._room <= 0 or self._queued_bytes > _JOIN_BYTES:
+                self._flush_full()
+        elif buffers or self._leaves_at_once():
+            self._send_alone(head.pack(number, (item,)), buffers)
+        else:
+            self._end_run()
+            self._run_head, self._run_first, self._run_next = head, number, number + 1
+            self._run.append(item)
+            self._count(len(item))
+
+    def _send_alone(self, envelope: bytes, buffers: Sequence[codec.Bytes]) -> None:
+        """Indexes count from the first buffer of a message, so an envelope with buffers shares it with no other."""
+        if self._run or self._queued:
             self.flush()
-            self._transmit([self._header, codec.join([envelope]), *buffers])
-            return
+        self._transmit([messages.join((envelope,), self._header), *buffers])
+
+    def _leaves_at_once(self) -> bool:
+        """True for the first envelope of a tick, if it is expected to be the only one."""
         if self._in_tick:
             self._alone = False
-        else:
-            self._in_tick = True
-            self._loop.call_soon(self._end_tick)
-            if self._alone:
-                self._transmit([self._header, codec.join([envelope])])
-                return
-            self._alone = True
-        queued = self._queued
-        queued.append(envelope)
-        self._queued_bytes += len(envelope)
-        if len(queued) >= self._limit or self._queued_bytes > _JOIN_BYTES:
-            self.flush()
-            self._limit = min(2 * self._limit, _JOIN_ENVELOPES)
+            return False
+        self._in_tick = True
+        self._loop.call_soon(self._end_tick)
+        alone, self._alone = self._alone, True
+        return alone
+
+    def _count(self, size_bytes: int) -> None:
+        self._queued_bytes += size_bytes
+        self._room -= 1
+        if self._room <= 0 or self._queued_bytes > _JOIN_BYTES:
+            self._flush_full()
+
+    def _flush_full(self) -> None:
+        self.flush()
+        self._limit = self._room = min(2 * self._limit, _JOIN_ENVELOPES)
+
+    def _end_run(self) -> None:
+        if self._run:
+            run, self._run = self._run, []
+            self._queued.append(self._run_head.pack(self._run_first, run))
 
     def _end_tick(self) -> None:
         self._in_tick = False
-        self._limit = _FIRST_JOIN_ENVELOPES
         self.flush()
+        self._limit = self._room = _FIRST_JOIN_ENVELOPES
 
     def flush(self) -> None:
+        self._end_run()
         if self._queued:
             queued, self._queued, self._queued_bytes = self._queued, [], 0
-            self._transmit([self._header, codec.join(queued)])
+            self._room = self._limit
+            self._transmit([messages.join(queued, self._header)])
 
     def forget_unsent(self) -> None:
         """Drops messages that have not left yet: the peer has gone."""
-        self._queued, self._queued_bytes = [], 0
+        self._queued, self._run, self._queued_bytes, self._room = [], [], 0, self._limit
         if self._forget is not None:
             self._forget()
 
@@ -122,7 +172,9 @@ class Link:
 class Listener(Protocol):
     """Receives the events of a wire; called on the loop, never from within ``send``."""
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None: ...
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
+        """``message``: the header and the envelopes."""
+        ...
 
     def connected(self, link: Link) -> None:
         """A link made by ``connect`` is up (again). Alternates with ``disconnected``."""

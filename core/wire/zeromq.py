@@ -22,7 +22,7 @@ import zmq
 from ..protocol.incarnations import new_epoch
 from . import descriptors
 from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
-from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState, hand_over
+from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState
 from .loop_socket import LINGER_MS, ConnectionMonitor, Frames, LoopSocket
 from .permissions import DEFAULT_CALLS, may_call
 from .wire import Link, Listener
@@ -113,7 +113,7 @@ class _Outgoing(OutgoingLink):
             asyncio.get_running_loop().call_soon(self._listener.refused, self.link, str(error))
 
     def _received(self, frames: Frames) -> None:
-        hand_over(self._listener, self.link, frames)
+        self._listener.received(self.link, frames[0], frames[1:])
 
     def _event(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -200,7 +200,7 @@ class ZmqWire:
         gated = self._gate is not None
         receive = self._from_client if gated else self._from_incoming
         # The route comes first.
-        self._router = LoopSocket(router, receive, small_frames=3, whole_first=gated)
+        self._router = LoopSocket(router, receive, small_frames=2, whole_first=gated)
 
     def _bind_tcp(
         self, context: "zmq.Context[zmq.Socket[bytes]]", router: "zmq.Socket[bytes]", tcp: Tcp
@@ -281,7 +281,7 @@ class ZmqWire:
     def _from_incoming(self, frames: Frames) -> None:
         route = bytes(frames[0])
         link = self._links.incoming.get(route) or self._new_link(route)
-        hand_over(self.listener, link, frames[1:])
+        self.listener.received(link, frames[1], frames[2:])
 
     def _from_client(self, frames: Frames) -> None:
         """As ``_from_incoming``, for clients that the gate has admitted."""

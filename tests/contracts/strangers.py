@@ -1,6 +1,6 @@
 """A peer whose messages a test writes by hand."""
 
-from flexmarl.core.protocol import codec, envelopes
+from flexmarl.core.protocol import codec, envelopes, messages
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.wire.wire import Frames, Link
 
@@ -16,13 +16,13 @@ class Stranger:
         self.reads = False
         """Confirms what it receives, also after the first reply."""
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
-        answer = codec.unpack_envelopes(body, buffers)
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
+        answer = messages.unpack_envelopes(message[messages.unpack_header(message)[2] :], buffers)
         if any(kind != Kind.PING for kind, *_ in answer):
             self.answers.append([envelope for envelope in answer if envelope[0] != Kind.PING])
-        for kind, number, *_ in answer:
+        for kind, number, *fields in answer:
             if kind == Kind.REPLY:
-                self.replies.append(number)
+                self.replies += range(number, number + len(fields[0]))
             elif kind == Kind.PING:
                 self.marks.append(number)
                 if self.reads or not self.replies:

@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from flexmarl.core.protocol import codec
+from flexmarl.core.protocol import messages
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.incarnations import new_epoch
 
@@ -18,11 +18,11 @@ class TestBoundedLog:
     async def test_a_flood_of_invalid_messages_is_counted_and_not_logged(self, cluster: Cluster) -> None:
         serving = await cluster.start("serving")
         await serving.add(Subject(), "subject")
-        header = codec.pack_header("stranger", new_epoch())
+        header = messages.pack_header("stranger", new_epoch())
         with structlog.testing.capture_logs() as lines:
             async with cluster.stranger(header, Stranger()) as wire:
                 link = wire.connect(serving.address)
-                link.send(packed(Kind.CALL, 1, "subject", "move", 30.0, [{"x": 1, "labels": []}], {}, 1))
+                link.send(packed(Kind.CALL, 1, "subject", "move", 30.0, [[{"x": 1, "labels": []}], {}, 1]))
                 for number in range(1000):
                     link.send(packed(Kind.CALL, number))  # without its other fields
                     link.flush()

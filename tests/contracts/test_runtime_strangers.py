@@ -4,7 +4,7 @@ import asyncio
 import time
 from unittest import mock
 
-from flexmarl.core.protocol import codec, envelopes
+from flexmarl.core.protocol import codec, envelopes, messages
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.incarnations import new_epoch
 from flexmarl.core.protocol.session import LinkState, Settings
@@ -15,16 +15,18 @@ from .pairs import all_credit_is_back, two
 from .runtime_actors import Point, Subject
 from .strangers import Stranger, packed
 
-HEADER = codec.pack_header("stranger", 1)
+HEADER = messages.pack_header("stranger", 1)
 RUBBISH = {
     "another version": (packed(envelopes.MAGIC, envelopes.VERSION + 1, "stranger", 1), packed(Kind.BYE, 0)),
     "no header": (b"", packed(Kind.BYE, 0)),
     "no MessagePack": (b"\xc1", b"\xc1"),
     "an envelope of no kind": (HEADER, packed(99, 1)),
     "a call without its fields": (HEADER, packed(Kind.CALL, 1)),
+    "a run without requests": (HEADER, packed(Kind.CALL, 1, "subject", "hear", 1.0, [])),
+    "a run that is cut short": (HEADER, packed(Kind.CALL, 1, "subject", "hear", 1.0, [[1], {}, 1, [2], {}])),
     "no envelope": (HEADER, codec.Encoder().pack({"a": 1})),
     "a list cut short": (HEADER, b"\xdd\xff\xff\xff\xff"),
-    "an invalid timeout": (HEADER, packed(Kind.CALL, 1, "subject", "hear", float("nan"), [1], {}, 1)),
+    "an invalid timeout": (HEADER, packed(Kind.CALL, 1, "subject", "hear", float("nan"), [[1], {}, 1])),
     "invalid ids": (HEADER, packed(Kind.PONG, 1, [[1]])),
     "invalid ranges": (HEADER, packed(Kind.DONE, 0, ["x"])),
 }
@@ -51,7 +53,7 @@ class TestRubbish:
 
 def add_once(request_id: int, key: int) -> bytes:
     """An idempotent call of a stranger."""
-    return packed(Kind.IDEMPOTENT_CALL, request_id, "subject", "add_once", 30.0, [key], {}, 1, 1, 0)
+    return packed(Kind.IDEMPOTENT_CALL, request_id, "subject", "add_once", 30.0, 1, 0, [[key], {}, 1])
 
 
 class TestIncarnations:
@@ -61,15 +63,15 @@ class TestIncarnations:
         one, other = Stranger(), Stranger()
         epochs = sorted((new_epoch(), new_epoch()))
         async with (
-            cluster.stranger(codec.pack_header("twin", epochs[0]), one, "one") as wire,
-            cluster.stranger(codec.pack_header("twin", epochs[1]), other, "other") as other_wire,
+            cluster.stranger(messages.pack_header("twin", epochs[0]), one, "one") as wire,
+            cluster.stranger(messages.pack_header("twin", epochs[1]), other, "other") as other_wire,
         ):
             link, other_link = wire.connect(subject.address), other_wire.connect(subject.address)
             for number in (1, 2, 3):
                 for answers, sending, key in ((one, link, number), (other, other_link, -number)):
                     sending.send(add_once(number, key))
                     await until(lambda: len(answers.answers) == number)  # noqa: B023
-                    assert answers.answers[-1] == [[Kind.REPLY, number, 1]]
+                    assert answers.answers[-1] == [[Kind.REPLY, number, [1]]]
         assert actor.added == dict.fromkeys((1, 2, 3, -1, -2, -3), 1)
 
     @over_every_transport
@@ -78,17 +80,17 @@ class TestIncarnations:
         zombie, successor = Stranger(), Stranger()
         epoch = new_epoch()
         async with (
-            cluster.stranger(codec.pack_header("worker", epoch), zombie, "zombie") as old_wire,
-            cluster.stranger(codec.pack_header("worker", epoch + 1), successor, "successor") as new_wire,
+            cluster.stranger(messages.pack_header("worker", epoch), zombie, "zombie") as old_wire,
+            cluster.stranger(messages.pack_header("worker", epoch + 1), successor, "successor") as new_wire,
         ):
             old, new = old_wire.connect(subject.address), new_wire.connect(subject.address)
             old.send(add_once(1, 1))
-            old.send(packed(Kind.CALL, 2, "subject", "hang", 30.0, [], {}, 1))
+            old.send(packed(Kind.CALL, 2, "subject", "hang", 30.0, [[], {}, 1]))
             await until(lambda: zombie.answers and actor.hanging)
             new.send(add_once(1, 2))
             await until(lambda: successor.answers)
             assert actor.hanging == 0, "the call of a process that has ended is cancelled"
-            old.send(packed(Kind.TELL, 3, "subject", "hear", 0.0, [1], {}, 1))
+            old.send(packed(Kind.TELL, 3, "subject", "hear", 0.0, [[1], {}, 1]))
             old.send(add_once(4, 4))
             await until(lambda: len(zombie.answers) >= 2)
             (kind, _, reason) = zombie.answers[-1][0]

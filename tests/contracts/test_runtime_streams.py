@@ -11,7 +11,7 @@ from flexmarl.core.errors import (
     RemoteError,
     RemoteProtocolError,
 )
-from flexmarl.core.protocol import codec
+from flexmarl.core.protocol import messages
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.supervision.system_actor import SystemActor
@@ -189,10 +189,10 @@ class TestBackPressure:
     async def test_answers_to_a_caller_that_does_not_read_are_bounded(self, cluster: Cluster) -> None:
         _, actor, subject = await two(cluster)
         frozen = Stranger()
-        async with cluster.stranger(codec.pack_header("frozen", 1), frozen) as wire:
+        async with cluster.stranger(messages.pack_header("frozen", 1), frozen) as wire:
             link = wire.connect(subject.address)
             for number in range(1, 1001):
-                link.send(packed(Kind.CALL, number, "subject", "fill", 60.0, [10**6], {}, 1))
+                link.send(packed(Kind.CALL, number, "subject", "fill", 60.0, [[10**6], {}, 1]))
             await until(lambda: frozen.marks and frozen.replies)
             await until(lambda: actor.filled >= 9)
             assert await subject.api.fill(1) == bytes(1), "another caller is served"

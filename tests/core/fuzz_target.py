@@ -9,7 +9,7 @@ from flexmarl.core.delivery.connection import Peer
 from flexmarl.core.delivery.mailbox import Mailbox
 from flexmarl.core.delivery.peers import Network
 from flexmarl.core.errors import FlexmarlError
-from flexmarl.core.protocol import codec
+from flexmarl.core.protocol import codec, messages
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.signature import signature_of
@@ -85,7 +85,7 @@ class Fuzzed:
         self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
-        self.network.received(self.incoming, header(), confirmation(), [])
+        self.network.received(self.incoming, header() + confirmation(), [])
         self.asked = self.network.peer(ADDRESS)
         self.asked.connected()
         self.calls = [
@@ -101,10 +101,10 @@ class Fuzzed:
             item async for item in peer.stream("far", "count", (3,), {}, 30.0, signature_of(Target, "count"))
         ]
 
-    def feed(self, header: codec.Bytes, body: codec.Bytes, buffers: Frames = ()) -> None:
+    def feed(self, message: codec.Bytes, buffers: Frames = ()) -> None:
         """Passes a message on as the wire does, from the stranger and from the peer that was called."""
-        self.network.received(self.incoming, header, body, buffers)
-        self.network.received(self.asked.link, header, body, buffers)
+        self.network.received(self.incoming, message, buffers)
+        self.network.received(self.asked.link, message, buffers)
 
     async def close(self) -> None:
         self.network.close()
@@ -113,24 +113,27 @@ class Fuzzed:
 
 
 def header() -> bytes:
-    return codec.pack_header("stranger", 5 << 24 | 1)  # another lineage than that of other peers
+    return messages.pack_header("stranger", 5 << 24 | 1)  # another lineage than that of other peers
 
 
 def confirmation() -> bytes:
     """Confirms the mark that answers the first message of a peer: its requests begin from then on."""
-    return codec.join([codec.Encoder().pack([Kind.PONG, -1, []])])
+    return messages.join([codec.Encoder().pack([Kind.PONG, -1, []])])
 
 
 def valid_envelopes() -> list[list[Any]]:
     """One of each kind, and of each endpoint."""
     return [
-        [Kind.CALL, 1, "target", "echo", 1.0, [3], {}, 1],
-        [Kind.CALL, 2, "target", "wait", 1.0, [], {}, 1],
-        [Kind.IDEMPOTENT_CALL, 3, "target", "once", 1.0, [], {"value": 4}, 1, 2, 0],
-        [Kind.TELL, 4, "target", "echo", 1.0, [], {}, 1],
-        [Kind.STREAM, 5, "target", "count", 1.0, [5], {}, 1, 2],
-        [Kind.CALL, 6, "missing", "echo", 1.0, [], {}, 1],
-        [Kind.REPLY, 1, {"a": [1, 2.5, None, b"raw"]}],
+        [Kind.CALL, 1, "target", "echo", 1.0, [[3], {}, 1]],
+        [Kind.CALL, 2, "target", "wait", 1.0, [[], {}, 1]],
+        [Kind.IDEMPOTENT_CALL, 3, "target", "once", 1.0, 2, 0, [[], {"value": 4}, 1]],
+        [Kind.TELL, 4, "target", "echo", 1.0, [[], {}, 1]],
+        [Kind.STREAM, 5, "target", "count", 1.0, 2, [[5], {}, 1]],
+        [Kind.CALL, 6, "missing", "echo", 1.0, [[], {}, 1]],
+        [Kind.CALL, 7, "target", "echo", 1.0, [[3], {}, 1, [], {"value": 4}, 2, [5], {}, 1]],
+        [Kind.TELL, 10, "missing", "echo", 1.0, [[3], {}, 1, [4], {}, 2]],
+        [Kind.REPLY, 1, [{"a": [1, 2.5, None, b"raw"]}]],
+        [Kind.REPLY, 1, [None, {"a": 1}, 3]],
         [Kind.ERROR, 2, "ValueError", "words", "traceback", "", {}],
         [Kind.ERROR, 1, "Refused", "words", "traceback", "Refused", {"number": 3, "words": ["a"]}],
         [Kind.ERROR, 3, "Refused", "words", "traceback", "Refused", {"number": 3}],

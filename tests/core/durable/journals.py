@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flexmarl.core.durable.reply_journal import ReplyJournal
 
-HEAD = b"flexmarl replies\x02\x00\x00\x00"
+HEAD = b"flexmarl replies\x03\x00\x00\x00"
 
 
 def filled(path: Path, count: int = 3) -> bytes:

@@ -30,7 +30,7 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (HEAD[:-4] + b"\x01\0\0\0", "it is of version 1, and this program reads version 2"),
+        (HEAD[:-4] + b"\x01\0\0\0", "it is of version 1, and this program reads version 3"),
         (b"SQLite format 3\0" + bytes(100), "SQLite format 3"),
         (bytes(100), "does not begin as a journal"),
         (b"x", "does not begin as a journal"),

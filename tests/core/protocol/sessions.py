@@ -3,6 +3,7 @@
 from typing import Any
 
 from flexmarl.core.protocol.envelopes import Kind
+from flexmarl.core.protocol.messages import RequestHead
 from flexmarl.core.protocol.open_requests import Request
 from flexmarl.core.protocol.session import Session, Settings
 
@@ -32,7 +33,7 @@ class Caller:
 def ask(session: Session[Any], kind: Kind, now: float = 0.0, timeout_s: float = 60.0) -> Request[Any]:
     assert session.requests.credit("a").take()
     waiter, requests = None if kind is TELL else Caller(kind.name), session.requests
-    request = requests.add(now, kind, "a", "endpoint", timeout_s, waiter, 10)
+    request = requests.add(now + timeout_s, RequestHead(kind, "a", "endpoint", timeout_s), waiter, 10)
     session.need(now)
     return request
 

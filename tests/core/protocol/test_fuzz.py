@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flexmarl.core.errors import ActorDead, RemoteError, RemoteProtocolError
-from flexmarl.core.protocol import codec
+from flexmarl.core.protocol import codec, messages
 from flexmarl.core.protocol.envelopes import Kind
 
 from ...patience import PATIENCE_S
@@ -48,7 +48,7 @@ def mutated_envelope(draw: st.DrawFn) -> list[Any]:
 
 @st.composite
 def message(draw: st.DrawFn) -> bytes:
-    body = codec.join([codec.Encoder().pack(e) for e in draw(st.lists(mutated_envelope(), max_size=5))])
+    body = messages.join([codec.Encoder().pack(e) for e in draw(st.lists(mutated_envelope(), max_size=5))])
     if draw(st.integers(0, 3)) == 0:
         content = bytearray(body)
         for _ in range(draw(st.integers(1, 3))):
@@ -69,13 +69,13 @@ async def _run_fuzzed(bodies: list[bytes], head: bytes) -> None:
     neighbour = fuzzed.wire.connect("a neighbour")
     try:
         for body in bodies:
-            fuzzed.feed(head, body, [b"buffer"])
+            fuzzed.feed(head + body, [b"buffer"])
             await asyncio.sleep(0)
         served = fuzzed.mailboxes["target"].statistics().served
-        ask = codec.Encoder().pack([Kind.CALL, 1, "target", "echo", 5.0, [3], {}, 1])
-        neighbours = codec.pack_header("neighbour", 1)
-        fuzzed.network.received(neighbour, neighbours, codec.join([ask]), [])
-        fuzzed.network.received(neighbour, neighbours, confirmation(), [])
+        ask = codec.Encoder().pack([Kind.CALL, 1, "target", "echo", 5.0, [[3], {}, 1]])
+        neighbours = messages.pack_header("neighbour", 1)
+        fuzzed.network.received(neighbour, messages.join([ask], neighbours), [])
+        fuzzed.network.received(neighbour, neighbours + confirmation(), [])
         for _ in range(100):
             if fuzzed.mailboxes["target"].statistics().served > served:
                 break
@@ -108,7 +108,7 @@ def test_a_peer_raises_nothing_but_protocol_errors(bodies: list[bytes]) -> None:
         try:
             for body in bodies:
                 try:
-                    fuzzed.asked.received(header(), body, [b"buffer"])
+                    fuzzed.asked.received(header() + body, [b"buffer"])
                 except RemoteProtocolError:
                     continue
         finally:
@@ -134,7 +134,7 @@ def test_an_error_with_any_fields_is_the_declared_one_a_remote_one_or_a_refused_
                     words[3] if words[3] == "" else "Refused",
                     fields,
                 ]
-                fuzzed.feed(header(), codec.join([codec.Encoder().pack(error)]))
+                fuzzed.feed(messages.join([codec.Encoder().pack(error)], header()))
             async with asyncio.timeout(PATIENCE_S):
                 ends = await asyncio.gather(fuzzed.calls[0], fuzzed.calls[2], return_exceptions=True)
             assert all(
@@ -153,8 +153,12 @@ def test_an_error_with_any_fields_is_the_declared_one_a_remote_one_or_a_refused_
         [[Kind.DONE, 0, list(range(200_000))]],
         [[Kind.PONG, 2**40, []]] * 20_000,
         [[Kind.PING, 0]] * 10_000,
-        [[Kind.CALL, 5000 * n, "nobody", "x", 1.0, [], {}, 0] for n in range(1, 10_000)],
-        [[Kind.TELL, 3 * n, "nobody", "x", 1.0, [], {}, 0] for n in range(1, 10_000)],
+        [[Kind.CALL, 5000 * n, "nobody", "x", 1.0, [[], {}, 0]] for n in range(1, 10_000)],
+        [[Kind.TELL, 3 * n, "nobody", "x", 1.0, [[], {}, 0]] for n in range(1, 10_000)],
+        [[Kind.CALL, 2**20 * n, "nobody", "x", 1.0, [[], {}, 0] * 100] for n in range(1, 100)],
+        [[Kind.TELL, n, "nobody", "x", 1.0, [[], {}, 0] * 100] for n in range(1, 100)],
+        [[Kind.CALL, n, "target", "wait", 1.0, [[], {}, 0] * 100] for n in range(1, 100)],
+        [[Kind.REPLY, 1, [None] * 100_000]],
         [[Kind.GRANT, 5, 2**62]] * 20_000,
         [[Kind.CANCEL, n] for n in range(20_000)],
         [[Kind.ITEM, 3, n, None] for n in range(20_000)],
@@ -163,13 +167,13 @@ def test_an_error_with_any_fields_is_the_declared_one_a_remote_one_or_a_refused_
 )
 async def test_what_claims_much_costs_what_it_weighs(envelopes: list[list[Any]]) -> None:
     encoder = codec.Encoder()
-    body = codec.join([encoder.pack(envelope) for envelope in envelopes])
+    body = messages.join([encoder.pack(envelope) for envelope in envelopes])
     fuzzed = Fuzzed()
     await asyncio.sleep(0)
     tracemalloc.start()
     try:
         started = time.process_time()
-        fuzzed.feed(header(), body)
+        fuzzed.feed(header() + body)
         took_s = time.process_time() - started  # of the CPU: other processes must not count
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -182,7 +186,7 @@ async def test_what_claims_much_costs_what_it_weighs(envelopes: list[list[Any]])
 async def test_the_peer_that_sent_rubbish_gets_an_error_and_the_others_keep_their_calls() -> None:
     fuzzed = Fuzzed()
     await asyncio.sleep(0)
-    fuzzed.network.received(fuzzed.incoming, header(), b"rubbish", [])
+    fuzzed.network.received(fuzzed.incoming, header() + b"rubbish", [])
     assert fuzzed.network.refused_messages == 1
     await asyncio.sleep(0)
     assert fuzzed.wire.sent_bytes > 0

@@ -4,6 +4,8 @@ import tracemalloc
 
 import pytest
 
+from flexmarl.core.protocol.messages import RequestHead
+
 from .sessions import CALL, IDEMPOTENT_CALL, STREAM, TELL, Caller, ask, up
 
 
@@ -93,7 +95,7 @@ def test_credit_of_actors_that_were_called_once_does_not_accumulate() -> None:
 
     def call(actor: str) -> int:
         assert requests.credit(actor).take()
-        return requests.add(0.0, CALL, actor, "endpoint", 1.0, waiter, 100).id
+        return requests.add(1.0, RequestHead(CALL, actor, "endpoint", 1.0), waiter, 100).id
 
     kept = [(f"kept {number}", call(f"kept {number}")) for number in range(10)]
     tracemalloc.start()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from flexmarl.core.protocol.envelopes import Kind
+from flexmarl.core.protocol.messages import RequestHead
 from flexmarl.core.protocol.open_requests import Request
 from flexmarl.core.protocol.reply_cache import ReplyCache
 from flexmarl.core.protocol.session import (
@@ -80,9 +81,8 @@ class Node:
         caller = Caller(f"{self.name}.{self.epoch}.{session.requests.last_id + 1}")
         world.callers.append((caller, wanted.kind))
         waiter = None if wanted.kind is Kind.TELL else caller
-        request = session.requests.add(
-            world.now, wanted.kind, wanted.actor, "endpoint", wanted.timeout_s, waiter, wanted.size_bytes
-        )
+        head = RequestHead(wanted.kind, wanted.actor, "endpoint", wanted.timeout_s)
+        request = session.requests.add(world.now + wanted.timeout_s, head, waiter, wanted.size_bytes)
         acknowledged_below = session.requests.acknowledged_below(request.id)
         assert acknowledged_below <= request.id, "acknowledges a request that may be repeated"
         session.need(world.now)

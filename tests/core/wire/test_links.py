@@ -12,7 +12,6 @@ from flexmarl.core.wire.links import (
     OutgoingEvent,
     OutgoingLink,
     OutgoingState,
-    hand_over,
 )
 from flexmarl.core.wire.wire import Frames, Link
 
@@ -24,8 +23,8 @@ class Recorder:
         self.events: list[Any] = []
         self.on_connected: Callable[[], None] = lambda: None
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
-        self.events.append((header, body, list(buffers)))
+    def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
+        self.events.append((message, list(buffers)))
 
     def connected(self, link: Link) -> None:
         self.events.append("connected")
@@ -156,18 +155,3 @@ async def test_a_table_of_links_disconnects_the_link_it_is_given_and_no_other() 
     table.disconnect(mine.link)
     table.close()
     assert table.incoming == {2: theirs[1]}
-
-
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        ([], (b"", b"", [])),
-        ([b"header"], (b"", b"", [])),
-        ([b"header", b"body"], (b"header", b"body", [])),
-        ([b"header", b"body", b"one", b"two"], (b"header", b"body", [b"one", b"two"])),
-    ],
-)
-async def test_a_message_of_too_few_frames_arrives_empty(frames: Frames, message: Any) -> None:
-    listener = Recorder()
-    hand_over(listener, Link("a", b"", lambda out: None), frames)
-    assert listener.events == [message]
