@@ -304,4 +304,4 @@ class _Connection:
 
     def _to_client(self, client: _Outgoing, frames: Frames) -> None:
         if client.connection is self and client.state is not OutgoingState.CLOSED:
-            hand_over(client.node.listener, client.link, frames)
+            client.arrived(frames)

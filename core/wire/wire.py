@@ -122,7 +122,9 @@ class Link:
 class Listener(Protocol):
     """Receives the events of a wire; called on the loop, never from within ``send``."""
 
-    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None: ...
+    def received(self, link: Link, header: codec.Bytes, body: codec.Bytes, buffers: Frames) -> None:
+        """A message; on a link made by ``connect`` only between ``connected`` and ``disconnected``."""
+        ...
 
     def connected(self, link: Link) -> None:
         """A link made by ``connect`` is up (again). Alternates with ``disconnected``."""
