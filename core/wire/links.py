@@ -49,7 +49,7 @@ OUTGOING_TRANSITIONS: dict[OutgoingState, dict[OutgoingEvent, OutgoingState]] = 
 }  # fmt: skip
 
 # Looked up for each message: a global name costs less than an enum's attribute.
-_UP, _CLOSED = OutgoingState.UP, OutgoingState.CLOSED
+_CONNECTING, _UP, _CLOSED = OutgoingState.CONNECTING, OutgoingState.UP, OutgoingState.CLOSED
 
 
 class OutgoingLink(ABC):
@@ -80,6 +80,16 @@ class OutgoingLink(ABC):
             self._unsent.append(frames)
             if self._state is OutgoingState.REFUSED:
                 self._open_again()
+
+    def arrived(self, frames: list[codec.Bytes]) -> None:
+        """Hands on a message of the peer.
+
+        The message may overtake the report that the connection is up, and be answered at once; what the listener sends
+        when the connection comes up has to be before that answer.
+        """
+        if self._state is _CONNECTING:
+            self._came_up()
+        self._listener.received(self.link, frames[0], frames[1:])
 
     def _came_up(self) -> None:
         self._listener.connected(self.link)  # its repeated requests queue behind the messages that wait here

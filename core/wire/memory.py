@@ -304,4 +304,4 @@ class _Connection:
 
     def _to_client(self, client: _Outgoing, frames: Frames) -> None:
         if client.connection is self and client.state is not OutgoingState.CLOSED:
-            client.node.listener.received(client.link, frames[0], frames[1:])
+            client.arrived(frames)

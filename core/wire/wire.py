@@ -173,7 +173,10 @@ class Listener(Protocol):
     """Receives the events of a wire; called on the loop, never from within ``send``."""
 
     def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
-        """``message``: the header and the envelopes."""
+        """A message on a link; on one made by ``connect`` only between ``connected`` and ``disconnected``.
+
+        ``message``: the header and the envelopes.
+        """
         ...
 
     def connected(self, link: Link) -> None:

@@ -92,7 +92,7 @@ class _Outgoing(OutgoingLink):
     def _connect(self) -> None:
         """Raises OSError."""
         dealer, address = self._make(), self.link.address
-        self._socket = LoopSocket(dealer, self._received)
+        self._socket = LoopSocket(dealer, self.arrived)
         self._transmit = self._socket.send
         try:
             # The monitor comes before the connection: no event may be missed.
@@ -112,13 +112,11 @@ class _Outgoing(OutgoingLink):
             self._move(OutgoingEvent.REFUSED)
             asyncio.get_running_loop().call_soon(self._listener.refused, self.link, str(error))
 
-    def _received(self, frames: Frames) -> None:
-        self._listener.received(self.link, frames[0], frames[1:])
-
     def _event(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.link.trouble = ""
-            self._came_up()
+            if self._state is OutgoingState.CONNECTING:  # else a message has overtaken this event
+                self._came_up()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self.link.trouble = "the handshake fails; has it got other keys, or none?"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -72,9 +72,6 @@ class TestAPausedProcess:
             assert turn not in actor.added and actor.heard == []
 
 
-@pytest.mark.xfail(
-    strict=False, reason="about one time in fifteen on a busy machine, one request of the fifty begins"
-)
 @pytest.mark.parametrize("wire", ["ipc", "tcp"])
 async def test_a_stopped_process_that_continues_begins_nothing_of_callers_that_have_given_up(
     private: Path, tmp_path: Path, wire: str

@@ -119,6 +119,19 @@ async def test_messages_wait_for_the_connection_and_leave_behind_what_its_listen
     assert listener.events == ["connected"]
 
 
+async def test_a_message_that_overtakes_its_connection_is_answered_behind_what_is_repeated() -> None:
+    listener = Recorder()
+    link = Outgoing(listener)
+    link._transmit = link.sent.append
+    listener.on_connected = lambda: link._send([b"cancelled"])
+    link.arrived([b"mark"])
+    link._send([b"answer to the mark"])
+    assert listener.events == ["connected", (b"mark", [])]
+    assert link.sent == [[b"cancelled"], [b"answer to the mark"]]
+    link.arrived([b"another"])
+    assert listener.events[2:] == [(b"another", [])], "it comes up once"
+
+
 async def test_messages_that_wait_are_dropped_with_the_connection_and_another_attempt_begins() -> None:
     link = outgoing(OutgoingState.CONNECTING)
     link._send([b"lost"])

@@ -3,21 +3,49 @@
 import asyncio
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import LocalProtocolError, PlainTcpRefused, Unreachable
-from flexmarl.core.protocol.codec import Buffer
+from flexmarl.core.protocol.codec import Buffer, Bytes
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.supervision.system_api import SystemApi
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.loop_socket import ConnectionMonitor, Frames
+from flexmarl.core.wire.wire import Link
 from flexmarl.core.wire.zeromq import Tcp, ZmqWire
 
+from ...contracts.clusters import until
 from ...patience import PATIENCE_S
 from ..echo import Echo
+
+
+class Recorder:
+    """A listener that keeps the order of its events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.links: list[Link] = []
+
+    def received(self, link: Link, message: Bytes, buffers: Sequence[Bytes]) -> None:
+        self.events.append("message")
+        self.links.append(link)
+
+    def connected(self, link: Link) -> None:
+        self.events.append("connected")
+
+    def disconnected(self, link: Link, reason: str) -> None:
+        self.events.append("disconnected")
+
+    def refused(self, link: Link, reason: str) -> None:
+        self.events.append("refused")
+
+    def crashed(self) -> None: ...
+
 
 IMPATIENT = Settings(connect_timeout_s=0.5)
 
@@ -88,6 +116,41 @@ class TestWhoGetsIn:
             with pytest.raises(OSError, match="can't listen on tcp://127.0.0.1"):
                 async with ActorSystem("two", tcp=Tcp(port=port, plain=True)):
                     pass
+
+
+class TestAConnectionThatIsMadeAgain:
+    async def test_is_reported_before_its_messages_even_if_they_are_read_first(
+        self, private: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The monitor of a connection is a socket of its own: the loop may come to it later."""
+        far, near = Recorder(), Recorder()
+        server, client = ZmqWire(f"ipc://{private}/server.sock"), ZmqWire(f"ipc://{private}/client.sock")
+        server.start(b"server", far)
+        client.start(b"client", near)
+        report, kept = ConnectionMonitor._deliver, list[tuple[ConnectionMonitor, Frames]]()
+        try:
+            link = client.connect(server.address)
+            link.send(b"a")
+            await until(lambda: far.links)
+            with monkeypatch.context() as patch:
+                patch.setattr(ConnectionMonitor, "_deliver", lambda *event: kept.append(event))
+                assert link.drop()
+
+                def answered() -> bool:
+                    far.links[0].send(b"b")
+                    return "message" in near.events
+
+                await until(answered)
+                assert near.events[1:3] == ["connected", "message"]
+            await until(lambda: kept)
+            for event in kept:
+                report(*event)
+            assert near.events.count("connected") == 2, "not again when the event comes"
+            link.send(b"c")
+            await until(lambda: far.events == ["message", "message"])
+        finally:
+            client.close()
+            server.close()
 
 
 class TestNobodyThere:
