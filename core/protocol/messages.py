@@ -89,7 +89,7 @@ REPLIES = RunHead(Kind.REPLY, b"")
 
 
 class RequestHead(RunHead):
-    """Of requests of one kind to one endpoint. Raises LocalProtocolError if the names are too long."""
+    """The head of requests of one kind to one endpoint. Raises LocalProtocolError if the names are too long."""
 
     __slots__ = ("actor", "endpoint", "kind", "timeout_s")
 
