@@ -127,6 +127,8 @@ class StepMetrics:
     """Trajectories that overran their deadline and were started again."""
     oversampled_trajectories: int = 0
     """Trajectories started beyond the size of a group, which the group did not wait for."""
+    retried_turns: int = 0
+    """Turns that were begun again, because their instance was lost; each time counts."""
     resumed_turns: int = 0
     """Turns that new weights interrupted and a later version completed."""
     resumed_tokens: int = 0

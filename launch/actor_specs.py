@@ -84,7 +84,7 @@ def actor_specs(
     }
     for policy, instances in references.instances.items():
         setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
-        specs |= {instance.name: ActorSpec(_INSTANCE, setup) for instance in instances}
+        specs |= {instance.name: ActorSpec(_INSTANCE, setup, restarted=True) for instance in instances}
     return specs
 
 

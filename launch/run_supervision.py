@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from ..core.errors import ActorDead, is_loss
+from ..actors.errors import EngineFailed
+from ..core.errors import ActorDead, ActorFailed, FlexmarlError, is_loss
 from ..core.ref import ActorRef
 from ..core.supervision.process_statistics import ProcessStatistics
 from ..core.supervision.restart_policy import Intensity, Strategy
@@ -46,7 +47,7 @@ class RunSupervision:
             environment,
             strategy=Strategy.ONE_FOR_ONE,
             intensity=intensity,
-            is_restarted=is_loss,  # a recipe's error or a defect would come again
+            is_restarted=_may_succeed_again,
             name=RESTARTING,
             log_level=log_level,
         )
@@ -101,3 +102,8 @@ class RunSupervision:
     async def kill_all(self) -> None:
         """Ends every process at once."""
         await asyncio.gather(*(supervisor.kill_all() for supervisor in self._both))
+
+
+def _may_succeed_again(error: FlexmarlError) -> bool:
+    """True after a loss, or for a broken engine; a recipe's error or a defect would come again."""
+    return is_loss(error) or (isinstance(error, ActorFailed) and error.kind == EngineFailed.__name__)

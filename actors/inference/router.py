@@ -29,86 +29,20 @@ Rules:
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final, TypeAlias
+from typing import Final
 
 from ..messages import TurnAsked
 from ..names import PolicyName, Version
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .rolling_mean import RollingMean
 from .router_config import RouterConfig
-from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnKey, WaitingTurns
+from .router_decisions import Changed, Decision, Deserted, Installed, Load, Probe, Refuse, Route
+from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, WaitingTurns
 
 _REMEMBERED_PREFIXES: Final = 16384
 _COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
 _SERVING: Final = InstanceState.SERVING
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Send the turn to the instance. ``version_s`` and ``queue_s``: see ``TurnRouted``."""
-
-    turn: TurnKey
-    instance: int
-    version: Version
-    version_s: float
-    queue_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """No version that may generate the turn will be served. ``served``: the newest one."""
-
-    turn: TurnKey
-    served: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Have the instance load a version, and report that by ``loaded``."""
-
-    instance: int
-    policy: PolicyName
-    version: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """All live instances of the policy serve ``version``."""
-
-    policy: PolicyName
-    version: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask the instance for its version, and report that by ``trusted`` or ``lost``."""
-
-    instance: int
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """An instance has changed its state, for a reason that is worth an event of the run."""
-
-    number: int
-    instance: str
-    policy: PolicyName
-    state: InstanceState
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deserted:
-    """The policy has had no instance for ``seconds``, or its last one can't serve it: the run can't continue."""
-
-    policy: PolicyName
-    seconds: float
-    reason: str
-
-
-Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Deserted
 
 
 class _Policy:
@@ -156,7 +90,7 @@ class Router:
         self._decided: list[Decision] = []
         self._touched: dict[PolicyName, None] = {}
         self._deadlines: list[tuple[float, int]] = []
-        """Of loads, by instance; those that are over are dropped later."""
+        """Deadlines of loads, by instance; those that are over are dropped later."""
 
     # ------------------------------------------------------------------ turns
 

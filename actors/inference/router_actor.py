@@ -35,7 +35,8 @@ from ..messages import (
 from ..names import PolicyName
 from ..run_events import InstanceChanged, InstanceNews
 from .instance_states import InstanceState
-from .router import Changed, Decision, Deserted, Installed, Load, Probe, Refuse, Route, Router
+from .router import Router
+from .router_decisions import Changed, Decision, Deserted, Installed, Load, Probe, Refuse, Route
 from .router_setup import RouterSetup
 
 _PROBE_S = 5.0

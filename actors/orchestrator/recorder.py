@@ -107,6 +107,7 @@ class StepRecord:
         self._dropped_groups = 0
         self._replaced_trajectories = 0
         self._oversampled_trajectories = 0
+        self._retried_turns = 0
         self._resumed_turns = 0
         self._resumed_tokens = 0
 
@@ -125,6 +126,7 @@ class StepRecord:
         self._dropped_groups += bool(group.dropped)
         self._replaced_trajectories += group.replaced
         self._oversampled_trajectories += group.oversampled
+        self._retried_turns += group.retried_turns
         self._resumed_turns += group.resumed_turns
         self._resumed_tokens += group.resumed_tokens
         self._rolled_out = now  # the last group to close sets the end of the rollout
@@ -188,6 +190,7 @@ class StepRecord:
             failed_trajectories=self.failed,
             replaced_trajectories=self._replaced_trajectories,
             oversampled_trajectories=self._oversampled_trajectories,
+            retried_turns=self._retried_turns,
             resumed_turns=self._resumed_turns,
             resumed_tokens=self._resumed_tokens,
             dropped_groups=self._dropped_groups,

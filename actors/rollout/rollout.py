@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from ...core.actor import Actor, endpoint
+from ...core.actor import Actor, DeadActor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.task_groups import first_error
 from ..errors import EngineFailed, RecipeError, WrongPolicy, WrongVersion
@@ -70,7 +70,12 @@ class Rollout(Actor, RolloutApi):
         self._routes = TurnRoutes(self._setup.router)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
+        self.watch(self._setup.router)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.runtime_dir))
+
+    async def on_dead(self, dead: DeadActor) -> None:
+        if not dead.stopped:
+            raise ActorDead(dead.actor, dead.reason)  # it has forgotten all turns
 
     async def on_stop(self) -> None:
         self._block_watch.stop()

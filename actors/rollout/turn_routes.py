@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,14 +51,10 @@ class TurnRoutes:
         self._session = first.session
 
     async def run(self) -> None:
-        """Passes routes on, until the session ends. Raises ActorDead if the router has died: it has forgotten all
-        turns."""
-        try:
+        """Passes routes on, until the router ends."""
+        with suppress(ActorDead):  # its watcher knows more
             async for routes in self._stream:
                 self._take(routes)
-        except ActorDead as dead:
-            if not dead.stopped:  # else the run ends
-                raise
 
     def _take(self, routes: Routes) -> None:
         self._instances |= routes.instances

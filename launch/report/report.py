@@ -133,6 +133,7 @@ def _facts(history: History) -> str:
 def _rare_facts(history: History) -> list[tuple[str, str, str]]:
     """Counts that most runs don't have: those that are not zero."""
     counts = (
+        ("Retried turns", "begun again, because their instance was lost", lambda s: s.retried_turns),
         ("Resumed turns", "begun by one version, completed by a later one", lambda s: s.resumed_turns),
         ("Oversampled trajectories", "started beyond a group's size, not used", lambda s: s.oversampled_trajectories),
         ("Replaced trajectories", "in place of overdue ones", lambda s: s.replaced_trajectories),

@@ -34,7 +34,7 @@ def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
 
 
 class TestDeath:
-    @pytest.mark.parametrize("actor", ["store", "trainer", "solver-0", "rollout", "orchestrator"])
+    @pytest.mark.parametrize("actor", ["store", "trainer", "router", "rollout", "orchestrator"])
     def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
         held.actors()[actor].kill()
         assert held.wait() == 1
@@ -43,6 +43,25 @@ class TestDeath:
         assert last[2].endswith(f"flexmarl train --resume {held.directory}")
         assert held.events[-1]["event"] == "run_ended" and actor in held.events[-1]["error"]
         held.assert_nothing_is_left()
+
+    def test_of_an_instance_costs_its_turns_a_retry_at_the_next_one(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        """The only one of its policy, three times: the run takes no restart of its own."""
+        engine = "engine: {token_s: 0.05, median_tokens: 40}"
+        model = f"agent_defaults.model={{tokenizer: bytes, config: {{model_type: simulated, {engine}}}}}"
+        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, model)
+        for step in (1, 2, 3):
+            run.wait_for_output(f"checkpoints/step_00000{step}")
+            run.actors()["solver-0"].kill()
+        assert run.wait() == 0, run.text
+        assert run.text.count("solver-0 may be lost") == 3
+        assert run.text.count("solver-0 serves solver: it was started again") >= 2
+        news = [event["state"] for event in run.events if event["event"] == "instance_changed"]
+        assert news[:3] == ["suspected", "gone", "serving"]
+        assert sum(line["retried_turns"] for line in run.metrics) > 0
+        assert not any(line["failed_trajectories"] for line in run.metrics)
+        run.assert_nothing_is_left()
 
     def test_is_survived_as_often_as_was_asked_for(self, launcher: Launcher, tmp_path: Path) -> None:
         """Once without a new checkpoint in between; a new checkpoint resets the count."""
@@ -58,7 +77,7 @@ class TestDeath:
         run.wait_for_output("checkpoints/step_000003")
         run.actors()["rollout"].kill()
         run.wait_for_output("continuing after step 3")
-        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        wait_until(lambda: len(run.actors()) == 6, "six processes")
         run.actors()["store"].kill()
         assert run.wait() == 1
         assert [line["step"] for line in run.metrics] == [1, 2, 3]

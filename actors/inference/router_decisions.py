@@ -1,0 +1,74 @@
+"""The decisions of the router."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..names import PolicyName, Version
+from .instance_states import InstanceState
+from .waiting_turns import TurnKey
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send the turn to the instance. ``version_s`` and ``queue_s``: see ``TurnRouted``."""
+
+    turn: TurnKey
+    instance: int
+    version: Version
+    version_s: float
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """No version that may generate the turn will be served. ``served``: the newest one."""
+
+    turn: TurnKey
+    served: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Have the instance load a version, and report that by ``loaded``."""
+
+    instance: int
+    policy: PolicyName
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """All live instances of the policy serve ``version``."""
+
+    policy: PolicyName
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the instance for its version, and report that by ``trusted`` or ``lost``."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An instance has changed its state, for a reason that is worth an event of the run."""
+
+    number: int
+    instance: str
+    policy: PolicyName
+    state: InstanceState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deserted:
+    """The policy has had no instance for ``seconds``, or its last one can't serve it: the run can't continue."""
+
+    policy: PolicyName
+    seconds: float
+    reason: str
+
+
+Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Deserted

@@ -1,0 +1,548 @@
+"""The router's rules: fixed cases, and a storm of events that checks after each that nothing breaks them."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flexmarl.actors.inference.instance_states import TRANSITIONS, InstanceEvent, InstanceState
+from flexmarl.actors.inference.router import Router
+from flexmarl.actors.inference.router_config import RouterConfig
+from flexmarl.actors.inference.router_decisions import (
+    Changed,
+    Deserted,
+    Installed,
+    Load,
+    Probe,
+    Refuse,
+    Route,
+)
+from flexmarl.actors.messages import TurnAsked
+from flexmarl.actors.names import PolicyName, Version
+
+A, B = PolicyName("a"), PolicyName("b")
+CONFIG = RouterConfig(load_timeout_s=50.0, return_timeout_s=80.0)
+
+
+def asked(
+    turn: int, policy: PolicyName = A, oldest: int = 0, newest: int | None = 0, **more: Any
+) -> TurnAsked:
+    values: dict[str, Any] = {"prompt_tokens": 10, "tokens_behind": 0.0, "prefix": f"own {turn}"} | more
+    return TurnAsked(turn, policy, Version(oldest), None if newest is None else Version(newest), **values)
+
+
+def serving(capacities: dict[str, int], policy: PolicyName = A) -> Router:
+    """Instances by name that all serve version 0."""
+    router = Router([A, B], CONFIG)
+    numbers = [router.joined(name, policy, capacity, 0.0) for name, capacity in capacities.items()]
+    router.published(policy, Version(0), 0.0)
+    for number in numbers:
+        router.loaded(number, Version(0), 0.0)
+    router.decisions(0.0)
+    return router
+
+
+def routes(router: Router, now: float = 0.0) -> dict[int, str]:
+    """The instances that turns are routed to now."""
+    decided = router.decisions(now)
+    return {d.turn[1]: router.name_of(d.instance) for d in decided if isinstance(d, Route)}
+
+
+def test_turns_go_to_the_instance_with_the_fewest_expected_tokens() -> None:
+    router = serving({"x": 8, "y": 8})
+    router.asked(1, asked(1, prompt_tokens=100), 0.0)
+    assert routes(router) == {1: "x"}
+    for turn in range(2, 6):
+        router.asked(1, asked(turn, prompt_tokens=24), 0.0)
+    assert routes(router) == dict.fromkeys(range(2, 6), "y")
+    router.asked(1, asked(6), 0.0)
+    assert routes(router) == {6: "y"}, "101 tokens are expected at x, 100 at y"
+    router.ended(1, 1, 0, 1.0)
+    router.asked(1, asked(7), 1.0)
+    assert routes(router, 1.0) == {7: "x"}
+
+
+def test_the_tokens_that_turns_generate_are_expected_of_later_ones() -> None:
+    router = serving({"x": 8, "y": 8})
+    router.asked(1, asked(1), 0.0)
+    assert routes(router) == {1: "x"}
+    router.ended(1, 1, 200, 4.0)
+    router.asked(1, asked(2, prompt_tokens=10), 4.0)
+    assert routes(router, 4.0) == {2: "x"}
+    router.asked(1, asked(3, prompt_tokens=200), 4.0)
+    router.asked(1, asked(4, prompt_tokens=1), 4.0)
+    assert routes(router, 4.0) == {3: "y", 4: "x"}, "210 tokens at x, 400 at y"
+
+
+def test_a_turn_waits_for_room_and_for_its_version() -> None:
+    router = serving({"x": 2})
+    for turn in range(4):
+        router.asked(1, asked(turn), 1.0)
+    router.asked(1, asked(4, oldest=1, newest=1), 1.0)
+    assert routes(router, 1.0) == {0: "x", 1: "x"}
+    router.ended(1, 0, 5, 3.0)
+    (route,) = router.decisions(3.0)
+    assert isinstance(route, Route) and route.turn == (1, 2)
+    assert (route.version, route.version_s, route.queue_s) == (0, 0.0, 2.0)
+    router.ended(1, 1, 5, 4.0)
+    router.ended(1, 2, 5, 4.0)
+    assert routes(router, 4.0) == {3: "x"}
+    router.published(A, Version(1), 5.0)
+    (load,) = router.decisions(5.0)
+    assert isinstance(load, Load)
+    router.loaded(load.instance, Version(1), 9.0)
+    route, installed = router.decisions(9.0)
+    assert isinstance(route, Route) and (route.turn, route.version) == ((1, 4), 1)
+    assert (route.version_s, route.queue_s) == (8.0, 0.0)
+    assert installed == Installed(A, Version(1))
+
+
+def test_a_turn_that_no_later_version_may_generate_is_refused() -> None:
+    router = serving({"x": 1})
+    for turn in range(3):
+        router.asked(1, asked(turn, newest=None if turn == 2 else 0), 0.0)
+    assert routes(router) == {0: "x"}
+    router.published(A, Version(1), 1.0)
+    assert [d for d in router.decisions(1.0) if isinstance(d, Refuse)] == [Refuse((1, 1), Version(1))]
+    router.asked(1, asked(3), 1.0)
+    assert router.decisions(1.0) == [Refuse((1, 3), Version(1))]
+
+
+def test_the_turn_with_more_work_behind_it_goes_first_but_not_for_ever() -> None:
+    router = serving({"x": 1})
+    router.asked(1, asked(0), 0.0)
+    assert routes(router) == {0: "x"}
+    router.ended(1, 0, 100, 10.0)  # 0.1 s for a token
+    router.asked(1, asked(1), 10.0)
+    assert routes(router, 10.0) == {1: "x"}
+    router.asked(1, asked(2), 10.0)
+    router.asked(1, asked(3, tokens_behind=50.0), 12.0)
+    router.asked(1, asked(4, tokens_behind=50.0), 20.0)
+    order = []
+    for previous in (1, 3, 2):
+        router.ended(1, previous, 0, 30.0)
+        order += list(routes(router, 30.0))
+    assert order == [3, 2, 4], "5 s are behind turns 3 and 4; turn 4 came 10 s after turn 2"
+
+
+def test_the_instance_that_knows_the_prompt_is_preferred_while_that_may_pay() -> None:
+    router = serving({"x": 9, "y": 9})
+    found = {}
+    for turn, tokens, prefix in ((1, 100, "same"), (2, 60, "own"), (3, 100, "same"), (4, 100, "same")):
+        router.asked(1, asked(turn, prompt_tokens=tokens, prefix=prefix), 0.0)
+        found |= routes(router)
+    assert found == {1: "x", 2: "y", 3: "x", 4: "y"}, (
+        "then 202 tokens are expected at x, 61 at y: too many more"
+    )
+
+
+def test_the_first_to_acknowledge_a_version_takes_its_share_alone() -> None:
+    router = Router([A, B], CONFIG)
+    numbers = [router.joined(name, A, 64, 0.0) for name in "wxyz"]
+    router.published(A, Version(0), 0.0)
+    for turn in range(40):
+        router.asked(1, asked(turn), 0.0)
+    router.decisions(0.0)
+    for number in numbers:
+        router.loaded(number, Version(0), 1.0)
+        assert len(routes(router, 1.0)) == 10
+
+
+def test_publishing_leaves_out_one_that_dies_and_one_that_does_not_acknowledge() -> None:
+    router = serving({"x": 1, "y": 1, "z": 1})
+    router.published(A, Version(1), 10.0)
+    loads = {d.instance for d in router.decisions(10.0) if isinstance(d, Load)}
+    x, y, z = sorted(loads)
+    router.loaded(x, Version(1), 11.0)
+    router.lost(y, "killed", 12.0)
+    decided = router.decisions(12.0)
+    assert [type(d) for d in decided] == [Changed] and router.due_s == 60.0
+    overdue, installed = router.decisions(60.0)
+    assert overdue == Changed(
+        z, "z", A, InstanceState.SUSPECTED, "it has not acknowledged its version for 50 s"
+    )
+    assert installed == Installed(A, Version(1))
+    router.loaded(z, Version(1), 70.0)
+    (back,) = router.decisions(70.0)
+    assert isinstance(back, Changed) and back.state is InstanceState.SERVING
+
+
+def test_one_late_answer_evicts_nothing() -> None:
+    router = serving({"x": 2, "y": 2})
+    router.asked(1, asked(1), 0.0)
+    assert routes(router) == {1: "x"}
+    number = router.number_of("x")
+    assert number is not None
+    router.suspected(number, "silent", 1.0)
+    changed, probe = router.decisions(1.0)
+    assert isinstance(changed, Changed) and changed.state is InstanceState.SUSPECTED
+    assert probe == Probe(number)
+    router.asked(1, asked(2), 1.0)
+    router.asked(1, asked(3), 1.0)
+    assert routes(router, 1.0) == {2: "y", 3: "y"}
+    router.trusted(number, Version(0), 2.0)
+    (back,) = router.decisions(2.0)
+    assert isinstance(back, Changed) and back.state is InstanceState.SERVING, "it need not load again"
+    router.asked(1, asked(4), 2.0)
+    router.asked(1, asked(5), 2.0)
+    assert routes(router, 2.0) == {4: "x"}, "it still has its first turn"
+
+
+def test_one_that_is_started_again_loads_before_it_serves() -> None:
+    router = serving({"x": 1})
+    router.asked(1, asked(1), 0.0)
+    assert routes(router) == {1: "x"}
+    again = router.joined("x", A, 1, 5.0)
+    gone, load = router.decisions(5.0)
+    assert isinstance(gone, Changed) and gone.state is InstanceState.GONE
+    assert load == Load(again, A, Version(0))
+    router.ended(1, 1, 0, 6.0)
+    router.asked(1, asked(2), 6.0)
+    assert router.decisions(6.0) == []
+    router.loaded(again, Version(0), 7.0)
+    changed, route = router.decisions(7.0)
+    assert isinstance(changed, Changed) and changed.reason == "it was started again"
+    assert isinstance(route, Route) and route.instance == again
+
+
+def test_a_policy_without_instances_is_deserted_after_a_while() -> None:
+    router = serving({"x": 1})
+    number = router.number_of("x")
+    assert number is not None
+    router.lost(number, "out of memory", 10.0)
+    router.decisions(10.0)
+    assert router.due_s == 90.0 and router.decisions(89.0) == []
+    assert router.decisions(90.0) == [Deserted(A, 80.0, "x: out of memory")]
+    assert router.due_s == math.inf
+
+
+def test_a_policy_whose_last_instance_can_not_load_is_deserted_at_once() -> None:
+    router = serving({"x": 1, "y": 1})
+    router.published(A, Version(1), 0.0)
+    first, second = sorted(d.instance for d in router.decisions(0.0) if isinstance(d, Load))
+    router.failed(first, "LoadFailed", 1.0)
+    assert not any(isinstance(d, Deserted) for d in router.decisions(1.0))
+    router.failed(second, "LoadFailed: digest", 1.0)
+    assert Deserted(A, 0.0, "y: LoadFailed: digest") in router.decisions(1.0)
+
+
+def test_one_that_leaves_ends_its_turns_first() -> None:
+    router = serving({"x": 2, "y": 2})
+    router.asked(1, asked(1), 0.0)
+    assert routes(router) == {1: "x"}
+    number = router.number_of("x")
+    assert number is not None
+    router.drain(number, 1.0)
+    for turn in range(2, 5):
+        router.asked(1, asked(turn), 1.0)
+    assert routes(router, 1.0) == {2: "y", 3: "y"}
+    router.ended(1, 1, 5, 2.0)
+    (gone,) = router.decisions(2.0)
+    assert isinstance(gone, Changed) and (gone.state, gone.reason) == (InstanceState.GONE, "it has left")
+    assert router.number_of("x") is None
+
+
+def test_one_that_moves_serves_the_other_policy() -> None:
+    router = serving({"x": 2, "y": 2})
+    router.published(B, Version(7), 0.0)
+    router.asked(1, asked(1), 0.0)
+    router.asked(1, asked(9, B, 7, 7), 0.0)
+    assert routes(router) == {1: "x"}
+    number = router.number_of("x")
+    assert number is not None
+    router.drain(number, 1.0, moves_to=B)
+    router.ended(1, 1, 5, 2.0)
+    assert router.decisions(2.0)[-1] == Load(number, B, Version(7))
+    router.loaded(number, Version(7), 3.0)
+    changed, route, installed = router.decisions(3.0)
+    assert isinstance(changed, Changed) and changed.reason == "it has moved from a"
+    assert isinstance(route, Route) and (route.turn, route.version) == ((1, 9), 7)
+    assert installed == Installed(B, Version(7))
+
+
+def test_a_session_that_ends_frees_its_turns() -> None:
+    router = serving({"x": 2})
+    for turn in range(4):
+        router.asked(1, asked(turn), 0.0)
+    router.asked(2, asked(0), 0.0)
+    assert routes(router) == {0: "x", 1: "x"}
+    router.session_ended(1, 1.0)
+    (route,) = router.decisions(1.0)
+    assert isinstance(route, Route) and route.turn == (2, 0)
+
+
+def test_every_state_can_be_left_for_good() -> None:
+    for state in InstanceState:
+        assert (TRANSITIONS[state] == {}) == (state is InstanceState.GONE)
+        if state is not InstanceState.GONE:
+            assert TRANSITIONS[state][InstanceEvent.LEAVE] is InstanceState.GONE
+
+
+# --------------------------------------------------------------------------- any order of events
+
+NAMES = ["i0", "i1", "i2", "i3", "i4"]
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Keeps its own books of turns and instances from the decisions, and holds them against the rules."""
+
+    @initialize()
+    def start(self) -> None:
+        self.router = Router([A, B], CONFIG)
+        self.now = 0.0
+        self.policies: dict[str, PolicyName] = {}
+        self.capacities: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.published: dict[PolicyName, int] = {}
+        self.to_load: dict[int, tuple[PolicyName, int]] = {}
+        """Newest load of each instance, by number."""
+        self.serves: dict[int, tuple[PolicyName, int]] = {}
+        self.draining: dict[int, PolicyName | None] = {}
+        self.suspects: dict[int, tuple[PolicyName, int] | None] = {}
+        self.turns: dict[tuple[int, int], TurnAsked] = {}
+        self.waiting: set[tuple[int, int]] = set()
+        self.at: dict[tuple[int, int], int] = {}
+        self.publishing: dict[PolicyName, int] = {}
+        self.next_turn = 0
+
+    def decide(self) -> None:
+        for decision in self.router.decisions(self.now):
+            match decision:
+                case Route(turn, number, version):
+                    assert turn in self.waiting, "routed twice, or after its end"
+                    policy, served = self.serves[number]
+                    request = self.turns[turn]
+                    assert (request.policy, version) == (policy, served)
+                    assert request.oldest <= version and (request.newest is None or version <= request.newest)
+                    self.waiting.remove(turn)
+                    self.at[turn] = number
+                case Refuse(turn, newest):
+                    assert turn in self.waiting
+                    request = self.turns.pop(turn)
+                    assert request.newest is not None and request.newest < newest
+                    assert newest == self.published[request.policy]
+                    self.waiting.remove(turn)
+                case Load(number, policy, version):
+                    assert number in self.numbers.values() and version == self.published[policy]
+                    self.serves.pop(number, None)
+                    self.to_load[number] = (policy, version)
+                case Installed(policy, version):
+                    assert self.publishing.pop(policy) == version
+                case Probe(number):
+                    assert number in self.suspects
+                case Changed(number, name, policy, state):
+                    if state is InstanceState.GONE:
+                        self.forget(number, name)
+                    elif state is InstanceState.SUSPECTED:
+                        self.suspects.setdefault(number, self.serves.pop(number, None))
+                        self.serves.pop(number, None)
+                    elif state is InstanceState.DRAINING:
+                        self.serves.pop(number, None)
+                    elif state is InstanceState.SERVING:
+                        self.policies[name] = policy
+                case Deserted(policy):
+                    assert not any(of == policy for of, _ in self.serves.values())
+
+    def forget(self, number: int, name: str) -> None:
+        for books in (self.serves, self.to_load, self.draining, self.suspects):
+            books.pop(number, None)
+        if self.numbers.get(name) == number:
+            del self.numbers[name]
+        for turn in [turn for turn, at in self.at.items() if at == number]:
+            del self.at[turn], self.turns[turn]  # its rollout actor asks again, with another number
+
+    # ------------------------------------------------------------------ events
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 20.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.decide()
+
+    @rule(
+        session=st.integers(1, 2),
+        policy=st.sampled_from([A, B]),
+        later=st.integers(-1, 1),
+        open_ended=st.booleans(),
+        tokens=st.integers(0, 50),
+        behind=st.sampled_from([0.0, 100.0]),
+        prefix=st.sampled_from(["p", "q", ""]),
+        count=st.integers(1, 4),
+    )
+    def ask(
+        self, session: int, policy: PolicyName, later: int, open_ended: bool, tokens: int, behind: float,
+        prefix: str, count: int,
+    ) -> None:  # fmt: skip
+        for _ in range(count):
+            oldest = Version(max(0, self.published.get(policy, 0) + later))
+            self.next_turn += 1
+            newest = None if open_ended else oldest
+            request = TurnAsked(self.next_turn, policy, oldest, newest, tokens, behind, prefix)
+            self.turns[session, self.next_turn] = request
+            self.waiting.add((session, self.next_turn))
+            self.router.asked(session, request, self.now)
+        self.decide()
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), tokens=st.integers(0, 30))
+    def end_turn(self, data: st.DataObject, tokens: int) -> None:
+        turn = data.draw(st.sampled_from(sorted(self.turns)))
+        number = self.at.pop(turn, None)
+        self.waiting.discard(turn)
+        del self.turns[turn]
+        found = self.router.ended(*turn, tokens, self.now)
+        assert (found and found.number) == number
+        self.moved_if_drained(number)
+        self.decide()
+
+    @rule(session=st.integers(1, 2))
+    def end_session(self, session: int) -> None:
+        ended = [turn for turn in self.turns if turn[0] == session]
+        numbers = {self.at.pop(turn, None) for turn in ended}
+        for turn in ended:
+            self.waiting.discard(turn)
+            del self.turns[turn]
+        self.router.session_ended(session, self.now)
+        for number in numbers:
+            self.moved_if_drained(number)
+        self.decide()
+
+    def moved_if_drained(self, number: int | None) -> None:
+        if number in self.draining and number not in self.suspects and number not in self.at.values():
+            assert number is not None
+            policy = self.draining.pop(number)
+            if policy is not None:
+                self.policies[self.router.name_of(number)] = policy
+
+    @rule(name=st.sampled_from(NAMES), policy=st.sampled_from([A, B]), capacity=st.integers(1, 3))
+    def join(self, name: str, policy: PolicyName, capacity: int) -> None:
+        if name in self.numbers:
+            self.forget(self.numbers[name], name)
+        number = self.router.joined(name, policy, capacity, self.now)
+        self.numbers[name], self.policies[name], self.capacities[name] = number, policy, capacity
+        self.decide()
+        assert (number in self.to_load) == (policy in self.published)
+
+    @rule(policy=st.sampled_from([A, B]))
+    def publish(self, policy: PolicyName) -> None:
+        version = self.published.get(policy, -1) + 1
+        self.published[policy] = self.publishing[policy] = version
+        self.router.published(policy, Version(version), self.now)
+        self.decide()
+
+    @precondition(lambda self: self.to_load)
+    @rule(data=st.data())
+    def load_ends(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.to_load)))
+        policy, version = self.to_load.pop(number)
+        if number in self.suspects:
+            del self.suspects[number]
+            self.draining.pop(number, None)
+        if number not in self.draining and version == self.published[policy]:
+            self.serves[number] = (policy, version)
+        self.router.loaded(number, Version(version), self.now)
+        self.decide()
+
+    @precondition(lambda self: self.numbers)
+    @rule(data=st.data())
+    def suspect(self, data: st.DataObject) -> None:
+        number = self.numbers[data.draw(st.sampled_from(sorted(self.numbers)))]
+        self.suspects.setdefault(number, self.serves.pop(number, None))
+        self.draining.pop(number, None)
+        self.router.suspected(number, "silent", self.now)
+        self.decide()
+
+    @precondition(lambda self: self.suspects)
+    @rule(data=st.data(), holds_version=st.booleans())
+    def trust(self, data: st.DataObject, holds_version: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.suspects)))
+        served = self.suspects.pop(number)
+        version = served[1] if served is not None and holds_version else None
+        if served is not None and version is not None and version == self.published[served[0]]:
+            self.serves[number] = served
+        self.router.trusted(number, None if version is None else Version(version), self.now)
+        self.decide()
+
+    @precondition(lambda self: self.numbers)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.router.lost(self.numbers[data.draw(st.sampled_from(sorted(self.numbers)))], "killed", self.now)
+        self.decide()
+
+    @precondition(lambda self: self.numbers)
+    @rule(data=st.data(), moves_to=st.sampled_from([A, B, None]))
+    def drain(self, data: st.DataObject, moves_to: PolicyName | None) -> None:
+        number = self.numbers[data.draw(st.sampled_from(sorted(self.numbers)))]
+        self.serves.pop(number, None)
+        self.suspects.pop(number, None)
+        self.to_load.pop(number, None)
+        self.draining[number] = moves_to
+        self.router.drain(number, self.now, moves_to)
+        self.moved_if_drained(number)
+        self.decide()
+
+    # ------------------------------------------------------------------ rules that hold after every event
+
+    @invariant()
+    def no_instance_has_more_turns_than_it_can_have(self) -> None:
+        for name, number in self.numbers.items():
+            assert list(self.at.values()).count(number) <= self.capacities[name]
+
+    @invariant()
+    def no_turn_waits_that_could_be_routed(self) -> None:
+        """While a version is being installed, instances that serve may have their share already."""
+        for turn in self.waiting:
+            request = self.turns[turn]
+            for name, number in self.numbers.items():
+                if request.policy in self.publishing or number not in self.serves:
+                    continue
+                policy, version = self.serves[number]
+                if policy == request.policy and request.oldest <= version:
+                    assert list(self.at.values()).count(number) == self.capacities[name], turn
+
+    @invariant()
+    def every_turn_is_waiting_or_at_an_instance(self) -> None:
+        assert self.waiting | self.at.keys() == self.turns.keys()
+
+    def teardown(self) -> None:
+        """All instances come, and one after the other all turns are routed and end."""
+        if not hasattr(self, "router"):
+            return
+        for policy in (A, B):
+            self.publish(policy)
+            self.join(f"last {policy}", policy, 2)
+            self.time_passes(0.0)
+        while self.to_load:
+            number = min(self.to_load)
+            policy, version = self.to_load.pop(number)
+            self.suspects.pop(number, None)
+            if number not in self.draining:
+                self.serves[number] = (policy, version)
+            self.router.loaded(number, Version(version), self.now)
+            self.decide()
+        for _ in range(len(self.turns) + 1):
+            for turn in sorted(self.at):
+                number = self.at.pop(turn)
+                del self.turns[turn]
+                self.router.ended(*turn, 3, self.now)
+                self.moved_if_drained(number)
+            self.decide()
+        assert all(self.turns[turn].oldest > self.published[self.turns[turn].policy] for turn in self.waiting)
+        assert not self.at
+
+
+TestRouterMachine = RouterMachine.TestCase
+TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("capacity", [1, 64])
+def test_a_thousand_instances_share_ten_thousand_turns(capacity: int) -> None:
+    router = serving({f"i{n}": capacity for n in range(1000)})
+    for turn in range(10_000):
+        router.asked(1, asked(turn), 0.0)
+    counts: dict[str, int] = {}
+    for instance in routes(router).values():
+        counts[instance] = counts.get(instance, 0) + 1
+    assert set(counts.values()) == {min(10, capacity)} and len(counts) == 1000
