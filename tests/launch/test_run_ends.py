@@ -34,7 +34,7 @@ def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
 
 
 class TestDeath:
-    @pytest.mark.parametrize("actor", ["store", "trainer", "solver-0", "rollout", "orchestrator"])
+    @pytest.mark.parametrize("actor", ["store", "trainer", "solver-0", "orchestrator"])
     def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
         held.actors()[actor].kill()
         assert held.wait() == 1
@@ -56,7 +56,7 @@ class TestDeath:
             run.wait_for_output(f"continuing after step {step}")
             hold.write_text(str(step + 1))
         run.wait_for_output("checkpoints/step_000003")
-        run.actors()["rollout"].kill()
+        run.actors()["solver-0"].kill()
         run.wait_for_output("continuing after step 3")
         wait_until(lambda: len(run.actors()) == 5, "five processes")
         run.actors()["store"].kill()
