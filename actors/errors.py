@@ -46,6 +46,23 @@ class StoreError(FlexmarlError):
     """A write or a lease that a table refuses; the table is unchanged."""
 
 
+class WriterRetired(StoreError):
+    """The store accepts nothing more from a writer: its process was given up for lost."""
+
+    def __init__(self, writer: str) -> None:
+        super().__init__(f"writer {writer} is retired: it was given up for lost, and its work is done again")
+        self.writer = writer
+
+
+class WorkerReplaced(FlexmarlError):
+    """A message was meant for an earlier life of a rollout worker."""
+
+    def __init__(self, writer: str, meant: str) -> None:
+        super().__init__(f"this is {writer}, not {meant}, which has ended")
+        self.writer = writer
+        self.meant = meant
+
+
 class StoreFull(StoreError):
     """There is no room for a write: it was refused whole, and nothing else is lost. The same write may succeed after
     rows were consumed, or when the disk has room again."""

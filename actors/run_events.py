@@ -156,6 +156,27 @@ class WorkflowBlocked:
     event: Literal["workflow_blocked"] = "workflow_blocked"
 
 
+@dataclass(frozen=True, slots=True)
+class ActorRestarted:
+    """An actor was lost, for ``reason``, and is restarted alone."""
+
+    actor: str
+    reason: str
+    event: Literal["actor_restarted"] = "actor_restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The orchestrator has lost a rollout worker, which is restarted. ``groups``: those that are begun again.
+    ``trajectories``: of these groups, and of an evaluation."""
+
+    worker: str
+    reason: str
+    groups: int
+    trajectories: int
+    event: Literal["worker_lost"] = "worker_lost"
+
+
 RunEvent = Annotated[
     RunStarted
     | RunResumed
@@ -170,6 +191,8 @@ RunEvent = Annotated[
     | StoreUnblocked
     | ActorSilent
     | InstanceChanged
-    | WorkflowBlocked,
+    | WorkflowBlocked
+    | ActorRestarted
+    | WorkerLost,
     Field(discriminator="event"),
 ]

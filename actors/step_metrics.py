@@ -137,6 +137,8 @@ class StepMetrics:
     """Groups that gave no sample."""
     replaced_queries: int = 0
     """Queries drawn in place of dropped groups."""
+    restarted_groups: int = 0
+    """Groups that were begun again, because their rollout worker was lost."""
     eval_s: float | None = None
     """Seconds of the evaluation after the step, if there was one; not in ``step_s``."""
     evaluation: dict[str, float] = field(default_factory=dict)

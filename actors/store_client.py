@@ -21,7 +21,7 @@ from ..transport.segments import ByteRef, Content, SegmentDirectories, SegmentRe
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs
 from .declared_columns import MAX_STRING
 from .errors import StoreError
-from .messages import WORK_TIMEOUT_S, LeasedBatch, Sample, StoreApi
+from .messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi
 from .sample_id import SampleId
 
 ARRAY_COLUMNS: Final = {
@@ -62,16 +62,17 @@ class ExperienceWriter:
     """Puts one process's samples into a store on this host."""
 
     def __init__(self, store: ActorRef[StoreApi], name: str, directories: SegmentDirectories) -> None:
-        """``name``: of this writer, unique among the store's writers. Raises UnsafeDirectory."""
+        """``name``: of this writer, unique among all that the store ever had. Raises UnsafeDirectory."""
         self._store = store
         self._name = name
         self._segments = SegmentWriter(directories)
         self._granting = asyncio.Lock()
         self._grants = 0
 
-    async def put(self, samples: Sequence[Sample]) -> None:
-        """Adds the samples of a closed group, all or none. Raises RemoteError if the store refuses one, CallTimeout if
-        it has had no room for a day."""
+    async def put(self, samples: Sequence[Sample], report: GroupClosed | None = None) -> None:
+        """Adds the samples of a closed group, all or none, and with them its report. Raises StoreError if the store
+        refuses one, WriterRetired if it accepts nothing more from this writer, CallTimeout if it has had no room for a
+        day."""
         contents: list[Content] = [
             np.asarray(getattr(sample, name), dtype)
             for name, dtype in ARRAY_COLUMNS.items()
@@ -81,11 +82,11 @@ class ExperienceWriter:
         contents += [content for content, _, _ in declared.values()]
         refs = await self._write(contents)
         try:
-            await self._put(_parts(samples, refs, declared))
+            await self._put(_parts(samples, refs, declared), report)
         finally:
             self._segments.answered(refs)
 
-    async def _put(self, parts: dict[str, dict[str, Any]]) -> None:
+    async def _put(self, parts: dict[str, dict[str, Any]], report: GroupClosed | None) -> None:
         """Repeats a put if the store dies meanwhile: it is restarted, or the next try fails too.
 
         The store recognises a repeated put by its bytes. If ``put`` were idempotent for the runtime, each answer would
@@ -94,8 +95,8 @@ class ExperienceWriter:
         store = self._store.within(WORK_TIMEOUT_S)
         for _ in range(_TRIES - 1):
             with suppress(ActorDead):
-                return await store.put(self._name, parts)
-        return await store.put(self._name, parts)
+                return await store.put(self._name, parts, report)
+        return await store.put(self._name, parts, report)
 
     async def _write(self, contents: Sequence[Content]) -> list[ByteRef]:
         while True:

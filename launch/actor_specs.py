@@ -16,12 +16,13 @@ from ..actors.messages import (
     RolloutApi,
     RouterApi,
     StoreApi,
+    SupervisorApi,
     TrainerApi,
 )
 from ..actors.names import PolicyName
 from ..actors.orchestrator.checkpoint import RunState
+from ..actors.orchestrator.evaluation import EvaluationRules
 from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
-from ..actors.rollout.evaluation import EvaluationRules
 from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.trainer_setup import TrainerSetup
@@ -50,14 +51,16 @@ class ActorSpec:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """References to all actors of a run; ``instances`` by policy, named ``<policy>-<number>``."""
+    """References to all actors of a run; ``workers`` are named ``rollout-<number>``; ``instances`` by policy,
+    ``<policy>-<number>``. ``supervisor``: of the actors that are restarted alone."""
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
     router: ActorRef[RouterApi]
-    rollout: ActorRef[RolloutApi]
+    workers: list[ActorRef[RolloutApi]]
     orchestrator: ActorRef[OrchestratorApi]
     console: ActorRef[ConsoleApi]
+    supervisor: ActorRef[SupervisorApi]
     instances: dict[PolicyName, list[ActorRef[InstanceApi]]]
 
 
@@ -79,9 +82,9 @@ def actor_specs(
         references.store.name: ActorSpec(_STORE, store),
         references.trainer.name: ActorSpec(_SIMULATED_TRAINER if config.simulated else _TRAINER, trainer),
         references.router.name: ActorSpec(_ROUTER, router),
-        references.rollout.name: ActorSpec(_ROLLOUT, rollout),
         references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
     }
+    specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     for policy, instances in references.instances.items():
         setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
         specs |= {instance.name: ActorSpec(_INSTANCE, setup, restarted=True) for instance in instances}
@@ -111,7 +114,6 @@ def rollout_setup(
         config=config.rollout,
         runtime_dir=runtime_dir,
         store_dir=store_dir,
-        evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
     )
 
 
@@ -161,10 +163,13 @@ def _orchestrator_setup(
         group_order="query" if config.deterministic else "arrival",
         recipe=config.recipe_config(),
         trainer=references.trainer,
-        rollout=references.rollout,
+        workers=references.workers,
+        store=references.store,
+        supervisor=references.supervisor,
         router=references.router,
         console=references.console,
         checkpoints=checkpoints,
         checkpoints_kept=config.checkpoint.keep,
         resume_from=resume_from,
+        evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
     )

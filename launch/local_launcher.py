@@ -4,7 +4,7 @@
              └─ RunConsole       ├─ trainer
                                  ├─ <policy>-0, <policy>-1, ...   (instances)
                                  ├─ router
-                                 ├─ rollout
+                                 ├─ rollout-0, rollout-1, ...
                                  └─ orchestrator
 
 An actor whose spec says so is restarted alone (``actor_specs.py``). The first other one that dies ends the run, and
@@ -31,9 +31,9 @@ from ..actors.messages import (
 )
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.rollout.block_watch import report_file
-from ..actors.run_events import ActorSilent, WorkflowBlocked
+from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
 from ..actors.store_client import segment_directories
-from ..core.errors import ActorDead, FlexmarlError, is_loss
+from ..core.errors import ActorDead, FlexmarlError, is_loss, text_of
 from ..core.private_directory import private_directory
 from ..core.ref import ActorRef
 from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S
@@ -118,14 +118,20 @@ class LocalRun:
     resume: tuple[Path, RunState] | None
 
     async def train(self, signals: "_Signals") -> RunResult:
+        self.supervision.report_restarts(self._restarted)
         orchestrator = await self._start_actors()
         await orchestrator.api.start()
         signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
-        blocked = report_file(self.runtime_dir)
+        blocked = {
+            worker.name: report_file(self.runtime_dir, worker.name) for worker in self._references().workers
+        }
         silence_s = self.config.supervision.silence_s
         watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
         return await self.console.ended_with
+
+    def _restarted(self, actor: str, reason: FlexmarlError) -> None:
+        self.console.ref.tell_nowait("event", ActorRestarted(actor, text_of(reason)))
 
     async def _start_actors(self) -> ActorRef[OrchestratorApi]:
         """Spawns the router, to which others report when they start, and then all at once. The references are known
@@ -145,9 +151,10 @@ class LocalRun:
             store=reference("store", StoreApi),
             trainer=reference("trainer", TrainerApi),
             router=reference("router", RouterApi),
-            rollout=reference("rollout", RolloutApi),
+            workers=[reference(f"rollout-{n}", RolloutApi) for n in range(self.config.rollout.workers)],
             orchestrator=reference("orchestrator", OrchestratorApi),
             console=self.console.ref,
+            supervisor=self.supervision.restarting,
             instances={
                 policy: [reference(f"{policy}-{n}", InstanceApi) for n in range(settings.instances)]
                 for policy, settings in self.config.policies.items()
@@ -165,12 +172,13 @@ class LocalRun:
 
 
 async def _watch_processes(
-    supervision: RunSupervision, console: RunConsole, silence_s: float, blocked: Path
+    supervision: RunSupervision, console: RunConsole, silence_s: float, blocked: Mapping[str, Path]
 ) -> None:
     """Keeps the console's figures up to date. Reports an actor that does not answer; ends it once it has not for
     ``silence_s``. The time in which this process itself was stopped does not count.
 
-    ``blocked``: the file with the line of the recipe that blocks the rollout actor's loop; each line is reported once.
+    ``blocked``: by rollout worker, the file with the line of the recipe that blocks its loop; each line is reported
+    once.
     """
     silent_s = dict.fromkeys(supervision.running, 0.0)
     silent: set[str] = set()
@@ -179,10 +187,11 @@ async def _watch_processes(
     await supervision.process_statistics()  # these figures are of the start
     while True:
         console.refresh(await supervision.process_statistics())
-        line = _line_in(blocked)
-        if line and line not in lines:
-            lines.add(line)
-            await console.event(WorkflowBlocked(line))
+        blocking = {worker: line for worker, file in blocked.items() if (line := _line_in(file))}
+        for line in blocking.values():
+            if line not in lines:
+                lines.add(line)
+                await console.event(WorkflowBlocked(line))
         last, began = began, time.monotonic()
         running = supervision.running  # those that are stopped or restarted have no time to answer
         for name in silent_s:
@@ -195,13 +204,13 @@ async def _watch_processes(
                     silent.add(name)
                     await console.event(ActorSilent(name, round(silent_s[name], 1)))
                 elif silent_s[name] > silence_s:
-                    supervision.end_silent(_silent_for(name, silent_s[name], line))
+                    supervision.end_silent(_silent_for(name, silent_s[name], blocking.get(name, "")))
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
 
 def _silent_for(actor: str, seconds: float, line: str) -> ActorDead:
-    """``line``: the one that blocks the workflow, or empty."""
-    hint = f"; the workflow blocks its event loop: {line}" if actor == "rollout" and line else ""
+    """``line``: the one that blocks the actor's workflow, or empty."""
+    hint = f"; the workflow blocks its event loop: {line}" if line else ""
     return ActorDead(actor, f"its process runs, but has not answered for {round(seconds, 1):g} s{hint}")
 
 

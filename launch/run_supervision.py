@@ -7,6 +7,7 @@ If the second one gives up, the run ends too, with an error that ``is_loss``.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -79,6 +80,10 @@ class RunSupervision:
     def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
         """A reference to an actor that has been spawned, or will be."""
         return self._ending.reference(name, api)
+
+    def report_restarts(self, report: Callable[[str, FlexmarlError], None]) -> None:
+        """Has ``report`` called for each actor that is restarted alone, with the reason."""
+        self._restarting.on_restart = report
 
     @property
     def restarting(self) -> ActorRef[Any]:

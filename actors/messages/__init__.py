@@ -16,9 +16,19 @@ from .experience import (
 )
 from .generating import GenerateRequest, Generation, InstanceApi, Loaded, VersionRange
 from .model_config import ModelConfig
-from .rollouts import AgentTurns, Evaluation, GroupClosed, Grouping, Query, RolloutApi, TrajectoryFailure
+from .rollouts import (
+    AgentTurns,
+    EvaluationEnd,
+    EvaluationTrajectory,
+    GroupClosed,
+    Grouping,
+    Query,
+    RolloutApi,
+    TrajectoryFailure,
+    WorkerLife,
+)
 from .routing import RouterApi, Routes, TurnAsked, TurnEnded, TurnRefused, TurnRouted
-from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult
+from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult, SupervisorApi
 from .training import MicroBatchTrained, PolicyStepped, Published, TrainerApi
 
 __all__ = [
@@ -26,8 +36,9 @@ __all__ = [
     "WORK_TIMEOUT_S",
     "AgentTurns",
     "ConsoleApi",
-    "Evaluation",
+    "EvaluationEnd",
     "EvaluationSampling",
+    "EvaluationTrajectory",
     "GenerateRequest",
     "Generation",
     "GroupClosed",
@@ -49,6 +60,7 @@ __all__ = [
     "Selection",
     "StoreApi",
     "StoreStatistics",
+    "SupervisorApi",
     "TableStatistics",
     "TrainerApi",
     "TrajectoryFailure",
@@ -57,4 +69,5 @@ __all__ = [
     "TurnRefused",
     "TurnRouted",
     "VersionRange",
+    "WorkerLife",
 ]

@@ -7,8 +7,9 @@ from typing import Any, Final, Protocol
 
 from ...core.actor import endpoint
 from ...transport.segments import ByteRef, SegmentGrant
-from ..errors import SelectTimeout, StoreError, TooManySelects
-from ..names import PolicyName
+from ..errors import SelectTimeout, StoreError, TooManySelects, WriterRetired
+from ..names import PolicyName, Step
+from .rollouts import GroupClosed
 
 MOST_VERSION_CHANGES: Final = 16
 """The most version changes within a turn: as many as its policy may be ahead of it when it is trained. They fit the
@@ -97,15 +98,29 @@ class Selection:
 class StoreApi(Protocol):
     """The experience store, as ``store_client.py`` calls it."""
 
-    @endpoint(idempotent=True, raises=[StoreError])
+    @endpoint(idempotent=True, raises=[StoreError, WriterRetired])
     async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
         """A segment for ``writer`` to fill, which writes no more to those that are ``finished``. Waits while there is
-        no room. Raises StoreError if there never will be."""
+        no room. Raises StoreError if there never will be, WriterRetired if the writer is."""
 
-    @endpoint(raises=[StoreError])
-    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+    @endpoint(raises=[StoreError, WriterRetired])
+    async def put(
+        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
+    ) -> None:
         """New rows by agent and column, all or none; acknowledged once they are durable. Refused with the reason: a
-        ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's."""
+        ``sample_id`` that is there already, an unknown column, a wrong type, bytes that are not the writer's, a writer
+        that is retired.
+
+        ``report``: of the group whose samples these are; kept with them, for ``retire``, until its step is complete."""
+
+    @endpoint
+    async def retire(self, writer: str) -> list[GroupClosed]:
+        """The writer is lost: nothing more is accepted from it, and its segments are freed when the last of their rows
+        is consumed. Returns the reports that came with its puts, in steps that are not complete."""
+
+    @endpoint
+    async def forget_reports(self, step: Step) -> None:
+        """All groups of ``step`` have closed: no report of them is asked for any more."""
 
     @endpoint(raises=[StoreError])
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:

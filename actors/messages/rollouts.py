@@ -1,8 +1,11 @@
 """Messages between orchestrator and rollout: queries, groups, evaluations."""
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ...core.actor import endpoint
+from ..errors import RecipeError, WorkerReplaced
 from ..names import AgentName, PolicyName, Step, Version
 from .generating import VersionRange
 
@@ -85,18 +88,44 @@ class GroupClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Metrics by name, over the trajectories that did not fail: means of the workflow's own metrics and of
-    ``reward/<agent>``, and pass@k if queries were repeated."""
+class WorkerLife:
+    """One life of a rollout actor, from its start to its end. ``writer``: its name in this life, which the store's
+    writer has too; after a restart it has another. ``pid``: of its process."""
 
-    trajectories: int
+    writer: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTrajectory:
+    """``number``: unique among those of the query. ``temperature``: of all agents' turns; None: each agent's own."""
+
+    query: Query
+    number: int
+    temperature: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnd:
+    """The workflow's rewards by agent and its metrics, both empty if the trajectory failed."""
+
+    rewards: dict[AgentName, float]
     metrics: dict[str, float]
-    failures: list[TrajectoryFailure]
+    failure: TrajectoryFailure | None = None
 
 
 class RolloutApi(Protocol):
+    """A rollout worker. Work is meant for one of its lives, which ``writer`` names; a later one raises
+    WorkerReplaced."""
+
+    @endpoint
+    def enlist(self) -> AsyncGenerator[WorkerLife]:
+        """This life of the worker: one item. The stream ends when the life does."""
+
+    @endpoint(raises=[RecipeError, WorkerReplaced])
     async def start_step(
         self,
+        writer: str,
         step: Step,
         queries: list[tuple[int, Query]],
         trajectories: int,
@@ -108,5 +137,8 @@ class RolloutApi(Protocol):
         newest of them that the instances serve does. May be called again for the same step.
         """
 
-    async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
-        """Runs each query as the config's ``evaluation`` says, outside the store."""
+    @endpoint(raises=[RecipeError, WorkerReplaced])
+    async def evaluate(
+        self, writer: str, trajectories: list[EvaluationTrajectory], versions: dict[PolicyName, Version]
+    ) -> list[EvaluationEnd]:
+        """Runs trajectories outside the store; returns their ends in the same order."""

@@ -18,7 +18,8 @@ class OrchestratorApi(Protocol):
     async def stop(self) -> None:
         """Ends the run after the steps under way, with a checkpoint."""
 
-    async def group_closed(self, group: GroupClosed) -> None: ...
+    async def group_closed(self, writer: str, group: GroupClosed) -> None:
+        """A group of the rollout worker whose life ``writer`` names has closed; ignored if it is no longer its."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,10 @@ class ConsoleApi(Protocol):
 
     async def ended(self, result: RunResult) -> None:
         """The last message of a run that did not fail."""
+
+
+class SupervisorApi(Protocol):
+    """The supervisor that restarts actors (``core.supervision.supervisor``)."""
+
+    async def lost(self, name: str, pid: int, reason: str) -> None:
+        """The actor ``name`` was lost, whose process had the id ``pid``: if that one still runs it is killed."""

@@ -1,21 +1,21 @@
 """The orchestrator: carries out the decisions of ``pipeline.py``.
 
     decision               calls                              then reports to the pipeline
-    StartStep, Replacement rollout.start_step                      (group_closed, by the rollout actor)
+    StartStep, Replacement start_step of rollout workers           (group_closed, by the workers)
     Train                  trainer.train                           trained
     StepOptimizer          trainer.optimizer_step                  stepped
     Publish                router.publish                          applied
     Save                   trainer.save                            saved
     CommitCheckpoint       (checkpoint.commit, on disk)            committed
-    Evaluate               rollout.evaluate                        evaluated
+    Evaluate               evaluate of rollout workers             evaluated
     StepComplete           console.step                            -
     Finish                 console.ended                           -
 
 The concurrent parts, and the event that unblocks each:
 
     run              waits for ``_finished``: set by Finish, or by too many failed trajectories
-    a step's groups  run in the rollout actor; their turns wait there for the version of their policy, and
-                     for an instance
+    a step's groups  run in the rollout workers (``rollout_workers.py``); their turns wait there for the version of
+                     their policy, and for an instance
     Train            waits in the trainer, one computation at a time, and in the store for columns of an external writer
     StepOptimizer    waits in the trainer behind the policy's micro-batches, and for the store's commit
     Publish          waits for every instance of the policy; the other policies continue
@@ -32,7 +32,7 @@ decisions. A task that raises ends the run.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ...core.actor import Actor, endpoint
@@ -49,10 +49,10 @@ from ..messages import (
     VersionRange,
 )
 from ..names import PolicyName, Step, Version
-from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed
+from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed, WorkerLost
 from ..step_metrics import StepMetrics
 from ..workflow import Recipe
-from . import checkpoint, query_digests
+from . import checkpoint, query_digests, query_order
 from .checkpoint import RunState
 from .decisions import (
     CommitCheckpoint,
@@ -72,6 +72,7 @@ from .pipeline import Pipeline
 from .query_digests import QueryDigests
 from .query_order import ClosingOrder, QueryOrder
 from .recorder import StepRecord
+from .rollout_workers import GroupWork, RolloutWorkers
 
 _SFT_CHUNK = 10
 
@@ -82,8 +83,10 @@ class Orchestrator(Actor, OrchestratorApi):
         self._setup = setup
         self._plan = setup.plan
         self._recipe = Recipe(setup.recipe)
-        self._rollout = setup.rollout
         self._router = setup.router.within(WORK_TIMEOUT_S)
+        self._workers = RolloutWorkers(
+            setup.workers, setup.store, setup.supervisor, self, lambda work, name: self.background(work, name)
+        )
         self._trainer = setup.trainer.within(WORK_TIMEOUT_S)
         self._console = setup.console
         resumed = setup.resume_from
@@ -104,7 +107,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._committing = asyncio.Lock()
         self._drawing = asyncio.Lock()
         self._closing = ClosingOrder(setup.group_order)
-        self._stop_asked = False
+        self._stop_asked = self._finishing = False
         self._pipeline: Pipeline | None = None
 
     # ------------------------------------------------------------------ endpoints
@@ -120,7 +123,22 @@ class Orchestrator(Actor, OrchestratorApi):
             self._carry_out(self._pipeline.request_stop())
 
     @endpoint
-    async def group_closed(self, group: GroupClosed) -> None:
+    async def group_closed(self, writer: str, group: GroupClosed) -> None:
+        if self._workers.closed(writer, group):
+            await self.closed(group)
+
+    # ------------------------------------------------------------------ rollout_workers.Listener
+
+    @property
+    def finished(self) -> bool:
+        return self._finishing or self._finished.done()
+
+    async def worker_lost(self, event: WorkerLost, groups: Mapping[Step, int]) -> None:
+        for step, count in groups.items():
+            self._records[step].restarted_groups += count
+        await self._tell_console("event", event)
+
+    async def closed(self, group: GroupClosed) -> None:
         if self._finished.done():
             return  # the run has failed: groups that still close are not needed
         record = self._records[group.step]
@@ -152,6 +170,7 @@ class Orchestrator(Actor, OrchestratorApi):
             await self._sft()
         else:
             await asyncio.to_thread(self._check_data, resumed)
+        await self._workers.start()
         versions = await self._publish_all()
         self._started = self._last_end = time.monotonic()
         before = resumed.step if resumed else Step(0)
@@ -227,6 +246,7 @@ class Orchestrator(Actor, OrchestratorApi):
             case StepComplete():
                 await self._step_complete(decision)
             case Finish(last_step):
+                self._finishing = True  # the workers may be stopped from now on
                 stopped = last_step < self._plan.last_step
                 await self._console.within(WORK_TIMEOUT_S).ended(
                     RunResult(last_step, stopped, self._evaluations, self._last_checkpoint)
@@ -255,11 +275,13 @@ class Orchestrator(Actor, OrchestratorApi):
             ids = [query.id for query in queries]
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
-            await self._rollout.api.start_step(
-                step,
-                list(zip(positions, queries, strict=True)),
-                self._setup.trajectories_per_query,
-                {policy: self._range(version) for policy, version in self._records[step].versions.items()},
+            versions = {
+                policy: self._range(version) for policy, version in self._records[step].versions.items()
+            }
+            trajectories = self._setup.trajectories_per_query
+            await self._workers.begin(
+                GroupWork(step, position, query, trajectories, versions)
+                for position, query in zip(positions, queries, strict=True)
             )
             self._query_digests.drew(positions, queries)
 
@@ -312,8 +334,10 @@ class Orchestrator(Actor, OrchestratorApi):
         queries = await asyncio.to_thread(self._recipe.eval_queries)
         noun = "query" if len(queries) == 1 else "queries"
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
-        rollout = self._rollout.within(WORK_TIMEOUT_S)
-        result = await rollout.evaluate(queries, decision.versions)
+        query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
+        rules = self._setup.evaluation
+        ends = await self._workers.evaluate(rules.work(queries), decision.versions)
+        result = rules.result(queries, ends)
         for failure in result.failures:
             await self._report_failure(failure, decision.step)
         if len(result.failures) > self._setup.max_failed_share * result.trajectories:
@@ -332,6 +356,7 @@ class Orchestrator(Actor, OrchestratorApi):
         now = time.monotonic()
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
+        await self._workers.forget_step(decision.step)
         self._closing.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now

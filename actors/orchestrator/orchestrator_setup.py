@@ -1,13 +1,14 @@
 """Everything that an orchestrator is made with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ref import ActorRef
-from ..messages import ConsoleApi, RolloutApi, RouterApi, TrainerApi
+from ..messages import ConsoleApi, RolloutApi, RouterApi, StoreApi, SupervisorApi, TrainerApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
 from .checkpoint import RunState
+from .evaluation import EvaluationRules
 from .plan import Plan
 from .query_order import GroupOrder
 
@@ -24,7 +25,8 @@ class OrchestratorPolicy:
 class OrchestratorSetup:
     """``plan``: of the whole run; one that is resumed begins after the step of ``resume_from``.
 
-    ``checkpoints_kept``: the newest that stay in ``checkpoints``. ``max_failed_share``: of a step's trajectories.
+    ``supervisor``: restarts the workers. ``checkpoints_kept``: the newest that stay in ``checkpoints``.
+    ``max_failed_share``: of a step's trajectories.
     """
 
     plan: Plan
@@ -34,9 +36,12 @@ class OrchestratorSetup:
     group_order: GroupOrder
     recipe: RecipeConfig
     trainer: ActorRef[TrainerApi]
-    rollout: ActorRef[RolloutApi]
+    workers: list[ActorRef[RolloutApi]]
+    store: ActorRef[StoreApi]
+    supervisor: ActorRef[SupervisorApi]
     router: ActorRef[RouterApi]
     console: ActorRef[ConsoleApi]
     checkpoints: Path
     checkpoints_kept: int
     resume_from: RunState | None
+    evaluation: EvaluationRules = field(default_factory=EvaluationRules)

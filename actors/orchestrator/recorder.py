@@ -96,6 +96,7 @@ class StepRecord:
         self.versions = dict(versions)
         self.failed = 0
         self.replaced_queries = 0
+        self.restarted_groups = 0
         self._started = started
         self._overlaps_itself = overlaps_itself
         self._agents = {agent: _AgentRecord() for agent in agents}
@@ -195,6 +196,7 @@ class StepRecord:
             resumed_tokens=self._resumed_tokens,
             dropped_groups=self._dropped_groups,
             replaced_queries=self.replaced_queries,
+            restarted_groups=self.restarted_groups,
             by_agent={agent: record.metrics() for agent, record in self._agents.items()},
             by_policy={
                 policy: record.metrics(next_versions[policy], carried.get(policy, 0))

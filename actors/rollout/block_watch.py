@@ -21,9 +21,10 @@ _LIMIT_S = 1.0
 _MARGIN_S = 0.05
 
 
-def report_file(runtime_dir: Path) -> Path:
-    """The file with the last line that blocked: a message could not leave a process whose loop is blocked."""
-    return runtime_dir / "blocked_line"
+def report_file(runtime_dir: Path, worker: str) -> Path:
+    """The file with the last line that blocked the rollout worker: a message could not leave a process whose loop is
+    blocked."""
+    return runtime_dir / f"{worker}.blocked_line"
 
 
 class BlockWatch:

@@ -1,4 +1,4 @@
-"""The rollout actor: runs the user's workflow for every query and trajectory of a step.
+"""A rollout worker: runs the user's workflow for every query and trajectory that the orchestrator deals to it.
 
     start_step ─> a task per group ─> a task per trajectory ─> turns at the instances of the agents' policies
                         │
@@ -9,11 +9,16 @@ an instance that the router chooses. The turn goes straight to the instance, and
 whose instance is lost asks for another route. A trajectory's workflow
 runs in a task of its own. After its deadline nothing waits for that task: it may hang, or ignore its cancellation, and
 its group continues without it.
+
+A group's samples and its report reach the store in one put. If this process dies between that and ``group_closed``, the
+orchestrator finds the report there; groups without one are begun again by another worker.
 """
 
 import asyncio
+import os
+import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 import xxhash
@@ -21,21 +26,22 @@ import xxhash
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.task_groups import first_error
-from ..errors import EngineFailed, RecipeError, WrongPolicy, WrongVersion
+from ..errors import EngineFailed, RecipeError, WorkerReplaced, WriterRetired, WrongPolicy, WrongVersion
 from ..messages import (
-    Evaluation,
+    EvaluationEnd,
+    EvaluationTrajectory,
     GenerateRequest,
     Generation,
     Query,
     RolloutApi,
     TrajectoryFailure,
     VersionRange,
+    WorkerLife,
 )
 from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
 from ..workflow import Prompt, Recipe, Rewards, Turn
 from .block_watch import BlockWatch, report_file
-from .evaluation import evaluation_metrics
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
 from .overlong import punished
@@ -66,12 +72,15 @@ class Rollout(Actor, RolloutApi):
 
     async def on_start(self) -> None:
         places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
-        self._experience = ExperienceWriter(self._setup.store, self.ref.name, places)
+        self.writer = f"{self.ref.name}-{secrets.token_hex(8)}"
+        self._experience = ExperienceWriter(self._setup.store, self.writer, places)
         self._routes = TurnRoutes(self._setup.router)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
         self.watch(self._setup.router)
-        self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.runtime_dir))
+        self._block_watch = BlockWatch(
+            self._recipe.folder, report_file(self._setup.runtime_dir, self.ref.name)
+        )
 
     async def on_dead(self, dead: DeadActor) -> None:
         if not dead.stopped:
@@ -87,13 +96,20 @@ class Rollout(Actor, RolloutApi):
             await asyncio.wait(self._workflows, timeout=_GIVE_UP_S)
 
     @endpoint
+    async def enlist(self) -> AsyncGenerator[WorkerLife]:
+        yield WorkerLife(self.writer, os.getpid())
+        await asyncio.Event().wait()
+
+    @endpoint
     async def start_step(
         self,
+        writer: str,
         step: Step,
         queries: list[tuple[int, Query]],
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
     ) -> None:
+        self._check_meant(writer)
         _refuse_equal_ids([query for _, query in queries], f"step {step}")
         config = self._config
         rules = GroupRules(
@@ -108,32 +124,33 @@ class Rollout(Actor, RolloutApi):
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
-    async def evaluate(self, queries: list[Query], versions: dict[PolicyName, Version]) -> Evaluation:
-        _refuse_equal_ids(queries, "the evaluation")
-        rules = self._setup.evaluation
+    async def evaluate(
+        self, writer: str, trajectories: list[EvaluationTrajectory], versions: dict[PolicyName, Version]
+    ) -> list[EvaluationEnd]:
+        self._check_meant(writer)
         exactly = {policy: VersionRange.exactly(version) for policy, version in versions.items()}
         with first_error():
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    (name, tasks.create_task(self._evaluated(name, query, number, exactly)))
-                    for name, query, number in rules.trajectories(queries)
-                ]
-        ends = [(name, task.result()) for name, task in running]
-        failures = [end.failure for _, end in ends if end.failure is not None]
-        survived = [(name, end.trajectory) for name, end in ends if end.failure is None]
-        return Evaluation(
-            len(ends),
-            evaluation_metrics(rules, [(name, one.query.id, one.rewards) for name, one in survived]),
-            failures,
-        )
+                running = [tasks.create_task(self._evaluated(one, exactly)) for one in trajectories]
+        return [task.result() for task in running]
+
+    def _check_meant(self, writer: str) -> None:
+        """Raises WorkerReplaced if ``writer`` is not this life."""
+        if writer != self.writer:
+            raise WorkerReplaced(self.writer, writer)
 
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
     async def _evaluated(
-        self, sampling: str, query: Query, number: int, versions: dict[PolicyName, VersionRange]
-    ) -> End:
-        temperature = self._setup.evaluation.samplings[sampling].temperature
-        return await self._run_trajectory(Trajectory(query, None, number, versions, temperature))
+        self, one: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
+    ) -> EvaluationEnd:
+        trajectory = Trajectory(one.query, None, one.number, versions, one.temperature)
+        end = await self._run_trajectory(trajectory)
+        if end.failure is not None:
+            return EvaluationEnd({}, {}, end.failure)
+        rewards = trajectory.rewards
+        by_agent = {AgentName(agent): reward for agent, reward in rewards.by_agent.items()}
+        return EvaluationEnd(by_agent, rewards.metrics)
 
     async def _run_group(self, run: GroupRun) -> None:
         with first_error():
@@ -168,8 +185,11 @@ class Rollout(Actor, RolloutApi):
     async def _close_group(self, run: GroupRun, numbers: Sequence[int], dropped: str = "") -> None:
         samples, closed = run.close(numbers, self._closing, dropped)
         if samples:
-            await self._experience.put(samples)
-        await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(closed)
+            try:
+                await self._experience.put(samples, closed)
+            except WriterRetired as retired:  # this worker was silent for long
+                raise ActorDead(self.ref.name, str(retired)) from retired
+        await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(self.writer, closed)
 
     async def _run_trajectory(self, trajectory: Trajectory) -> End:
         """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed.

@@ -39,7 +39,9 @@ class SamplingConfig(Config):
 
 
 class RolloutConfig(Config):
-    """The running of workflows: failures, stragglers, over-provisioning, dynamic sampling.
+    """The running of workflows: workers, failures, stragglers, over-provisioning, dynamic sampling.
+
+    ``workers``: processes that run workflows; queries are dealt to them.
 
     A trajectory that raises is dropped and counted. If more than ``max_failed_share`` of the trajectories of a step
     fail, the run ends with the first traceback. A trajectory or a single turn that takes longer than its timeout counts
@@ -63,6 +65,7 @@ class RolloutConfig(Config):
     ``replacement_queries``: a dropped group is replaced by a further query, at most so many in a step.
     """
 
+    workers: Count = 1
     max_failed_share: Share = 0.25
     turn_retries: Natural = 3
     trajectory_timeout_s: Seconds = 1800.0

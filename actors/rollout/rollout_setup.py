@@ -8,7 +8,6 @@ from ..declared_columns import Column
 from ..messages import Grouping, OrchestratorApi, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
-from .evaluation import EvaluationRules
 from .rollout_config import RolloutConfig, SamplingConfig
 
 
@@ -42,4 +41,3 @@ class RolloutSetup:
     config: RolloutConfig
     runtime_dir: Path
     store_dir: Path
-    evaluation: EvaluationRules = field(default_factory=EvaluationRules)

@@ -2,6 +2,7 @@
 
     put      refused whole, or: rows in the tables, references held, a record in the journal, acknowledged once durable
     write    the same for further columns of rows that are there
+    retire   a writer that is lost: refused from now on; its reports of the groups that it had put
     lease    rows of a policy under a fence that expires, once all of them are durable
     commit   the rows that an optimizer step used are consumed; their bytes are freed once the record is durable
 
@@ -28,8 +29,8 @@ from ...transport.segments import ByteRef, SegmentGrant
 from ..column_refs import ValueRef
 from ..declared_columns import Column
 from ..errors import StoreError, StoreFull
-from ..messages import LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
-from ..names import AgentName, PolicyName
+from ..messages import GroupClosed, LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
+from ..names import AgentName, PolicyName, Step
 from ..run_events import ColumnsAwaited, RunEvent, StoreBlocked, StoreUnblocked
 from ..store_client import ARRAY_COLUMNS, segment_directories
 from .policy_queue import PolicyQueue
@@ -39,10 +40,11 @@ from .select_pool import SelectPool
 from .store_journal import StoreJournal
 from .store_setup import StoreSetup
 from .tables import UNCHANGED, TableChange, Tables
+from .writers import REPORT, RETIRE, Writers, report_of, report_record, retire_record
 
 log = get_logger(__name__)
 
-# Kinds of records besides those of the tables, which are below 16.
+# Kinds of records besides those of the tables, which are below 16, and of the writers.
 _GRANT: Final = 16  # writer, segment
 _SEAL: Final = 17  # writer, segments
 # Consumed rows stay queryable for this many steps.
@@ -79,6 +81,7 @@ class Store(Actor, StoreApi):
         self._tables = Tables(setup.policies, schemas, order=setup.order)
         self._arena = SegmentArena(segment_directories(setup.runtime_dir, setup.store_dir), setup.limits)
         self._selects = SelectPool(setup.selects)
+        self._writers = Writers()
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
         self._full = False
@@ -114,6 +117,14 @@ class Store(Actor, StoreApi):
         elif kind == _SEAL:
             for segment in what[1]:
                 self._granted.pop(segment, None)
+        elif kind == RETIRE:
+            self._writers.retire(what[0])
+            self._granted = {segment: of for segment, of in self._granted.items() if of != what[0]}
+        elif kind == REPORT:
+            writer, report, samples = what
+            self._writers.add(writer, report_of(report))
+            if samples is not None:
+                self._tables.apply(samples)
         else:
             self._tables.apply(record)
 
@@ -150,9 +161,24 @@ class Store(Actor, StoreApi):
                 await self._wait_for_room(full)
 
     @endpoint
-    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
-        await self._durably(lambda: self._put(writer, parts))
+    async def put(
+        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
+    ) -> None:
+        await self._durably(lambda: self._put(writer, parts, report))
         self._puts += 1
+
+    @endpoint
+    async def retire(self, writer: str) -> list[GroupClosed]:
+        self._writers.retire(writer)  # from now on; its puts before are durable or undone below
+        await self._durably(lambda: replace(UNCHANGED, record=retire_record(writer)))
+        self._arena.seal(writer, [name for name, of in self._arena.granted().items() if of == writer])
+        self._room.set()
+        await self._journal.wait_settled()
+        return self._writers.reports(writer)
+
+    @endpoint
+    async def forget_reports(self, step: Step) -> None:
+        self._writers.forget(step)
 
     @endpoint
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
@@ -221,14 +247,26 @@ class Store(Actor, StoreApi):
 
     # ------------------------------------------------------------------ changes
 
-    def _put(self, writer: str, parts: dict[str, dict[str, Any]]) -> TableChange:
+    def _put(self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None) -> TableChange:
+        self._writers.check(writer)
         try:
             change = self._tables.put(parts)
         except StoreError:
             if self._tables.holds(parts):  # this store was killed between the journal and the acknowledgement
                 return UNCHANGED
             raise
-        return self._held(writer, change)
+        held = self._held(writer, change)
+        return held if report is None else self._reported(writer, held, report)
+
+    def _reported(self, writer: str, change: TableChange, report: GroupClosed) -> TableChange:
+        """The same change with the report, in one record."""
+        self._writers.add(writer, report)
+
+        def undo() -> None:
+            self._writers.remove(writer, report)
+            change.undo()
+
+        return replace(change, record=report_record(writer, report, change.record), undo=undo)
 
     def _held(self, writer: str, change: TableChange) -> TableChange:
         """Holds the references that ``change`` brought. Raises StoreError if they are not into segments of
@@ -278,7 +316,9 @@ class Store(Actor, StoreApi):
             self._room.set()
 
     async def _granted_durably(self, writer: str, at_least_bytes: int) -> SegmentGrant:
-        """Raises StoreFull if there is no room for a segment, or in the journal: nothing is granted then."""
+        """Raises StoreFull if there is no room for a segment, or in the journal, and WriterRetired: nothing is granted
+        then."""
+        self._writers.check(writer)
         grant = self._arena.grant(writer, at_least_bytes)
         give_up = partial(self._arena.seal, writer, [grant.segment])
         record = msgpack.packb([_GRANT, writer, grant.segment])
@@ -301,7 +341,7 @@ class Store(Actor, StoreApi):
             return  # two commits of one moment asked for it
         grants = [msgpack.packb([_GRANT, writer, name]) for name, writer in self._arena.granted().items()]
         try:
-            await self._journal.compact([*grants, *self._tables.snapshot()])
+            await self._journal.compact([*grants, *self._writers.records(), *self._tables.snapshot()])
         except (StoreFull, JournalError) as problem:  # the journal is as it was, and keeps growing
             log.warning("journal not compacted", problem=str(problem))
 

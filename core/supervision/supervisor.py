@@ -81,6 +81,8 @@ class Supervisor(Actor):
             name,
             log_level,
         )
+        self.on_restart: Callable[[str, FlexmarlError], None] = lambda name, reason: None
+        """Called with the name of an actor that is about to be restarted, and the reason."""
         self._restarts = Restarts(strategy, intensity)
         self._is_restarted = is_restarted
         self._children: dict[str, Child] = {}
@@ -324,6 +326,7 @@ class Supervisor(Actor):
         log.warning(
             "actor is restarted", name=child.name, together_with=list(decision.stop), after=text_of(reason)
         )
+        self.on_restart(child.name, reason)
         for name in decision.stop:  # they end with it: their own exits are not counted
             self._children[name].runs = False
         key = child.name if self._restarts.strategy is Strategy.ONE_FOR_ONE else ""

@@ -211,13 +211,15 @@ class _Recorder(Actor):
         return self._arena.grant(writer, at_least_bytes)
 
     @endpoint
-    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+    async def put(
+        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
+    ) -> None:
         for agent, columns in parts.items():
             batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
             self._samples += await self._reader.samples(batch)
 
     @endpoint
-    async def group_closed(self, group: GroupClosed) -> None:
+    async def group_closed(self, writer: str, group: GroupClosed) -> None:
         ids = f"{group.step}:{group.query}"
         samples = [sample for sample in self._samples if sample.group == ids]
         self.closed.put_nowait((asyncio.get_running_loop().time(), group, samples))
@@ -239,9 +241,10 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
             instances[policy] = [
                 await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]
-        references = References(recorded, recorded, router, recorded, recorded, recorded, instances)
+        references = References(recorded, recorded, router, [], recorded, recorded, recorded, instances)
         setup_of_rollout = rollout_setup(config, references, directory, directory / "store")
-        rollout = await system.add(Rollout(setup_of_rollout), "rollout")
+        rollout = Rollout(setup_of_rollout)
+        await system.add(rollout, "rollout-0")
         for policy in instances:
             simulated = SimulatedPolicy(policy, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
             handle = await transport.set(policy, simulated.weights(), version=0)
@@ -252,14 +255,14 @@ async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[Close
 
 
 async def _ideal_step(
-    config: RunConfig, step: int, rollout: ActorRef[Rollout], recorder: _Recorder
+    config: RunConfig, step: int, rollout: Rollout, recorder: _Recorder
 ) -> list[ClosedGroup]:
     recipe, training = Recipe(config.recipe_config()), config.training
     first = (step - 1) * training.queries_per_step
     queries = [(n, recipe.train_query(n)) for n in range(first, first + training.queries_per_step)]
     started_s = asyncio.get_running_loop().time()
     versions = {policy: VersionRange.exactly(Version(0)) for policy in config.policies}
-    await rollout.api.start_step(Step(step), queries, training.trajectories_per_query, versions)
+    await rollout.start_step(rollout.writer, Step(step), queries, training.trajectories_per_query, versions)
     groups = []
     for _ in queries:
         closed_s, group, samples = await recorder.closed.get()

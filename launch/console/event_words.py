@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ...actors.run_events import (
+    ActorRestarted,
     ActorSilent,
     CheckpointSaved,
     ColumnsAwaited,
@@ -14,8 +15,10 @@ from ...actors.run_events import (
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
+    WorkerLost,
     WorkflowBlocked,
 )
+from ..formatting import count
 
 
 def warning_of(event: RunEvent) -> str | None:
@@ -24,12 +27,17 @@ def warning_of(event: RunEvent) -> str | None:
         case TrajectoryFailed():
             return f"trajectory {event.trajectory} was dropped: {event.error}"
         case ActorSilent():
-            hint = "; does the workflow block its event loop?" if event.actor == "rollout" else ""
+            hint = "; does the workflow block its event loop?" if event.actor.startswith("rollout-") else ""
             return f"{event.actor} has not answered for {event.seconds:g} s{hint}"
         case InstanceChanged(state="suspected"):
             return f"{event.instance} may be lost, and gets no turns: {event.reason}"
         case WorkflowBlocked():
             return f"the workflow blocks its event loop, so that all trajectories wait: {event.line}"
+        case WorkerLost():
+            again = count(event.groups, "group")
+            return f"rollout worker {event.worker} was lost, {again} begun again: {event.reason}"
+        case ActorRestarted():
+            return f"{event.actor} is restarted: {event.reason}"
         case StoreBlocked():
             return f"the store waits for space: {event.problem}"
         case ColumnsAwaited():

@@ -138,6 +138,7 @@ def _rare_facts(history: History) -> list[tuple[str, str, str]]:
         ("Oversampled trajectories", "started beyond a group's size, not used", lambda s: s.oversampled_trajectories),
         ("Replaced trajectories", "in place of overdue ones", lambda s: s.replaced_trajectories),
         ("Dropped groups", "zero advantage, or too few survivors", lambda s: s.dropped_groups),
+        ("Restarted groups", "begun again after the loss of a rollout worker", lambda s: s.restarted_groups),
         ("Replaced queries", "in place of dropped groups", lambda s: s.replaced_queries),
     )  # fmt: skip
     return [(name, f"{total:g}", detail) for name, detail, read in counts if (total := history.total(read))]

@@ -2,13 +2,15 @@
 
     .venv/bin/python scripts/bench/kill_storm.py --strikes 200 --seed 1
     .venv/bin/python scripts/bench/kill_storm.py --strikes 100 --faults stop --restarts --clock
+    .venv/bin/python scripts/bench/kill_storm.py --strikes 200 --only rollout
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
 processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9,
 or with ``--faults stop`` SIGSTOP for longer than the heartbeats and then SIGCONT: it may have been given up meanwhile.
 The run ends with an error that names it, and ``flexmarl train --resume`` continues it; with ``--restarts`` it continues
 by itself. After the last strike the run continues to its end. ``--clock`` steps the wall clocks of all processes with
-each strike, by up to a day.
+each strike, by up to a day. ``--only`` strikes actors that are restarted alone, ``rollout`` or ``instances`` or both,
+within one run of several of them, which must come to its end without a restart of the run.
 
 The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
 no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,14 +39,20 @@ from flexmarl.core.testing.stepping_clock import SteppingClock
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli import main; sys.exit(main())")
 RECIPE = ROOT / "launch" / "bench" / "pipeline_recipe"
-ACTORS = ("store", "trainer", "rollout", "orchestrator", "planner-0", "solver-0", "checker-0")
+ACTORS = ("store", "trainer", "rollout-0", "orchestrator", "planner-0", "solver-0", "checker-0")
 TURNS = {"planner": 1, "solver": 2, "checker": 6}
 QUERIES, TRAJECTORIES = 4, 2
 # A run without progress for this time hangs: a step takes a fraction of a second, the start some seconds.
 PATIENCE_S = 120.0
 # After the first step of a life; long enough for many steps.
 STRIKE_WITHIN_S = 2.0
-HEARTBEATS = {"heartbeat_s": 0.5, "missed_heartbeats": 4, "silence_s": 3.0}
+HEARTBEATS = {"heartbeat_s": 0.5, "missed_heartbeats": 4, "silence_s": 3.0, "max_restarts": 100_000}
+# The actors that ``--only`` strikes, by their kind, and the settings of a run that has them.
+RESTARTED = {
+    "rollout": tuple(f"rollout-{number}" for number in range(3)),
+    "instances": tuple(f"{policy}-{number}" for policy in TURNS for number in range(2)),
+}
+SEVERAL = ("rollout.workers=3", "agent_defaults.instances=2")
 # A call notices a stopped actor within 2 s, the launcher within 4 s. Then it has a few seconds until it is ended.
 STOPPED_S = (2.5, 9.0)
 DAY_S = 86_400.0
@@ -73,8 +82,17 @@ class Life:
 
 class Storm:
     def __init__(
-        self, folder: Path, steps: int, strikes: list[Strike], *, restarts: bool, clock: bool
+        self,
+        folder: Path,
+        steps: int,
+        strikes: list[Strike],
+        *,
+        restarts: bool,
+        clock: bool,
+        one_run: bool = False,
     ) -> None:
+        """``one_run``: it has several actors of each kind, and no strike may end it."""
+        self._one_run = one_run
         self._folder = folder
         self._run = folder / "run"
         self._steps = steps
@@ -89,7 +107,9 @@ class Storm:
             life = self._live()
             lives.append(life)
             print(f"{len(lives)}: struck {life.struck}, status {life.status}", file=sys.stderr, flush=True)
-            if life.status not in (0, 1) or (life.status and (self._restarts or not life.struck)):
+            if life.status not in (0, 1) or (
+                life.status and (self._restarts or self._one_run or not life.struck)
+            ):
                 raise StormError(
                     f"exit status {life.status} after {life.struck} were struck: see {self._output}"
                 )
@@ -129,7 +149,7 @@ class Storm:
             str(RECIPE), "--runs", str(self._folder), "--name", self._run.name, *restarts,
             f"training.steps={self._steps}", f"training.queries_per_step={QUERIES}", "training.micro_batch=4",
             f"training.trajectories_per_query={TRAJECTORIES}", "checkpoint.every=1", "checkpoint.keep=2",
-            f"supervision={json.dumps(HEARTBEATS)}",
+            f"supervision={json.dumps(HEARTBEATS)}", *(SEVERAL if self._one_run else ()),
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
@@ -179,7 +199,7 @@ def _actor(launcher: int, name: str) -> psutil.Process | None:
         return None
 
 
-def drawn(strikes: int, seed: int, faults: str = "kill") -> list[Strike]:
+def drawn(strikes: int, seed: int, faults: str = "kill", actors: Sequence[str] = ACTORS) -> list[Strike]:
     """``faults``: ``kill``, ``stop``, or ``mixed``: one or the other."""
     rng = random.Random(seed)
     found = []
@@ -187,7 +207,7 @@ def drawn(strikes: int, seed: int, faults: str = "kill") -> list[Strike]:
         stops = faults == "stop" or (faults == "mixed" and rng.random() < 0.5)
         found.append(
             Strike(
-                rng.choice(ACTORS),
+                rng.choice(actors),
                 rng.uniform(0.0, STRIKE_WITHIN_S),
                 rng.uniform(*STOPPED_S) if stops else 0.0,
                 rng.uniform(-DAY_S, DAY_S),
@@ -217,6 +237,21 @@ def check(run: Path, steps: int) -> int:
     return total
 
 
+def check_losses(run: Path) -> int:
+    """The number of groups that were begun again. Raises StormError if the run was restarted, if a trajectory failed,
+    or if a group was begun again without being counted."""
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    names = Counter(event["event"] for event in events)
+    if names["run_started"] != 1 or names["run_resumed"] or names["trajectory_failed"]:
+        raise StormError(f"the run was restarted, or a trajectory failed: {dict(names)}")
+    lost = sum(int(event["groups"]) for event in events if event["event"] == "worker_lost")
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    counted = sum(int(step["restarted_groups"]) for step in steps)
+    if lost != counted:
+        raise StormError(f"{lost} groups were begun again by the events, {counted} by the metrics")
+    return counted
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -226,16 +261,32 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
     parser.add_argument("--restarts", action="store_true", help="the run continues by itself")
+    parser.add_argument("--only", help="kinds of actors, with commas: rollout,instances")
     parser.add_argument("--clock", action="store_true", help="step the wall clocks too")
     options = parser.parse_args()
     steps = options.steps or 3 * options.strikes
-    strikes = drawn(options.strikes, options.seed, options.faults)
+    actors: Sequence[str] = ACTORS
+    if options.only:
+        unknown = set(options.only.split(",")) - RESTARTED.keys()
+        if unknown:
+            parser.error(f"--only: unknown {', '.join(unknown)}; there are: {', '.join(RESTARTED)}")
+        actors = tuple(actor for kind in options.only.split(",") for actor in RESTARTED[kind])
+    strikes = drawn(options.strikes, options.seed, options.faults, actors)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        storm = Storm(Path(folder), steps, strikes, restarts=options.restarts, clock=options.clock)
+        storm = Storm(
+            Path(folder),
+            steps,
+            strikes,
+            restarts=options.restarts,
+            clock=options.clock,
+            one_run=bool(options.only),
+        )
         try:
             lives = storm.blow()
             samples = check(Path(folder) / "run", steps)
+            if options.only:
+                restarted_groups = check_losses(Path(folder) / "run")
         except StormError as error:
             print(f"kill_storm: {error}\n{_last_lines(Path(folder) / 'output')}", file=sys.stderr)
             return 1
@@ -247,6 +298,7 @@ def main() -> int:
                 "processes": len(lives),
                 "steps": steps,
                 "samples": samples,
+                **({"restarted_groups": restarted_groups} if options.only else {}),
                 "seconds": round(time.monotonic() - started),
             }
         )

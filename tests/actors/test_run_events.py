@@ -8,6 +8,7 @@ import pytest
 from flexmarl.actors.messages import ConsoleApi
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import (
+    ActorRestarted,
     ActorSilent,
     CheckpointSaved,
     CheckpointSaving,
@@ -21,6 +22,7 @@ from flexmarl.actors.run_events import (
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
+    WorkerLost,
     WorkflowBlocked,
 )
 from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
@@ -42,8 +44,10 @@ EVENTS: list[RunEvent] = [
     ColumnsAwaited(AgentName("sorter"), 3, "judged"),
     StoreBlocked("no space for 9 bytes"),
     StoreUnblocked(),
-    ActorSilent("rollout", 12.0),
+    ActorSilent("rollout-0", 12.0),
     WorkflowBlocked("workflow.py, line 7: time.sleep(2)"),
+    ActorRestarted("solver-0", "process 7 killed by signal 9"),
+    WorkerLost("rollout-0", "process 7 killed by signal 9", 2, 16),
 ]
 
 

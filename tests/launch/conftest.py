@@ -1,5 +1,6 @@
 """Real runs of the tiny recipe: started as a person would, watched from outside."""
 
+import contextlib
 import json
 import os
 import signal
@@ -85,7 +86,8 @@ class Launched:
         found = {}
         for child in psutil.Process(self.process.pid).children():
             self._seen.add(child)
-            found[Path(f"/proc/{child.pid}/fd/2").readlink().stem] = child
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                found[Path(f"/proc/{child.pid}/fd/2").readlink().stem] = child
         if self.private is None:
             sockets = [
                 Path(str(c.laddr))

@@ -27,7 +27,7 @@ APIS = {
     "store": StoreApi,
     "trainer": TrainerApi,
     "router": RouterApi,
-    "rollout": RolloutApi,
+    "rollout-0": RolloutApi,
     "orchestrator": OrchestratorApi,
 }
 SHARED = (
@@ -47,13 +47,15 @@ def specs(tmp_path: Path, *overrides: str) -> dict[str, ActorSpec]:
         policy: [ref(f"{policy}-{n}") for n in range(settings.instances)]
         for policy, settings in config.policies.items()
     }
+    workers = [ref(f"rollout-{n}") for n in range(config.rollout.workers)]
     references = References(
         ref("store"),
         ref("trainer"),
         ref("router"),
-        ref("rollout"),
+        workers,
         ref("orchestrator"),
         ref("console"),
+        ref("supervisor"),
         instances,
     )
     state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
@@ -80,7 +82,7 @@ def test_every_class_takes_its_setup_after_a_message_and_has_its_api(
 def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -> None:
     found = specs(tmp_path, *SHARED, "agents.checker.sampling.temperature=0.5")
     shared, both = PolicyName("shared"), (AgentName("solver"), AgentName("checker"))
-    rollout, orchestrator = found["rollout"].setup, found["orchestrator"].setup
+    rollout, orchestrator = found["rollout-0"].setup, found["orchestrator"].setup
     assert isinstance(rollout, RolloutSetup) and isinstance(orchestrator, OrchestratorSetup)
     assert {agent: settings.policy for agent, settings in rollout.agents.items()} == dict.fromkeys(
         both, shared
@@ -94,3 +96,11 @@ def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -
     assert isinstance(router, RouterSetup) and router.policies == (shared,)
     assert orchestrator.plan.policies == (shared,) and orchestrator.policies[shared].agents == both
     assert orchestrator.resume_from is not None and orchestrator.resume_from.versions == {shared: 3}
+
+
+def test_rollout_workers_are_restarted_alone(tmp_path: Path) -> None:
+    found = specs(tmp_path, "rollout.workers=3")
+    assert [name for name, spec in found.items() if spec.restarted] == ["rollout-0", "rollout-1", "rollout-2"]
+    orchestrator = found["orchestrator"].setup
+    assert isinstance(orchestrator, OrchestratorSetup)
+    assert [worker.name for worker in orchestrator.workers] == ["rollout-0", "rollout-1", "rollout-2"]

@@ -27,7 +27,7 @@ class House:
         self.events: list[tuple[str, float]] = []
         self.phases: list[tuple[str, int, int]] = []
         self.lines: list[str] = []
-        self.blocked = Path("nowhere")
+        self.blocked = {"rollout-0": Path("nowhere")}
         self._rounds = rounds
         self._round = -1
 
@@ -149,9 +149,9 @@ async def test_the_first_that_does_not_start_is_what_is_raised() -> None:
 async def test_the_line_that_blocks_the_workflow_is_reported_once_and_with_the_death(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    house = House(["rollout"], lambda _: (11.0, set()))
-    house.blocked = tmp_path / "blocked_line"
-    house.blocked.write_text("workflow.py:3, in workflow: time.sleep(999)")
+    house = House(["rollout-0"], lambda _: (11.0, set()))
+    report = house.blocked["rollout-0"] = tmp_path / "blocked_line"
+    report.write_text("workflow.py:3, in workflow: time.sleep(999)")
     with pytest.raises(
         ActorDead, match=r"for 308 s; the workflow blocks its event loop: workflow.py:3, in workflow"
     ):

@@ -75,7 +75,7 @@ def continued(run: Launched) -> str:
     return str(ended[0]["error"])
 
 
-@pytest.mark.parametrize("actor", ["solver-0", "rollout"])
+@pytest.mark.parametrize("actor", ["solver-0", "trainer"])
 def test_one_that_is_stopped_for_longer_than_the_heartbeats(held: Launched, hold: Path, actor: str) -> None:
     """Another actor fails because of it, or only the launcher notices."""
     frozen = held.actors()[actor]
@@ -103,9 +103,10 @@ def _logs(run: Launched) -> str:
 def test_one_that_exits(launcher: Launcher, tmp_path: Path) -> None:
     """The workflow ends its process once, in the second step."""
     data = ("data.faults=[null, exit]", f"data.once={tmp_path / 'once'}")
-    run = launcher.train(f"exit-{tmp_path.name}", *SMALL, "training.steps=2", *data, "--restarts", "1")
+    run = launcher.train(f"exit-{tmp_path.name}", *SMALL, "training.steps=2", *data)
     assert run.wait() == 0, run.text
-    assert "actor rollout died" in run.text and "exit status 3" in run.text
+    assert "rollout-0 is restarted: actor rollout-0 died" in run.text and "exit status 3" in run.text
+    assert "continuing" not in run.text, "only the worker was restarted"
     assert_every_sample_is_trained_once(run, 2)
 
 

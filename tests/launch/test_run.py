@@ -54,7 +54,7 @@ class TestAWholeRun:
 
     def test_every_step_has_its_metrics(self, whole: Launched) -> None:
         assert [line["step"] for line in whole.metrics] == [1, 2, 3, 4, 5, 6]
-        processes = ("launcher", "store", "trainer", "rollout", "orchestrator", "solver-0", "checker-0")
+        processes = ("launcher", "store", "trainer", "rollout-0", "orchestrator", "solver-0", "checker-0")
         for line in whole.metrics:
             agents = {
                 f"{key}/{agent}"
@@ -152,7 +152,7 @@ def pieces(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Inte
     stopped = launcher.resume("pieces")
     stopped.wait_for_step(4)
     waiting = {**stopped.actors(), "launcher": psutil.Process(stopped.process.pid)}
-    del waiting["rollout"]  # its workflow asks again and again whether the file is still there
+    del waiting["rollout-0"]  # its workflow asks again and again whether the file is still there
     idle = _idle_cpu_share(waiting)
     second = launcher.resume("pieces")
     assert second.wait() == 2

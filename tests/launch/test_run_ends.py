@@ -34,7 +34,7 @@ def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
 
 
 class TestDeath:
-    @pytest.mark.parametrize("actor", ["store", "trainer", "router", "rollout", "orchestrator"])
+    @pytest.mark.parametrize("actor", ["store", "trainer", "router", "orchestrator"])
     def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
         held.actors()[actor].kill()
         assert held.wait() == 1
@@ -53,7 +53,7 @@ class TestDeath:
         run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, model)
         for step in (1, 2, 3):
             run.wait_for_output(f"checkpoints/step_00000{step}")
-            run.actors()["solver-0"].kill()
+            run.actors()["trainer"].kill()
         assert run.wait() == 0, run.text
         assert run.text.count("solver-0 may be lost") == 3
         assert run.text.count("solver-0 serves solver: it was started again") >= 2
@@ -75,7 +75,7 @@ class TestDeath:
             run.wait_for_output(f"continuing after step {step}")
             hold.write_text(str(step + 1))
         run.wait_for_output("checkpoints/step_000003")
-        run.actors()["rollout"].kill()
+        run.actors()["trainer"].kill()
         run.wait_for_output("continuing after step 3")
         wait_until(lambda: len(run.actors()) == 6, "six processes")
         run.actors()["store"].kill()

@@ -1,4 +1,4 @@
-"""An orchestrator and a rollout actor among a trainer, a store and instances that only keep books."""
+"""An orchestrator and rollout workers among a trainer, a store and instances that only keep books."""
 
 import asyncio
 from pathlib import Path
@@ -10,6 +10,7 @@ from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
+    GroupClosed,
     InstanceApi,
     LeasedBatch,
     Loaded,
@@ -30,6 +31,7 @@ from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, R
 from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
+from flexmarl.actors.store.writers import Writers
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
@@ -48,7 +50,8 @@ asked = []
 
 async def workflow(query, agents):
     if query.id.startswith("e"):
-        return Rewards()
+        await asyncio.sleep(query.data["eval_s"])
+        return Rewards(metrics={"number": query.data["number"]})
     draft = await agents["solver"].generate(query.text)
     if query.data["position"] % 3 == query.data["hangs"]:
         await asyncio.Event().wait()
@@ -58,11 +61,11 @@ async def workflow(query, agents):
         return Rewards(solver=0.5, judge=0.5)
     return Rewards(solver=float(len(asked)), judge=float(len(asked)))
 
-def train_query(position, seed, hangs=-1, equal=-1):
+def train_query(position, seed, hangs=-1, equal=-1, eval_s=0.0):
     return Query(f"q{position}", "2+2", {"position": position, "hangs": hangs, "equal": equal})
 
-def eval_queries(seed, **data):
-    return [Query("e0", "1+1")]
+def eval_queries(seed, eval_s=0.0, **data):
+    return [Query(f"e{number}", "1+1", {"eval_s": eval_s, "number": float(number)}) for number in range(4)]
 
 def sft(agent, batch, size, seed, **data): ...
 """
@@ -106,6 +109,9 @@ class Store(Actor):
         self.ready: dict[str, list[Sample]] = {agent: [] for agent in AGENTS}
         self.places = segment_directories(memory, folder)
         self.arena = SegmentArena(self.places, ArenaLimits(segment_bytes=2**16))
+        self.writers = Writers()
+        self.lose_answers_of = ""
+        """The writer whose puts are done and never answered."""
 
     async def on_start(self) -> None:
         self.reader = ExperienceReader(self.ref, self.places)
@@ -115,10 +121,26 @@ class Store(Actor):
         return self.arena.grant(writer, at_least_bytes)
 
     @endpoint
-    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+    async def put(
+        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
+    ) -> None:
+        self.writers.check(writer)
+        if report is not None:
+            self.writers.add(writer, report)
         for agent, columns in parts.items():
             batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
             self.ready[agent] += await self.reader.samples(batch)
+        if writer.startswith(self.lose_answers_of or "-"):
+            await asyncio.Event().wait()
+
+    @endpoint
+    async def retire(self, writer: str) -> list[GroupClosed]:
+        self.writers.retire(writer)
+        return self.writers.reports(writer)
+
+    @endpoint
+    async def forget_reports(self, step: Step) -> None:
+        self.writers.forget(step)
 
 
 class Trainer(Actor):
@@ -171,9 +193,20 @@ class Trainer(Actor):
         Path(folder).mkdir(parents=True)
 
 
+class Supervisor(Actor):
+    def __init__(self) -> None:
+        self.lost_actors: list[tuple[str, int]] = []
+
+    @endpoint
+    async def lost(self, name: str, pid: int, reason: str) -> None:
+        self.lost_actors.append((name, pid))
+
+
 class Console(Actor):
     def __init__(self) -> None:
         self.steps: list[StepMetrics] = []
+        self.events: list[RunEvent] = []
+        self.phases: list[str] = []
         self.result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
 
     @endpoint
@@ -181,10 +214,12 @@ class Console(Actor):
         self.steps.append(metrics)
 
     @endpoint
-    async def phase(self, text: str, done: int | None, total: int | None) -> None: ...
+    async def phase(self, text: str, done: int | None, total: int | None) -> None:
+        self.phases.append(text)
 
     @endpoint
-    async def event(self, event: RunEvent) -> None: ...
+    async def event(self, event: RunEvent) -> None:
+        self.events.append(event)
 
     @endpoint
     async def ended(self, result: RunResult) -> None:
@@ -196,6 +231,7 @@ def plan(
     replacement_queries: int = 0,
     max_staleness: int = 0,
     global_batch: dict[PolicyName, int] | None = None,
+    evaluate_every: int = 0,
 ) -> Plan:
     return Plan(
         mode="async" if max_staleness else "strict",
@@ -205,6 +241,7 @@ def plan(
         queries=3,
         micro_batch=2,
         save_every=3,
+        evaluate_every=evaluate_every,
         max_staleness=max_staleness,
         global_batch=global_batch or {},
         replacement_queries=replacement_queries,
@@ -221,7 +258,11 @@ class House:
         max_staleness: int = 0,
         policy_of: dict[str, str] | None = None,
         sft_batches: int = 0,
+        workers: int = 1,
     ) -> None:
+        self.workers, self.evaluate_every, self.patience_s = workers, 0, PATIENCE_S
+        self.rollouts: list[Rollout] = []
+        self.supervisor = Supervisor()
         self.system, self.folder = system, folder
         self.policy_of = {agent: PolicyName((policy_of or {}).get(agent, agent)) for agent in AGENTS}
         self.agents_of: dict[PolicyName, list[AgentName]] = {}
@@ -262,10 +303,18 @@ class House:
             runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",
         )
+        self.setup = setup
+        workers: list[ActorRef[Any]] = [
+            await self.start_worker(system, f"rollout-{n}") for n in range(self.workers)
+        ]
         orchestrator = Orchestrator(
             OrchestratorSetup(
                 plan=plan(
-                    tuple(self.agents_of), rollout.replacement_queries, self.max_staleness, global_batch
+                    tuple(self.agents_of),
+                    rollout.replacement_queries,
+                    self.max_staleness,
+                    global_batch,
+                    self.evaluate_every,
                 ),
                 policies={
                     policy: OrchestratorPolicy(tuple(self.agents_of[policy]), self.sft_batches)
@@ -276,20 +325,27 @@ class House:
                 group_order="arrival",
                 recipe=recipe,
                 trainer=await system.add(self.trainer, "trainer"),
-                rollout=await system.add(Rollout(setup), "rollout"),
                 router=router,
+                workers=workers,
+                store=store,
+                supervisor=await system.add(self.supervisor, "supervisor"),
                 console=console,
                 checkpoints=self.folder / "checkpoints",
                 checkpoints_kept=2,
                 resume_from=None,
             )
         )
+        self.orchestrator = orchestrator
         await (await system.add(orchestrator, "orchestrator")).api.start()
         done: set[asyncio.Future[Any]] = {self.console.result, system.failure}
-        await asyncio.wait(done, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(done, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED)
         if system.failure.done():
             raise system.failure.result()
         return self.console.result.result()
+
+    async def start_worker(self, system: ActorSystem, name: str) -> ActorRef[Any]:
+        self.rollouts.append(Rollout(self.setup))
+        return await system.add(self.rollouts[-1], name)
 
     def groups(self, agent: str) -> set[str]:
         return {sample.group for sample in self.trainer.trained[agent]}

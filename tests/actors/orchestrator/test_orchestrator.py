@@ -1,8 +1,8 @@
-"""Whole runs of the orchestrator and the rollout actor, among a trainer, a store and instances that only keep books."""
+"""Whole runs of the orchestrator and rollout workers, among a trainer, a store and instances that only keep books."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
 from flexmarl.actors.orchestrator.query_order import QueryOrder
 from flexmarl.actors.orchestrator.recorder import StepRecord
+from flexmarl.actors.orchestrator.rollout_workers import GroupWork
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.ref import ActorRef
@@ -110,7 +111,6 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
     """Two groups dropped at once are replaced at once, and the first query takes longer to be read than the second."""
     (tmp_path / "workflow.py").write_text(RECIPE)
     recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=1)
-    rollout: Any = Begun()
     nobody: ActorRef[Any] = ActorRef("nobody", "ipc://nowhere")
     orchestrator = Orchestrator(
         OrchestratorSetup(
@@ -121,7 +121,9 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
             group_order="arrival",
             recipe=recipe,
             trainer=nobody,
-            rollout=rollout,
+            workers=[],
+            store=nobody,
+            supervisor=nobody,
             router=nobody,
             console=nobody,
             checkpoints=tmp_path / "checkpoints",
@@ -129,6 +131,12 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
             resume_from=None,
         )
     )
+    begun: list[str] = []
+
+    async def begin(groups: Iterable[GroupWork]) -> None:
+        begun.extend(group.query.id for group in groups)
+
+    orchestrator._workers.begin = begin  # type: ignore[method-assign]
     one = Step(1)
     orchestrator._records[one] = StepRecord(one, {}, (), 0.0)
     orchestrator._queries = QueryOrder(0)
@@ -145,15 +153,4 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
 
     orchestrator._recipe.train_query = slowly  # type: ignore[method-assign]
     await asyncio.gather(orchestrator._replacement(one), orchestrator._replacement(one))
-    assert rollout.begun == ["q3", "q4"]
-
-
-class Begun:
-    """A rollout actor that only says what it was asked to begin."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.api = self
-
-    async def start_step(self, step: Step, queries: list[tuple[int, Query]], *_: object) -> None:
-        self.begun += [query.id for _, query in queries]
+    assert begun == ["q3", "q4"]

@@ -9,7 +9,6 @@ from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import (
-    Evaluation,
     GenerateRequest,
     Generation,
     GroupClosed,
@@ -23,7 +22,7 @@ from flexmarl.actors.messages import (
     VersionRange,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
-from flexmarl.actors.rollout.evaluation import EvaluationRules
+from flexmarl.actors.orchestrator.evaluation import Evaluation, EvaluationRules
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
@@ -101,7 +100,7 @@ class Events(Actor):
     async def stop(self) -> None: ...
 
     @endpoint
-    async def group_closed(self, group: GroupClosed) -> None:
+    async def group_closed(self, writer: str, group: GroupClosed) -> None:
         self.closed.put_nowait(group)
 
 
@@ -122,7 +121,6 @@ class House:
         """The policy of each agent."""
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.grouping: dict[str, Grouping] = {}
-        self.evaluation = EvaluationRules()
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -158,7 +156,6 @@ class House:
             router=router,
             orchestrator=events,
             config=RolloutConfig(**config),
-            evaluation=self.evaluation,
             runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",
         )
@@ -198,11 +195,15 @@ async def start_step(
         PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
         for policy, oldest in versions.items()
     }
-    await rollout.start_step(Step(step), list(enumerate(queries)), trajectories, ranges)
+    await rollout.start_step(rollout.writer, Step(step), list(enumerate(queries)), trajectories, ranges)
 
 
-async def evaluate(rollout: Rollout, queries: list[Query], versions: dict[str, int]) -> Evaluation:
-    return await rollout.evaluate(queries, {PolicyName(p): Version(v) for p, v in versions.items()})
+async def evaluate(
+    rollout: Rollout, queries: list[Query], versions: dict[str, int], rules: EvaluationRules | None = None
+) -> Evaluation:
+    rules = rules or EvaluationRules()
+    exactly = {PolicyName(policy): Version(version) for policy, version in versions.items()}
+    return rules.result(queries, await rollout.evaluate(rollout.writer, rules.work(queries), exactly))
 
 
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")

@@ -70,14 +70,16 @@ class Sink(Actor):
         return self._arena.grant(writer, at_least_bytes)
 
     @endpoint
-    async def put(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+    async def put(
+        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
+    ) -> None:
         for agent, columns in parts.items():
             reader = ExperienceReader(self.ref, self._places)
             batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
             self.samples += await reader.samples(batch)
 
     @endpoint
-    async def group_closed(self, group: GroupClosed) -> None:
+    async def group_closed(self, writer: str, group: GroupClosed) -> None:
         self.closed.put_nowait(group)
 
 

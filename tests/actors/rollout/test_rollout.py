@@ -1,14 +1,19 @@
 """The rollout actor with a real store, and instances whose answers the test chooses."""
 
 import asyncio
+import os
 from collections import Counter
+from contextlib import aclosing
 
 import pytest
 
-from flexmarl.actors.errors import RecipeError
+from flexmarl.actors.errors import RecipeError, WorkerReplaced
 from flexmarl.actors.messages import GenerateRequest, Query, TableStatistics, VersionRange
-from flexmarl.actors.names import Version
+from flexmarl.actors.names import Step, Version
+from flexmarl.actors.orchestrator.evaluation import EvaluationRules
+from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
+from flexmarl.core.errors import is_loss
 
 from ...patience import PATIENCE_S
 from .house import QUERY, SOLVER, TWO_TURNS, FakeInstance, House, evaluate, serve, start_step
@@ -239,8 +244,6 @@ async def test_two_queries_of_one_step_with_one_id_are_refused(house: House) -> 
     rollout = await house.open(TWO_TURNS)
     with pytest.raises(RecipeError, match="step 1 has two queries with the id 'q7'"):
         await start_step(rollout, 1, [QUERY, QUERY], 2, {"solver": 0, "judge": 0})
-    with pytest.raises(RecipeError, match="the evaluation has two queries"):
-        await evaluate(rollout, [QUERY, QUERY], {"solver": 0, "judge": 0})
 
 
 async def test_a_turn_of_another_tokenizer_is_refused(house: House) -> None:
@@ -252,6 +255,61 @@ async def test_a_turn_of_another_tokenizer_is_refused(house: House) -> None:
         RecipeError, match="a turn of 'solver' into a prompt of 'judge', whose tokenizer is another"
     ):
         await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
+
+
+async def test_each_sampling_runs_at_its_temperature_as_often_as_it_repeats(house: House) -> None:
+    samplings = {"sampled": {"temperature": 0.7, "repeats": 3}, "own": {"temperature": None, "repeats": 2}}
+    rules = EvaluationRules(EvaluationConfig.model_validate({"samplings": samplings}).all_samplings())
+    house.sampling["solver"] = SamplingConfig(temperature=1.5)
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await serve(rollout, agent, 0)
+    queries = [Query(f"e{n}", "2+2") for n in range(2)]
+    result = await evaluate(rollout, queries, {"solver": 0, "judge": 0}, rules)
+    assert result.trajectories == 12 and result.failures == []
+    assert {name for name in result.metrics if name.endswith("accuracy")} == {
+        "accuracy",
+        "sampled/accuracy",
+        "own/accuracy",
+    }
+    asked = {agent: [r for fake in fakes for r in fake.asked] for agent, fakes in house.instances.items()}
+    for agent, own in (("solver", 1.5), ("judge", 1.0)):
+        assert sorted(r.temperature for r in asked[agent]) == sorted([0.0] * 2 + [0.7] * 6 + [own] * 4)
+    everything = [r for requests in asked.values() for r in requests]
+    assert len({r.sample_id for r in everything}) == len({r.seed for r in everything}) == len(everything)
+
+
+async def test_work_for_another_life_of_the_worker_is_refused(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    async with aclosing(rollout.ref.within(PATIENCE_S).enlist()) as lives:
+        life = await anext(lives)
+    assert life.writer == rollout.writer and life.pid == os.getpid()
+    for writer in ("rollout", f"{rollout.writer}x"):
+        with pytest.raises(WorkerReplaced, match=f"not {writer}, which has ended"):
+            await rollout.ref.api.start_step(writer, Step(1), [(0, QUERY)], 2, {})
+        with pytest.raises(WorkerReplaced):
+            await rollout.ref.api.evaluate(writer, [], {})
+    assert await rollout.ref.api.evaluate(life.writer, [], {}) == []
+
+
+async def test_the_report_of_a_group_is_in_the_store_with_its_samples(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    for agent in ("solver", "judge"):
+        await serve(rollout, agent, 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    closed = await house.closed()
+    assert await house.store.retire(rollout.writer) == [closed]
+
+
+async def test_a_worker_that_the_store_has_retired_is_lost_and_closes_no_group(house: House) -> None:
+    rollout = await house.open(TWO_TURNS)
+    await house.store.retire(rollout.writer)
+    for agent in ("solver", "judge"):
+        await serve(rollout, agent, 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    failure = await asyncio.wait_for(asyncio.shield(house.system.failure), PATIENCE_S)
+    assert is_loss(failure) and "is retired" in str(failure)
+    assert house.events.closed.empty() and (await house.statistics("solver")).ready == 0
 
 
 class TestTwoAgentsOfOnePolicy:

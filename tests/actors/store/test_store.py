@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from flexmarl.actors.errors import StoreError
-from flexmarl.actors.messages import MOST_VERSION_CHANGES, Sample
-from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.errors import StoreError, WriterRetired
+from flexmarl.actors.messages import MOST_VERSION_CHANGES, AgentTurns, GroupClosed, Sample
+from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import StoreBlocked, StoreUnblocked
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
@@ -241,3 +241,61 @@ async def test_rows_are_selected_by_an_expression(house: House) -> None:
     assert found.total == 5 and [row["reward"] for row in found.rows] == [11.0, 13.0, 15.0]
     with pytest.raises(StoreError, match="there is no column rewrd; there are: agent"):
         await house.store.api.select("rewrd > 1", 10)
+
+
+def report(query: str, step: int = 1) -> GroupClosed:
+    solver = AgentName("solver")
+    return GroupClosed(Step(step), query, {solver: 1}, {solver: AgentTurns(1, 2)}, 0.5, {solver: [1.0]}, [])
+
+
+async def test_a_retired_writer_is_refused_and_its_reports_are_returned_also_after_a_kill(
+    house: House,
+) -> None:
+    store = await house.open(limits=ArenaLimits(segment_bytes=2**16))
+    other = ExperienceWriter(store, "other", segment_directories(house.memory, house.folder))
+    await house.writer.put([sample(0)], report("q0"))
+    await house.writer.put([replace(sample(8), sample_id="2:q1_0_0", step=2)], report("q1", step=2))
+    await other.put([sample(16)], report("q2"))
+    await house.kill()  # and the supervisor of this system restarts it
+    await house.writer.put([sample(24)], report("q3"))
+    expected = [report("q0"), report("q1", step=2), report("q3")]
+    for _ in range(2):
+        assert await store.api.retire("writer") == expected
+        with pytest.raises(WriterRetired):
+            await house.writer.put([sample(32)], report("q4"))
+        with pytest.raises(WriterRetired):
+            await store.api.grant("writer", 1, [])
+        await house.kill()
+    await store.api.forget_reports(Step(2))
+    assert await store.api.retire("writer") == [report("q0"), report("q3")]
+    assert await store.api.retire("other") == [report("q2")]
+    assert len(await house.rows(0, 4)) == 4, "what it had put counts"
+    other.close()
+
+
+async def test_the_segments_of_a_retired_writer_are_freed_with_their_last_row(house: House) -> None:
+    store = await house.open(limits=ArenaLimits(segment_bytes=2**16))
+    await house.writer.put([sample(0)], report("q0"))
+    empty = await store.api.grant("writer", 1, [])
+    places = segment_directories(house.memory, house.folder)
+    assert places.path(empty.segment).exists()
+    await store.api.retire("writer")
+    assert not places.path(empty.segment).exists(), "no row refers to it"
+    assert (await store.api.store_statistics()).memory_bytes == 2**16
+    batch = await store.api.lease(SOLVER, 0, 1)
+    assert await house.reader.samples(batch) == [sample(0)]
+    await store.api.commit(SOLVER, [batch.fence], 1)
+    assert (await store.api.store_statistics()).memory_bytes == 0
+
+
+async def test_a_put_that_waits_for_room_when_its_writer_is_retired_is_refused(house: House) -> None:
+    limits = ArenaLimits(segment_bytes=2**12, memory_bytes=2**12, disk_bytes=0)
+    store = await house.open(limits=limits, patience_s=PATIENCE_S)
+    await house.writer.put([sample(0)], report("q0"))
+    waiting = asyncio.create_task(house.writer.put([sample(n, tokens=300) for n in range(8, 10)]))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await store.api.table_statistics())["solver"].ready or waiting.done():
+            await asyncio.sleep(0.01)
+    assert await store.api.retire("writer") == [report("q0")]
+    with pytest.raises(WriterRetired):
+        await asyncio.wait_for(waiting, PATIENCE_S)

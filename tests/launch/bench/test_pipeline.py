@@ -128,7 +128,9 @@ def test_every_figure_is_there_and_possible(run: tuple[dict[str, Any], str]) -> 
     # a barrier between all and rollouts that overlap nothing: never faster than the bound
     assert result["sync_s"] > result["lower_bound_s"]
     assert 0 < result["strict_s"] < 600 and 0 <= result["orchestrator_core_share"] < 10
-    assert {"orchestrator", "rollout", "store", "trainer", "checker-0"} <= result["load"]["core_share"].keys()
+    assert {"orchestrator", "rollout-0", "store", "trainer", "checker-0"} <= result["load"][
+        "core_share"
+    ].keys()
     assert [(goal["key"], goal["goal"]) for goal in result["goals"]] == [
         ("strict_s", "<= 0.6x sync"), ("strict_s", "<= 1.1x bound"), ("orchestrator_core_share", "<= 0.1"),
     ]  # fmt: skip

@@ -106,7 +106,7 @@ async def test_both_files_are_closed_though_one_can_not_be_written(tmp_path: Pat
         await console.event(CheckpointSaving(Step(1)))
 
 
-@pytest.mark.parametrize(("actor", "hint"), [("rollout", True), ("trainer", False)])
+@pytest.mark.parametrize(("actor", "hint"), [("rollout-0", True), ("trainer", False)])
 async def test_a_silent_actor_is_named(watched: Watched, actor: str, hint: bool) -> None:
     await watched.console.event(ActorSilent(actor, 12.0))
     text = watched.text()

@@ -5,8 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from ..messages import EvaluationSampling, Query
+from ..messages import EvaluationEnd, EvaluationSampling, EvaluationTrajectory, Query, TrajectoryFailure
 from ..workflow import Rewards
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Metrics by name, over the trajectories that did not fail: means of the workflow's own metrics and of
+    ``reward/<agent>``, and pass@k if queries were repeated."""
+
+    trajectories: int
+    metrics: dict[str, float]
+    failures: list[TrajectoryFailure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,24 @@ class EvaluationRules:
             for number in range(first, first + sampling.repeats):
                 yield from ((name, query, number) for query in queries)
             first += sampling.repeats
+
+    def work(self, queries: Sequence[Query]) -> list[EvaluationTrajectory]:
+        """The trajectories to run, in the order of ``trajectories``."""
+        return [
+            EvaluationTrajectory(query, number, self.samplings[name].temperature)
+            for name, query, number in self.trajectories(queries)
+        ]
+
+    def result(self, queries: Sequence[Query], ends: Sequence[EvaluationEnd]) -> Evaluation:
+        """``ends``: of ``work``, in its order."""
+        named = list(zip(self.trajectories(queries), ends, strict=True))
+        survived = [
+            (name, query.id, Rewards(metrics=end.metrics, **end.rewards))
+            for (name, query, _), end in named
+            if end.failure is None
+        ]
+        failures = [end.failure for end in ends if end.failure is not None]
+        return Evaluation(len(ends), evaluation_metrics(self, survived), failures)
 
 
 def evaluation_metrics(rules: EvaluationRules, ended: Iterable[tuple[str, str, Rewards]]) -> dict[str, float]:

@@ -8,12 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from flexmarl.actors.messages import EvaluationSampling, Query
+from flexmarl.actors.orchestrator.evaluation import EvaluationRules, evaluation_metrics, pass_at_k
 from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
-from flexmarl.actors.rollout.evaluation import EvaluationRules, evaluation_metrics, pass_at_k
-from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.actors.workflow import Rewards
-
-from .house import TWO_TURNS, House, evaluate, serve
 
 REPEATED = EvaluationSampling(temperature=1.0, repeats=4)
 
@@ -97,25 +94,3 @@ def test_trajectories_of_a_query_have_numbers_of_their_own() -> None:
 def test_a_wrong_config_is_refused(config: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         EvaluationConfig(**config)
-
-
-async def test_each_sampling_runs_at_its_temperature_as_often_as_it_repeats(house: House) -> None:
-    house.evaluation = rules(
-        samplings={"sampled": {"temperature": 0.7, "repeats": 3}, "own": {"temperature": None, "repeats": 2}}
-    )
-    house.sampling["solver"] = SamplingConfig(temperature=1.5)
-    rollout = await house.open(TWO_TURNS)
-    for agent in ("solver", "judge"):
-        await serve(rollout, agent, 0)
-    result = await evaluate(rollout, [Query(f"e{n}", "2+2") for n in range(2)], {"solver": 0, "judge": 0})
-    assert result.trajectories == 12 and result.failures == []
-    assert {name for name in result.metrics if name.endswith("accuracy")} == {
-        "accuracy",
-        "sampled/accuracy",
-        "own/accuracy",
-    }
-    asked = {agent: [r for fake in fakes for r in fake.asked] for agent, fakes in house.instances.items()}
-    for agent, own in (("solver", 1.5), ("judge", 1.0)):
-        assert sorted(r.temperature for r in asked[agent]) == sorted([0.0] * 2 + [0.7] * 6 + [own] * 4)
-    everything = [r for requests in asked.values() for r in requests]
-    assert len({r.sample_id for r in everything}) == len({r.seed for r in everything}) == len(everything)

@@ -1,0 +1,238 @@
+"""The rollout workers as the orchestrator sees them: deals work to them, and begins the work of lost ones again.
+
+    enlist (a stream, open as long as the worker lives)
+      │ a life         -> gets work
+      └ its end        -> the life is lost:
+                            supervisor.lost   kills its process, if that only hangs
+                            store.retire      refuses its later puts, returns the reports of its earlier ones
+                            groups with a report have closed, the others are dealt again
+
+So each group is trained once, also if the worker dies between its put and its ``group_closed``, or is stopped for so
+long that it is given up, and then continues: its puts are refused, its messages name a life that has no work any more.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_of
+from ...core.ref import ActorRef
+from ...core.supervision.system_api import FOR_EVER
+from ...core.telemetry import get_logger
+from ..errors import WorkerReplaced
+from ..messages import (
+    WORK_TIMEOUT_S,
+    EvaluationEnd,
+    EvaluationTrajectory,
+    GroupClosed,
+    Query,
+    RolloutApi,
+    StoreApi,
+    SupervisorApi,
+    VersionRange,
+    WorkerLife,
+)
+from ..names import PolicyName, Step, Version
+from ..run_events import WorkerLost
+from .dealing import Dealing
+
+log = get_logger(__name__)
+
+# A worker that can't be reached is being started.
+_RETRY_S: Final = 0.1
+
+GroupKey = tuple[Step, str]
+"""Step and query id of a group."""
+
+
+class Listener(Protocol):
+    """The orchestrator, as its workers' view sees it. ``finished``: nothing is needed of the workers any more."""
+
+    @property
+    def finished(self) -> bool: ...
+    async def worker_lost(self, event: WorkerLost, groups: Mapping[Step, int]) -> None:
+        """``groups``: begun again, by step."""
+
+    async def closed(self, group: GroupClosed) -> None:
+        """A group of a lost worker had closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """A query's group. ``position``: the query's in the training data."""
+
+    step: Step
+    position: int
+    query: Query
+    trajectories: int
+    versions: dict[PolicyName, VersionRange]
+
+    @property
+    def key(self) -> GroupKey:
+        return self.step, self.query.id
+
+
+@dataclass(slots=True)
+class _Evaluating:
+    """An evaluation under way. ``ends``: by number of the trajectory."""
+
+    trajectories: Sequence[EvaluationTrajectory]
+    versions: dict[PolicyName, Version]
+    ends: dict[int, EvaluationEnd] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RolloutWorkers:
+    def __init__(
+        self,
+        refs: Sequence[ActorRef[RolloutApi]],
+        store: ActorRef[StoreApi],
+        supervisor: ActorRef[SupervisorApi],
+        listener: Listener,
+        background: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
+        """``background``: as ``Actor.background``."""
+        self._refs = {ref.name: ref for ref in refs}
+        self._store, self._supervisor = store, supervisor
+        self._listener, self._background = listener, background
+        self._dealing: Dealing[GroupKey | int] = Dealing()
+        self._lives: dict[str, tuple[ActorRef[RolloutApi], WorkerLife]] = {}
+        """Every life that was enlisted, by writer; those that are lost stay, so that none is enlisted again."""
+        self._groups: dict[GroupKey, GroupWork] = {}
+        self._evaluating: _Evaluating | None = None
+        self._absent = set(self._refs)
+        self._all_enlisted = asyncio.Event()
+
+    # ------------------------------------------------------------------ the workers' lives
+
+    async def start(self) -> None:
+        """Returns when every worker is enlisted, so that the first work is dealt to all of them."""
+        for ref in self._refs.values():
+            self._background(self._tend(ref), f"worker {ref.name}")
+        await self._all_enlisted.wait()
+
+    async def _tend(self, ref: ActorRef[RolloutApi]) -> None:
+        """Enlists one life of a worker after the other."""
+        while not self._listener.finished:
+            life: WorkerLife | None = None
+            reason = "it ended"
+            try:
+                async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
+                    async for life in lives:
+                        await self._enlisted(ref, life)
+            except FlexmarlError as error:
+                if not is_loss(error):
+                    raise
+                reason = error.reason if isinstance(error, ActorDead) else text_of(error)
+            if life is not None:
+                await self._lost(life.writer, reason)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _enlisted(self, ref: ActorRef[RolloutApi], life: WorkerLife) -> None:
+        if life.writer in self._lives:  # given up, and not killed yet
+            return
+        self._lives[life.writer] = ref, life
+        await self._send(self._dealing.enlist(life.writer))
+        self._absent.discard(ref.name)
+        if not self._absent:
+            self._all_enlisted.set()
+
+    async def _lost(self, writer: str, reason: str) -> None:
+        if writer not in self._dealing or self._listener.finished:
+            return
+        open_items = self._dealing.lose(writer)  # from now on it closes none
+        ref, life = self._lives[writer]
+        log.warning("rollout worker lost", name=ref.name, writer=writer, pid=life.pid, reason=reason)
+        await self._supervisor.tell("lost", ref.name, life.pid, reason, timeout_s=WORK_TIMEOUT_S)
+        reports = await self._store.within(WORK_TIMEOUT_S).retire(writer)
+        put: dict[GroupKey | int, GroupClosed] = {(report.step, report.query): report for report in reports}
+        again = [item for item in open_items if item not in put]
+        groups = [self._groups[item] for item in again if not isinstance(item, int)]
+        trajectories = sum(group.trajectories for group in groups) + len(again) - len(groups)
+        steps: dict[Step, int] = {}
+        for group in groups:
+            steps[group.step] = steps.get(group.step, 0) + 1
+        await self._listener.worker_lost(WorkerLost(ref.name, reason, len(groups), trajectories), steps)
+        for item in open_items:
+            if item in put:
+                self._forget(item)
+                await self._listener.closed(put[item])
+        await self._send(self._dealing.deal(again))
+
+    # ------------------------------------------------------------------ groups
+
+    async def begin(self, groups: Iterable[GroupWork]) -> None:
+        """Deals groups to the workers, or to the next that is enlisted if there is none."""
+        new = {group.key: group for group in groups}
+        self._groups |= new
+        await self._send(self._dealing.deal(new))
+
+    def closed(self, writer: str, group: GroupClosed) -> bool:
+        """False if the group does not, or no longer, belong to that life of a worker."""
+        key = group.step, group.query
+        if not self._dealing.close(writer, key):
+            log.warning("group of another worker ignored", writer=writer, step=group.step, query=group.query)
+            return False
+        self._forget(key)
+        return True
+
+    def _forget(self, item: GroupKey | int) -> None:
+        if not isinstance(item, int):
+            del self._groups[item]
+
+    async def forget_step(self, step: Step) -> None:
+        """All groups of the step have closed."""
+        await self._store.within(WORK_TIMEOUT_S).forget_reports(step)
+
+    # ------------------------------------------------------------------ evaluations
+
+    async def evaluate(
+        self, trajectories: Sequence[EvaluationTrajectory], versions: dict[PolicyName, Version]
+    ) -> list[EvaluationEnd]:
+        """The ends of the trajectories, in their order. One evaluation at a time."""
+        evaluating = self._evaluating = _Evaluating(trajectories, versions)
+        if trajectories:
+            await self._send(self._dealing.deal(range(len(trajectories))))
+            await evaluating.done.wait()
+        return [evaluating.ends[number] for number in range(len(trajectories))]
+
+    async def _evaluate_at(self, writer: str, numbers: list[int]) -> None:
+        evaluating = self._evaluating
+        assert evaluating is not None
+        ref, _ = self._lives[writer]
+        call = ref.within(WORK_TIMEOUT_S).evaluate(
+            writer, [evaluating.trajectories[number] for number in numbers], evaluating.versions
+        )
+        try:
+            ends = await call
+        except (ActorDead, CallTimeout, WorkerReplaced) as error:
+            await self._lost(writer, text_of(error))
+            return
+        for number, end in zip(numbers, ends, strict=True):
+            if self._dealing.close(writer, number):
+                evaluating.ends[number] = end
+        if len(evaluating.ends) == len(evaluating.trajectories):
+            evaluating.done.set()
+
+    # ------------------------------------------------------------------ sending
+
+    async def _send(self, dealt: Mapping[str, Sequence[GroupKey | int]]) -> None:
+        for writer, items in dealt.items():
+            numbers = [item for item in items if isinstance(item, int)]
+            if numbers:
+                self._background(self._evaluate_at(writer, numbers), "evaluation")
+            groups = [self._groups[item] for item in items if not isinstance(item, int)]
+            for step in dict.fromkeys(group.step for group in groups):
+                await self._begin_at(writer, [group for group in groups if group.step == step])
+
+    async def _begin_at(self, writer: str, groups: Sequence[GroupWork]) -> None:
+        """Begins groups of one step."""
+        ref, _ = self._lives[writer]
+        first = groups[0]
+        queries = [(group.position, group.query) for group in groups]
+        try:
+            await ref.api.start_step(writer, first.step, queries, first.trajectories, first.versions)
+        except (ActorDead, CallTimeout, WorkerReplaced) as error:
+            await self._lost(writer, text_of(error))

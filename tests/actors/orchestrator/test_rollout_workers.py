@@ -1,0 +1,257 @@
+"""Rollout workers that die, freeze and continue in the middle of whole runs, in virtual time: each sample is trained
+once, and what was begun again is counted."""
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, RolloutApi, WorkerLife
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.rollout.rollout_setup import RolloutSetup
+from flexmarl.actors.run_events import Evaluated, WorkerLost
+from flexmarl.core.actor import endpoint
+from flexmarl.core.errors import SystemClosed, is_loss
+from flexmarl.core.protocol.session import Settings
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import MemoryNetwork
+
+from .house import House, Instance, Supervisor
+
+SETTINGS = Settings(heartbeat_s=0.5, missed_heartbeats=3, connect_timeout_s=1.0)
+
+
+class Life(Rollout):
+    """A worker's life with a process id of its own."""
+
+    def __init__(self, setup: RolloutSetup, pid: int) -> None:
+        super().__init__(setup)
+        self.pid = pid
+
+    @endpoint
+    async def enlist(self) -> AsyncGenerator[WorkerLife]:
+        yield WorkerLife(self.writer, self.pid)
+        await asyncio.Event().wait()
+
+
+class SlowInstance(Instance):
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        await asyncio.sleep(0.05 + request.seed % 100 / 100)
+        return await super().generate(request)
+
+
+class KillingSupervisor(Supervisor):
+    def __init__(self, processes: "Processes") -> None:
+        super().__init__()
+        self._processes = processes
+
+    @endpoint
+    async def lost(self, name: str, pid: int, reason: str) -> None:
+        self.lost_actors.append((name, pid))
+        if self._processes.is_killing and self._processes.running.get(name) == pid:
+            self._processes.kill(name)
+
+
+class Processes(House):
+    """Every worker has a system of its own, which is started again when it has ended."""
+
+    def __init__(self, network: MemoryNetwork, system: ActorSystem, folder: Path, **options: Any) -> None:
+        super().__init__(system, folder, **options)
+        self.network = network
+        self.running: dict[str, int] = {}
+        self.is_killing = True
+        self.supervisor = KillingSupervisor(self)
+        self.pids = itertools.count(1)
+        self.nodes: list[asyncio.Task[None]] = []
+        self.instances = {policy: [SlowInstance(), SlowInstance()] for policy in self.agents_of}
+        self.patience_s = 3600.0
+
+    async def start_worker(self, system: ActorSystem, name: str) -> ActorRef[Any]:
+        self.nodes.append(asyncio.create_task(self._node(name), name=f"node {name}"))
+        return system.ref(name, f"memory://{name}", RolloutApi)
+
+    async def _node(self, name: str) -> None:
+        while True:
+            pid = next(self.pids)
+            async with ActorSystem(name, wire=self.network.wire(name), settings=SETTINGS) as system:
+                await system.add(Life(self.setup, pid), name)
+                self.running[name] = pid
+                error = await system.failure
+                assert isinstance(error, SystemClosed) or is_loss(error), error
+                if self.running.get(name) == pid:
+                    del self.running[name]
+            await asyncio.sleep(0.3)
+
+    def kill(self, name: str) -> None:
+        del self.running[name]
+        self.network.crash(name)
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            node.cancel()
+        await asyncio.wait(self.nodes)
+
+    def losses(self) -> list[WorkerLost]:
+        return [event for event in self.console.events if isinstance(event, WorkerLost)]
+
+    def check(self, max_staleness: int = 0) -> None:
+        ids = Counter(row.sample_id for rows in self.trainer.trained.values() for row in rows)
+        assert len(self.trainer.trained["solver"]) == 6 * 3 * 2
+        assert len(self.trainer.trained["judge"]) == 6 * 3 * 2 * 2
+        assert set(ids.values()) == {1}, "each sample is trained once"
+        positions = sorted(int(group.partition(":q")[2]) for group in self.groups("solver"))
+        assert positions == [*range(18)], "no query is left out"
+        assert max(self.trainer.staleness) <= max_staleness
+        restarted = sum(step.restarted_groups for step in self.console.steps)
+        assert restarted == sum(event.groups for event in self.losses())
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    body: Callable[[Processes], Any],
+    **options: Any,
+) -> Processes:
+    """A run of six steps while ``body`` strikes."""
+
+    async def in_this_thread(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    found: list[Processes] = []
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with ActorSystem("tests", wire=network.wire("tests"), settings=SETTINGS) as system:
+            house = Processes(network, system, folder, **options)
+            house.evaluate_every = 2
+            striking = asyncio.create_task(body(house))
+            try:
+                assert (await house.run({"eval_s": 2.0})).last_step == 6
+            finally:
+                striking.cancel()
+                await asyncio.wait([striking])
+                await house.close()
+            found.append(house)
+
+    monkeypatch.setattr(asyncio, "to_thread", in_this_thread)
+    virtual_time.run(main())
+    return found[0]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, max_staleness: int) -> None:
+    rng = random.Random(f"{workers} {max_staleness}")
+
+    async def strike(house: Processes) -> None:
+        while True:
+            await asyncio.sleep(rng.uniform(0.0, 4.0))
+            if house.running:
+                house.kill(rng.choice(sorted(house.running)))
+
+    house = run(monkeypatch, tmp_path, strike, workers=workers, max_staleness=max_staleness)
+    house.check(max_staleness)
+    assert len(house.losses()) > 5 and any(event.groups for event in house.losses())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_freezes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) -> None:
+    """A frozen worker's tasks run on, and its messages leave when it continues: it may have been given up by then."""
+    rng = random.Random(workers)
+
+    async def strike(house: Processes) -> None:
+        while True:
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+            if house.running:
+                name = rng.choice(sorted(house.running))
+                pid = house.running[name]
+                house.network.pause(name)
+                await asyncio.sleep(rng.uniform(0.0, 4.0))
+                if house.running.get(name) == pid:
+                    house.network.resume(name)
+
+    house = run(monkeypatch, tmp_path, strike, workers=workers)
+    house.check()
+    assert len(house.losses()) > 2
+
+
+def test_a_zombie_that_the_supervisor_does_not_reach_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is given up and continues, with messages that it sent while it was frozen."""
+    frozen: list[int] = []
+
+    async def strike(house: Processes) -> None:
+        house.is_killing = False
+        while "rollout-0" not in house.running or not house.trainer.trained["solver"]:
+            await asyncio.sleep(0.05)
+        frozen.append(house.running["rollout-0"])
+        house.network.pause("rollout-0")
+        while not house.losses():
+            await asyncio.sleep(0.05)
+        house.network.resume("rollout-0")
+
+    house = run(monkeypatch, tmp_path, strike, workers=2)
+    house.check()
+    assert len(house.losses()) == 1 and house.losses()[0].worker == "rollout-0"
+    assert house.losses()[0].groups and "silent" in house.losses()[0].reason
+    assert house.supervisor.lost_actors == [("rollout-0", frozen[0])]
+
+
+def test_a_group_that_was_put_before_its_worker_died_counts_and_is_not_begun_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put: list[str] = []
+
+    async def strike(house: Processes) -> None:
+        house.store.lose_answers_of = "rollout-0"
+        while not any(house.store.writers._reports):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5.0)  # in which every group is put, and none is reported
+        put.extend(report.query for of in house.store.writers._reports.values() for report in of)
+        house.store.lose_answers_of = ""
+        house.kill("rollout-0")
+
+    house = run(monkeypatch, tmp_path, strike)
+    house.check()
+    assert sorted(put) == ["q0", "q1", "q2"]
+    assert [event.groups for event in house.losses()] == [0]
+
+
+def test_a_worker_that_is_lost_in_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def strike(house: Processes) -> None:
+        while len(house.running) < 2:
+            await asyncio.sleep(0.01)
+        while not any(text.startswith("evaluating") for text in house.console.phases):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)
+        house.kill("rollout-1")
+
+    house = run(monkeypatch, tmp_path, strike, workers=2)
+    house.check()
+    assert [(event.groups, event.trajectories) for event in house.losses()] == [(0, 2)]
+    evaluations = [event for event in house.console.events if isinstance(event, Evaluated)]
+    assert [event.metrics["number"] for event in evaluations] == [1.5] * len(evaluations)
+
+
+def test_late_reports_of_a_lost_life_are_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    late: list[bool] = []
+
+    async def strike(house: Processes) -> None:
+        while not house.console.steps:
+            await asyncio.sleep(0.01)
+        orchestrator = house.orchestrator
+        group = GroupClosed(house.console.steps[-1].step, "q0", {}, {}, 0.0, {}, [])
+        await orchestrator.group_closed("rollout-0-of-old", group)
+        late.append(True)
+
+    run(monkeypatch, tmp_path, strike).check()
+    assert late
