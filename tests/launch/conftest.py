@@ -26,6 +26,13 @@ SIMULATED = (
     *ONE_AGENT,
     "agent_defaults.model={tokenizer: bytes, config: {model_type: simulated, engine: {median_tokens: 2}}}",
 )
+# One query a step and one sequence at a time: then not even the rounding of a sum depends on the order of arrival.
+REPRODUCIBLE = (
+    "training.queries_per_step=1",
+    "training.micro_batch=4",
+    "agent_defaults.engine.max_batch=1",
+    "agent_defaults.sft={batches: 2, batch_size: 4}",
+)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
@@ -175,6 +182,18 @@ class Launcher:
     def close(self) -> None:
         for launched in self._launched:
             launched.close()
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """A run of six steps that nothing disturbs. Tests read its folder."""
+    launcher = Launcher(tmp_path_factory.mktemp("whole"))
+    run = launcher.train("whole", *REPRODUCIBLE, f"data.trace={launcher.runs / 'whole.trace'}")
+    run.wait_for_output("before training")
+    run.actors()
+    assert run.wait() == 0, run.text
+    yield run
+    launcher.close()
 
 
 @pytest.fixture(scope="module")

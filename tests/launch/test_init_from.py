@@ -22,7 +22,7 @@ from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.run_directory import RunDirectory
 
 from ..patience import PATIENCE_S
-from .conftest import SOURCES, TINY, Launcher
+from .conftest import REPRODUCIBLE, SOURCES, TINY, Launched, Launcher
 from .stored_runs.runs import make_run, save_checkpoint
 
 torch.set_num_threads(1)
@@ -126,26 +126,25 @@ def test_a_policy_starts_from_the_weights_alone(first: RunDirectory) -> None:
     assert all(torch.equal(reference[name], tensor) for name, tensor in saved.items())
 
 
-def test_a_run_starts_from_another_and_an_export_of_it_generates(launcher: Launcher) -> None:
+def test_a_run_starts_from_another_and_an_export_of_it_generates(launcher: Launcher, whole: Launched) -> None:
     """Whole runs: the evaluation before training equals the last one of the other run."""
-    source = launcher.train("source", "training.steps=2", "checkpoint.every=1", "checkpoint.keep=9")
-    assert source.wait() == 0, source.text
-    run = launcher.train("second", f"init_from={source.directory}", "training.steps=1")
+    no_sft = "agent_defaults.sft.batches=0"
+    run = launcher.train("second", f"init_from={whole.directory}", *REPRODUCIBLE, no_sft, "training.steps=1")
     assert run.wait() == 0, run.text
     evaluations = {
         launched: [event for event in launched.events if event["event"] == "evaluated"]
-        for launched in (source, run)
+        for launched in (whole, run)
     }
     figures = [
         {key: value for key, value in event.items() if key not in ("time", "step", "eval_s")}
-        for event in (evaluations[source][-1], evaluations[run][0])
+        for event in (evaluations[whole][-1], evaluations[run][0])
     ]
     assert figures[0] == figures[1]
     target = launcher.runs / "exported"
     code = """
 import json, sys
 from flexmarl.launch.cli import main
-assert main(["export", sys.argv[1], "solver", sys.argv[2], "--step", "1"]) == 0
+assert main(["export", sys.argv[1], "solver", sys.argv[2], "--step", "4"]) == 0
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model, info = AutoModelForCausalLM.from_pretrained(sys.argv[2], output_loading_info=True)
 tokens = AutoTokenizer.from_pretrained(sys.argv[2])("1+1", return_tensors="pt")
@@ -153,7 +152,7 @@ assert model(**tokens).logits.isfinite().all()
 print(json.dumps([list(info["missing_keys"]), list(info["unexpected_keys"])]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(source.directory), str(target)],
+        [sys.executable, "-c", code, str(whole.directory), str(target)],
         env={**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -163,6 +162,6 @@ print(json.dumps([list(info["missing_keys"]), list(info["unexpected_keys"])]))
     assert json.loads(done.stdout.splitlines()[-1]) == [[], []]
     exported, saved = (
         load_file(folder / "model.safetensors")
-        for folder in (target, source.directory / "checkpoints" / "step_000001" / "solver")
+        for folder in (target, whole.directory / "checkpoints" / "step_000004" / "solver")
     )
     assert all(torch.equal(exported[name], saved[name]) for name in saved)

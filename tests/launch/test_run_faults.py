@@ -12,6 +12,7 @@ class TestFaults:
     def test_single_trajectories_are_dropped_and_counted(self, launcher: Launcher) -> None:
         run = launcher.train(
             "faults",
+            *ONE_AGENT,
             "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
             "data.faults=[raise, nan, long prompt, hang]",
             "rollout.trajectory_timeout_s=1",
