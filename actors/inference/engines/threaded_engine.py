@@ -78,6 +78,8 @@ class ThreadedEngine(Engine):
         def task() -> None:
             try:
                 self._post(_resolve, future, function(self._engine))
+            except EngineFailed:
+                raise  # ends this thread, and every call
             except Exception as error:  # noqa: BLE001  # raised by run()
                 self._post(_fail, future, error)
 
@@ -123,9 +125,12 @@ class ThreadedEngine(Engine):
 
     def _work(self) -> None:
         try:
-            while self._take_messages():
-                if results := self._step():
-                    self._post(self._deliver, results)
+            try:
+                while self._take_messages():
+                    if results := self._step():
+                        self._post(self._deliver, results)
+            finally:
+                self._engine.close()
         except BaseException as error:  # noqa: BLE001  # a broken engine ends its instance, through `wait_closed`
             self._post(self._break, error)
 
@@ -183,7 +188,8 @@ class ThreadedEngine(Engine):
 
     def _break(self, error: BaseException) -> None:
         """The thread has ended with ``error``."""
-        self._problem = self._problem or f"{type(error).__name__}: {text_of(error)}"
+        named = error.problem if isinstance(error, EngineFailed) else f"{type(error).__name__}: {text_of(error)}"
+        self._problem = self._problem or named
         self._release()
         failed = EngineFailed(self._problem)
         failed.__cause__ = error
