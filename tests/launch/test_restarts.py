@@ -75,7 +75,7 @@ def continued(run: Launched) -> str:
     return str(ended[0]["error"])
 
 
-@pytest.mark.parametrize("actor", ["solver-0", "trainer"])
+@pytest.mark.parametrize("actor", ["router", "trainer"])
 def test_one_that_is_stopped_for_longer_than_the_heartbeats(held: Launched, hold: Path, actor: str) -> None:
     """Another actor fails because of it, or only the launcher notices."""
     frozen = held.actors()[actor]

@@ -53,7 +53,7 @@ class TestDeath:
         run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, model)
         for step in (1, 2, 3):
             run.wait_for_output(f"checkpoints/step_00000{step}")
-            run.actors()["trainer"].kill()
+            run.actors()["solver-0"].kill()
         assert run.wait() == 0, run.text
         assert run.text.count("solver-0 may be lost") == 3
         assert run.text.count("solver-0 serves solver: it was started again") >= 2

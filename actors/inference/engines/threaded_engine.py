@@ -188,7 +188,9 @@ class ThreadedEngine(Engine):
 
     def _break(self, error: BaseException) -> None:
         """The thread has ended with ``error``."""
-        named = error.problem if isinstance(error, EngineFailed) else f"{type(error).__name__}: {text_of(error)}"
+        named = (
+            error.problem if isinstance(error, EngineFailed) else f"{type(error).__name__}: {text_of(error)}"
+        )
         self._problem = self._problem or named
         self._release()
         failed = EngineFailed(self._problem)
