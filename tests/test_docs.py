@@ -35,11 +35,12 @@ from flexmarl.launch.commands import cli
 from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.run_config import RunConfig
 
+from .patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "launch" / "docs"
 PAGES = {path.name: path for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]}
 README_LINES = 200
-COMMAND_TIMEOUT_S = 240.0
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
@@ -139,7 +140,7 @@ def _run_console(block: Block, folder: Path, environment: dict[str, str]) -> Non
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=COMMAND_TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     printed = re.split(r"\n>>> \d+\n", done.stdout)[1:]

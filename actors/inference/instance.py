@@ -130,6 +130,7 @@ class Instance(Actor, InstanceApi):
                 self._built_for = policy
                 return self._engine
             await self._close_engine()
+            gc.collect()  # models have reference cycles, and the next engine needs the memory
         return await self._build(policy)
 
     async def _factory(self, policy: PolicyName) -> EngineFactory:
@@ -149,7 +150,6 @@ class Instance(Actor, InstanceApi):
         if self._engine is not None:
             await self._engine.close()
             self._engine = None
-            gc.collect()  # models have reference cycles, and the next engine needs the memory
 
     async def _watch(self, engine: Engine) -> None:
         """Ends this instance if the engine is broken, after the turns under way have been answered."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from flexmarl.launch import env
 
 from ..patience import PATIENCE_S
 
@@ -54,7 +57,14 @@ class Launched:
         """``terminal``: a terminal's descriptor, to run on instead of with its output in a file."""
         self.directory = directory
         self.output = directory.parent / f"{directory.name}-{time.monotonic_ns()}.out"
-        environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+        # Its own: whatever has this folder in its environment, or is in this folder, belongs to the run.
+        self._runtime_base = Path(tempfile.mkdtemp(prefix="r", dir=env.runtime_base()))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(SOURCES),
+            "OMP_NUM_THREADS": "1",
+            "FLEXMARL_RUNTIME_BASE": str(self._runtime_base),
+        }
         command = [
             sys.executable,
             "-c",
@@ -71,8 +81,6 @@ class Launched:
                 env=environment,
                 start_new_session=terminal is None,
             )
-        self._seen: set[psutil.Process] = set()
-        self.private: Path | None = None
 
     # ------------------------------------------------------------------ looking
 
@@ -92,17 +100,18 @@ class Launched:
         """The actors' processes by name: each writes to the log of its name."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            self._seen.add(child)
             with contextlib.suppress(FileNotFoundError):  # it has just ended
                 found[Path(f"/proc/{child.pid}/fd/2").readlink().stem] = child
-        if self.private is None:
-            sockets = [
-                Path(str(c.laddr))
-                for c in psutil.Process(self.process.pid).net_connections("unix")
-                if c.laddr
-            ]
-            own = (path.parent for path in sockets if path.name == "launcher.sock")
-            self.private = next(own, None)  # it may not listen yet
+        return found
+
+    def _processes(self) -> list[psutil.Process]:
+        """All that run and belong to the run, also without their launcher."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+                own = process.environ().get("FLEXMARL_RUNTIME_BASE") == str(self._runtime_base)
+                if own and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
         return found
 
     def wait_for_output(self, text: str) -> None:
@@ -113,14 +122,16 @@ class Launched:
         wait_until(there, f"{text!r} in\n{self.text}")
 
     def wait_for_step(self, step: int) -> None:
-        """Returns when step ``step`` is complete; the actors are known from then on."""
+        """Returns when step ``step`` is complete."""
 
         def there() -> bool:
-            assert self.process.poll() is None, f"ended before step {step}:\n{self.text}"
-            return len(self.metrics) >= step
+            ended = self.process.poll() is not None  # asked first: its last step may come meanwhile
+            if len(self.metrics) >= step:
+                return True
+            assert not ended, f"ended before step {step}:\n{self.text}"
+            return False
 
         wait_until(there, f"step {step}")
-        self.actors()
 
     # ------------------------------------------------------------------ ending
 
@@ -132,11 +143,8 @@ class Launched:
 
     def assert_nothing_is_left(self) -> None:
         """No process, no socket, no shared memory."""
-        wait_until(
-            lambda: not any(p.is_running() and p.status() != "zombie" for p in self._seen), "actors gone", 10
-        )
-        assert self.private is not None, "look at the actors while they run"
-        assert not self.private.exists()
+        wait_until(lambda: not self._processes(), "actors gone")
+        assert not list(self._runtime_base.iterdir())
 
     def assert_logs_are_clean(self) -> None:
         for log in (self.directory / "logs").iterdir():
@@ -155,9 +163,11 @@ class Launched:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for process in self._seen:
-            if process.is_running():
-                process.send_signal(signal.SIGCONT)
+        for process in self._processes():
+            process.send_signal(signal.SIGCONT)
+        wait_until(lambda: not self._processes(), "actors gone")
+        with contextlib.suppress(OSError):  # what is left in it fails the session
+            self._runtime_base.rmdir()
 
 
 class Launcher:
@@ -189,8 +199,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """A run of six steps that nothing disturbs. Tests read its folder."""
     launcher = Launcher(tmp_path_factory.mktemp("whole"))
     run = launcher.train("whole", *REPRODUCIBLE, f"data.trace={launcher.runs / 'whole.trace'}")
-    run.wait_for_output("before training")
-    run.actors()
     assert run.wait() == 0, run.text
     yield run
     launcher.close()

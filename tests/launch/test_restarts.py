@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import SIMULATED, Launched, Launcher, wait_until
 
 # A call notices a silent actor within 4 s: more than a busy machine keeps a process waiting.
@@ -49,7 +50,6 @@ def held(launcher: Launcher, tmp_path: Path, hold: Path, trace: Path) -> Iterato
     data = (f"data.hold={hold}", f"data.trace={trace}")
     run = launcher.train(f"held-{tmp_path.name}", *SMALL, *SHORT_HEARTBEATS, *data, "--restarts", "1")
     run.wait_for_output("checkpoints/step_000001")
-    run.actors()
     yield run
     run.close()
 
@@ -249,7 +249,7 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert found.stdout == "SIGTERM\n"

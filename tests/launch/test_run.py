@@ -267,13 +267,17 @@ def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
 # --------------------------------------------------------------------------- other shapes of runs
 
 
-def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher) -> None:
+def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.write_text("0")
     run = launcher.train(
         "uneven", "mode=sync", "agents={solver: {instances: 2}, checker: {}, idle: {}}", "data.shape=uneven",
         "training.queries_per_step=1", "training.micro_batch=4", "training.steps=4",
+        f"data.hold={hold}",
     )  # fmt: skip
     run.wait_for_output("before training")
     assert {"solver-0", "solver-1", "checker-0", "idle-0"} <= run.actors().keys()
+    hold.unlink()
     assert run.wait() == 0, run.text
     assert [line["versions"] for line in run.metrics] == [
         {"solver": 1, "checker": 0, "idle": 0},

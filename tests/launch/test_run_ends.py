@@ -122,7 +122,6 @@ class TestSignals:
         sft = ("agent_defaults.sft={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
         run = launcher.train("warm", *ONE_AGENT, SIMULATED_MODEL, *sft)
         run.wait_for_output("supervised fine-tuning of solver")
-        run.actors()
         run.signal(signal.SIGINT)
         assert run.wait() == 130
         assert "Stopped after step 0, before the first checkpoint" in run.text
