@@ -10,6 +10,12 @@ from typing import TypedDict
 # falls five- to tenfold.
 _THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONUNBUFFERED": "1"}
+_VLLM_IN_ONE_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -26,6 +32,13 @@ def preflight_environment() -> dict[str, str]:
 def use_cached_models_only() -> None:
     """From now on no process of this run asks the Hugging Face hub."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def use_vllm_in_one_process() -> None:
+    """From now on vLLM, in this process and in those that it starts, begins no processes of its own and compiles
+    nothing."""
+    for name, value in _VLLM_IN_ONE_PROCESS.items():
+        os.environ.setdefault(name, value)
 
 
 def runtime_base() -> Path:

@@ -1,4 +1,4 @@
-"""The commands ``flexmarl bench calls``, ``flexmarl bench store`` and ``flexmarl bench pipeline``."""
+"""The commands ``flexmarl bench calls``, ``bench store``, ``bench pipeline`` and ``bench rollout``."""
 
 import json
 import logging
@@ -165,6 +165,31 @@ def store(as_json: bool, rounds: int | None, quick: bool) -> int:
     with result_tables.progress(Console(stderr=True), parts(options)) as report:
         result = uvloop.run(measure(options, report))
     return _show(result, as_json, result_tables.store_tables)
+
+
+@bench.command()
+@click.option("--vllm/--no-vllm", default=True, show_default=True, help="Measure vLLM too, if installed.")
+@_common_options(rounds=5, quick_time="half a minute")
+def rollout(as_json: bool, vllm: bool, rounds: int | None, quick: bool) -> int:
+    """Measure the embedded engine: 64 requests of uneven length that arrive at random, beside model.generate and vLLM
+    with the same tiny model; the pause by new weights of 100 MB beside a copy of as many bytes.
+
+    \b
+    Examples:
+      flexmarl bench rollout
+      flexmarl bench rollout --json > rollout.json
+      flexmarl bench rollout --quick --no-vllm
+
+    Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
+    """
+    from . import result_tables
+    from .rollout import Options, measure, parts
+
+    options = Options(rounds=rounds or (1 if quick else 5), vllm=vllm)
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = uvloop.run(measure(options, report))
+    return _show(result, as_json, result_tables.rollout_tables)
 
 
 def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:

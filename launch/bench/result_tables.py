@@ -67,6 +67,14 @@ def store_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table("experience store", result["goals"]))
 
 
+def rollout_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table(", ".join(result["contenders"].values()), result["goals"], "beside"))
+    gap, whole, step = (compact(result[key]) for key in ("gap_ms", "gap_in_one_piece_ms", "step_ms"))
+    words = f"at most {gap} ms between two tokens of running turns, {whole} without chunks; {step} as a rule"
+    console.print(Text(f"while the longest prompt arrives: {words}"))
+    _warn_if_busy(console, result)
+
+
 def _goals_table(title: str, goals: list[dict[str, Any]], beside: str = "bare") -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
