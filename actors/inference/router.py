@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final
 
-from ..messages import TurnAsked
+from ..messages import TurnAsked, TurnRouted
 from ..names import PolicyName, Version
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .rolling_mean import RollingMean
@@ -71,7 +71,7 @@ class _Policy:
         """True if the serving instances have their share of the turns and others are still loading."""
         if not self.installing:
             return False
-        turns = len(self.waiting) + self.turns_at_serving
+        turns = self.waiting.count + self.turns_at_serving
         share = math.ceil(turns / (self.serving + len(self.installing)))
         return self.turns_at_serving >= share * self.serving
 
@@ -241,7 +241,9 @@ class Router:
         if instance.moves_to is None:
             self._leave(instance, now, "it has left")
             return
-        del self._policies[instance.policy].instances[instance.number]
+        left = self._policies[instance.policy]
+        del left.instances[instance.number]
+        left.room.drop(instance)
         instance.news = f"it has moved from {instance.policy}"
         instance.policy, instance.moves_to = instance.moves_to, None
         self._policies[instance.policy].instances[instance.number] = instance
@@ -361,34 +363,39 @@ class Router:
 
     def _match(self, books: _Policy, now: float) -> None:
         """Routes waiting turns as long as there are instances for them."""
-        while len(books.waiting) and books.serving and not books.holds_back():
-            least = books.room.least(books.instances.values())
-            assert books.published is not None
-            turn = books.waiting.first(books.published)
+        waiting, room, published = books.waiting, books.room, books.published
+        if published is None:
+            return
+        while waiting.count and not (books.installing and books.holds_back()):
+            least = room.least(books.instances)
+            turn = None if least is None else waiting.pop_first(published)
             if least is None or turn is None:
                 return
-            books.waiting.pop(turn)
-            self._route(books, turn, self._preferred(books, turn, least), now)
+            if len(books.instances) > 1:
+                least = self._preferred(books, turn, least)
+            self._route(books, turn, least, now)
 
     def _preferred(self, books: _Policy, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
         """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
-        known = books.instances.get(books.prefixes.get(turn.prefix, 0))
-        if known is not None and known.has_room and known.tokens - least.tokens < turn.prompt_tokens:
-            return known
-        return least
+        prefixes = books.prefixes
+        known = books.instances.get(prefixes.get(turn.prefix, 0), least)
+        if known is least or not known.has_room or known.tokens - least.tokens >= turn.prompt_tokens:
+            known = least
+        prefixes[turn.prefix] = known.number
+        prefixes.move_to_end(turn.prefix)
+        if len(prefixes) > _REMEMBERED_PREFIXES:
+            prefixes.popitem(last=False)
+        return known
 
     def _route(self, books: _Policy, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
         turn.instance, turn.routed_s = instance, now
-        turn.tokens = turn.prompt_tokens + max(1.0, books.generated.value)
+        turn.tokens = tokens = turn.prompt_tokens + max(1.0, books.generated.value)
         instance.turns[turn.key] = turn
-        instance.tokens += turn.tokens
+        instance.tokens += tokens
         books.turns_at_serving += 1
         books.room.changed(instance)
-        books.prefixes[turn.prefix] = instance.number
-        books.prefixes.move_to_end(turn.prefix)
-        if len(books.prefixes) > _REMEMBERED_PREFIXES:
-            books.prefixes.popitem(last=False)
+        session, number = turn.key
         ready_s = max(turn.asked_s, books.served_since_s)
         assert instance.version is not None
-        route = Route(turn.key, instance.number, instance.version, ready_s - turn.asked_s, now - ready_s)
-        self._decided.append(route)
+        routed = TurnRouted(number, instance.number, instance.version, ready_s - turn.asked_s, now - ready_s)
+        self._decided.append(Route(session, routed))

@@ -176,8 +176,8 @@ class RouterActor(Actor, RouterApi):
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case Route():
-                self._send_route(decision)
+            case Route(session, routed):
+                self._send_route(session, routed)
             case Refuse((number, turn), served):
                 if (session := self._sessions.get(number)) is not None:
                     session.routes.refused.append(TurnRefused(turn, served))
@@ -195,15 +195,12 @@ class RouterActor(Actor, RouterApi):
             case Deserted(policy, seconds, reason):
                 self.background(_fail(NoInstance(policy, seconds, reason)), "end")
 
-    def _send_route(self, route: Route) -> None:
-        number, turn = route.turn
-        session = self._sessions[number]
-        if route.instance not in session.known:
-            session.known.add(route.instance)
-            session.routes.instances[route.instance] = self._instances[route.instance]
-        session.routes.routed.append(
-            TurnRouted(turn, route.instance, route.version, route.version_s, route.queue_s)
-        )
+    def _send_route(self, number: int, routed: TurnRouted) -> None:
+        session, instance = self._sessions[number], routed.instance
+        if instance not in session.known:
+            session.known.add(instance)
+            session.routes.instances[instance] = self._instances[instance]
+        session.routes.routed.append(routed)
         session.filled.set()
 
     def _report(self, changed: Changed) -> None:

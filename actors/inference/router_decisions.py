@@ -1,22 +1,19 @@
 """The decisions of the router."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from ..messages import TurnRouted
 from ..names import PolicyName, Version
 from .instance_states import InstanceState
 from .waiting_turns import TurnKey
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Send the turn to the instance. ``version_s`` and ``queue_s``: see ``TurnRouted``."""
+class Route(NamedTuple):
+    """Send a turn of the session to an instance."""
 
-    turn: TurnKey
-    instance: int
-    version: Version
-    version_s: float
-    queue_s: float
+    session: int
+    routed: TurnRouted
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The turns of one policy that wait for an instance, and its instances with room for one. Pure, O(log n) per event."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -85,45 +85,42 @@ class _Queue:
 
 
 class WaitingTurns:
-    """Waiting turns in the order of ``latest_s``, and of age if that is equal."""
+    """Waiting turns in the order of ``latest_s``, and of age if that is equal. ``count``: all of them."""
 
     def __init__(self) -> None:
         self._queues: dict[Versions, _Queue] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
 
     def add(self, turn: RoutedTurn) -> None:
         queue = self._queues.get(turn.versions)
         if queue is None:
             queue = self._queues[turn.versions] = _Queue()
         heappush(queue.heap, (turn.latest_s, turn.key, turn))
-        self._count += 1
+        self.count += 1
 
     def end(self, turn: RoutedTurn) -> None:
         """Removes a turn that waits."""
         turn.ended = True
         self._queues[turn.versions].drop_ended()
-        self._count -= 1
+        self.count -= 1
 
-    def pop(self, turn: RoutedTurn) -> None:
-        """Removes the one that ``first`` has returned."""
-        heappop(self._queues[turn.versions].heap)
-        self._count -= 1
-
-    def first(self, version: Version) -> RoutedTurn | None:
-        """The first turn that ``version`` may generate, if no turn is too old for it."""
-        best: RoutedTurn | None = None
-        for versions in list(self._queues):
+    def pop_first(self, version: Version) -> RoutedTurn | None:
+        """Removes and returns the first turn that ``version`` may generate, if no turn is too old for it."""
+        best: _Queue | None = None
+        empty = []
+        for versions, queue in self._queues.items():
             if versions[0] > version:
                 continue
-            turn = self._queues[versions].first()
-            if turn is None:
-                del self._queues[versions]
-            elif best is None or (turn.latest_s, turn.key) < (best.latest_s, best.key):
-                best = turn
-        return best
+            if queue.first() is None:
+                empty.append(versions)
+            elif best is None or queue.heap[0][:2] < best.heap[0][:2]:
+                best = queue
+        for versions in empty:
+            del self._queues[versions]
+        if best is None:
+            return None
+        self.count -= 1
+        return heappop(best.heap)[2]
 
     def take_older_than(self, version: Version) -> list[RoutedTurn]:
         """Removes and returns the turns that ``version`` and later ones may not generate."""
@@ -133,7 +130,7 @@ class WaitingTurns:
             if newest is not None and newest < version:
                 queue = self._queues.pop(versions)
                 taken += [entry[2] for entry in sorted(queue.heap, key=lambda e: e[:2]) if not entry[2].ended]
-        self._count -= len(taken)
+        self.count -= len(taken)
         return taken
 
 
@@ -145,14 +142,14 @@ class InstancesWithRoom:
 
     def changed(self, instance: RoutedInstance) -> None:
         """To be called when it begins to serve, or its turns have changed."""
-        if instance.has_room:
+        if len(instance.turns) < instance.capacity:
             heappush(self._heap, (instance.tokens, instance.number, instance))
 
-    def least(self, instances: Collection[RoutedInstance]) -> RoutedInstance | None:
-        """The instance with the fewest expected tokens. ``instances``: all of the policy."""
+    def least(self, instances: Mapping[int, RoutedInstance]) -> RoutedInstance | None:
+        """The instance with the fewest expected tokens. ``instances``: all of the policy, by number."""
         heap = self._heap
         if len(heap) > 8 * len(instances) + _SLACK:
-            heap[:] = [(one.tokens, one.number, one) for one in instances if one.has_room]
+            heap[:] = [(one.tokens, one.number, one) for one in instances.values() if one.has_room]
             heapify(heap)
         while heap:
             tokens, _, instance = heap[0]
@@ -160,6 +157,11 @@ class InstancesWithRoom:
                 return instance
             heappop(heap)  # it has changed since: if it has room, another entry says so
         return None
+
+    def drop(self, instance: RoutedInstance) -> None:
+        """To be called when it moves to another policy."""
+        self._heap = [entry for entry in self._heap if entry[2] is not instance]
+        heapify(self._heap)
 
     def clear(self) -> None:
         """To be called when no instance serves any more."""

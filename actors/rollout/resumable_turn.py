@@ -27,6 +27,7 @@ class ResumableTurn:
         """Instances that were lost."""
         self.text = ""
         self.prompt_tokens: tuple[int, ...] = ()
+        self.tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
         self.policy_version = request.versions.oldest
         """The version of the first token."""
@@ -42,10 +43,6 @@ class ResumableTurn:
             tokens += len(part) if isinstance(part, tuple) else 1 + len(part) // _CHARACTERS_OF_A_TOKEN
         return tokens
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.request.completion
-
     def take(self, generation: Generation) -> None:
         """Adds an instance's answer to ``request``."""
         version = generation.policy_version
@@ -60,12 +57,9 @@ class ResumableTurn:
         self.logprobs += generation.logprobs
         self.ended = generation.finish_reason != "interrupted"
         self.truncated = generation.finish_reason == "length"
-        self.request = replace(
-            self.request,
-            prompt=(generation.prompt_tokens,),
-            completion=self.tokens + generation.tokens,
-        )
+        self.tokens += generation.tokens
         if not self.ended:
+            self.request = replace(self.request, prompt=(generation.prompt_tokens,), completion=self.tokens)
             self.ask_for(version)
 
     def ask_for(self, oldest: Version) -> None:

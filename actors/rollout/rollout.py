@@ -323,10 +323,13 @@ class Rollout(Actor, RolloutApi):
     ) -> Generation:
         trajectory.turn_begins()
         try:
-            return await route.instance.within(max(0.0, limit_s)).generate(request)
+            generation: Generation = await route.instance.ask(
+                "generate", request, timeout_s=max(0.0, limit_s)
+            )
         except CallTimeout as error:
             trajectory.turn_overran(agent, error)
             raise
+        return generation
 
     def _segments(self, prompt: Prompt, agent: AgentName) -> tuple[str | tuple[int, ...], ...]:
         parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)

@@ -178,8 +178,10 @@ class Trajectory:
 
     def prefix(self, prompt: tuple[str | tuple[int, ...], ...]) -> str:
         """Names the beginning of a prompt: that of its conversation if it has turns, else that of its group."""
-        has_turns = any(isinstance(part, tuple) for part in prompt)
-        return self.name if has_turns else self._group
+        for part in prompt:
+            if isinstance(part, tuple):
+                return self.name
+        return self._group
 
     def turn_overran(self, agent: AgentName, error: BaseException) -> None:
         """Notes that a turn passed its deadline; the workflow gets ``error``."""

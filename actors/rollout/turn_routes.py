@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...core.errors import ActorDead
 from ...core.ref import ActorRef
@@ -16,8 +15,7 @@ _LINGER_S: Final = 0.002
 """Ends of turns are sent with the next turn that asks, at the latest after this: an instance has turns in reserve."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRoute:
+class TurnRoute(NamedTuple):
     """The way of a turn that has been asked for. Its end must be reported. ``version_s`` and ``queue_s``: see
     ``TurnRouted``."""
 

@@ -20,7 +20,7 @@ from flexmarl.actors.inference.router_decisions import (
     Refuse,
     Route,
 )
-from flexmarl.actors.messages import TurnAsked
+from flexmarl.actors.messages import TurnAsked, TurnRouted
 from flexmarl.actors.names import PolicyName, Version
 
 A, B = PolicyName("a"), PolicyName("b")
@@ -48,7 +48,7 @@ def serving(capacities: dict[str, int], policy: PolicyName = A) -> Router:
 def routes(router: Router, now: float = 0.0) -> dict[int, str]:
     """The instances that turns are routed to now."""
     decided = router.decisions(now)
-    return {d.turn[1]: router.name_of(d.instance) for d in decided if isinstance(d, Route)}
+    return {d.routed.turn: router.name_of(d.routed.instance) for d in decided if isinstance(d, Route)}
 
 
 def test_turns_go_to_the_instance_with_the_fewest_expected_tokens() -> None:
@@ -85,8 +85,7 @@ def test_a_turn_waits_for_room_and_for_its_version() -> None:
     assert routes(router, 1.0) == {0: "x", 1: "x"}
     router.ended(1, 0, 5, 3.0)
     (route,) = router.decisions(3.0)
-    assert isinstance(route, Route) and route.turn == (1, 2)
-    assert (route.version, route.version_s, route.queue_s) == (0, 0.0, 2.0)
+    assert isinstance(route, Route) and route == (1, TurnRouted(2, 1, Version(0), 0.0, 2.0))
     router.ended(1, 1, 5, 4.0)
     router.ended(1, 2, 5, 4.0)
     assert routes(router, 4.0) == {3: "x"}
@@ -95,8 +94,7 @@ def test_a_turn_waits_for_room_and_for_its_version() -> None:
     assert isinstance(load, Load)
     router.loaded(load.instance, Version(1), 9.0)
     route, installed = router.decisions(9.0)
-    assert isinstance(route, Route) and (route.turn, route.version) == ((1, 4), 1)
-    assert (route.version_s, route.queue_s) == (8.0, 0.0)
+    assert isinstance(route, Route) and route == (1, TurnRouted(4, 1, Version(1), 8.0, 0.0))
     assert installed == Installed(A, Version(1))
 
 
@@ -205,7 +203,7 @@ def test_one_that_is_started_again_loads_before_it_serves() -> None:
     router.loaded(again, Version(0), 7.0)
     changed, route = router.decisions(7.0)
     assert isinstance(changed, Changed) and changed.reason == "it was started again"
-    assert isinstance(route, Route) and route.instance == again
+    assert isinstance(route, Route) and route.routed.instance == again
 
 
 def test_a_policy_without_instances_is_deserted_after_a_while() -> None:
@@ -259,8 +257,11 @@ def test_one_that_moves_serves_the_other_policy() -> None:
     router.loaded(number, Version(7), 3.0)
     changed, route, installed = router.decisions(3.0)
     assert isinstance(changed, Changed) and changed.reason == "it has moved from a"
-    assert isinstance(route, Route) and (route.turn, route.version) == ((1, 9), 7)
+    assert isinstance(route, Route) and (route.routed.turn, route.routed.version) == (9, 7)
     assert installed == Installed(B, Version(7))
+    for turn in range(10, 13):
+        router.asked(1, asked(turn), 4.0)
+    assert routes(router, 4.0) == {10: "y", 11: "y"}
 
 
 def test_a_session_that_ends_frees_its_turns() -> None:
@@ -271,7 +272,7 @@ def test_a_session_that_ends_frees_its_turns() -> None:
     assert routes(router) == {0: "x", 1: "x"}
     router.session_ended(1, 1.0)
     (route,) = router.decisions(1.0)
-    assert isinstance(route, Route) and route.turn == (2, 0)
+    assert isinstance(route, Route) and (route.session, route.routed.turn) == (2, 0)
 
 
 def test_every_state_can_be_left_for_good() -> None:
@@ -311,7 +312,8 @@ class RouterMachine(RuleBasedStateMachine):
     def decide(self) -> None:
         for decision in self.router.decisions(self.now):
             match decision:
-                case Route(turn, number, version):
+                case Route(session, TurnRouted(own_number, number, version)):
+                    turn = (session, own_number)
                     assert turn in self.waiting, "routed twice, or after its end"
                     policy, served = self.serves[number]
                     request = self.turns[turn]
