@@ -1,8 +1,8 @@
 """The base of every typed configuration: unknown keys and wrong types are refused."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 
 
 def no_bool(value: object) -> object:
@@ -25,3 +25,14 @@ class Config(BaseModel):
     """A frozen section of the run's configuration. It can be sent in messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def chosen_by_name(default: str) -> Discriminator:
+    """Chooses one of several classes of a section by its key ``name``; without one, the class tagged ``default``."""
+
+    def name_of(section: Any) -> Any:
+        if isinstance(section, dict):
+            return section.get("name", default)
+        return getattr(section, "name", default)
+
+    return Discriminator(name_of)

@@ -32,7 +32,6 @@ from .run_directory import RunDirectory
 
 _STORE: Final = "flexmarl.actors.store.store:Store"
 _TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
-_SIMULATED_TRAINER: Final = "flexmarl.actors.trainer.simulated_trainer:SimulatedTrainer"
 _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
 _ROUTER: Final = "flexmarl.actors.inference.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
@@ -80,7 +79,7 @@ def actor_specs(
     orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
     specs = {
         references.store.name: ActorSpec(_STORE, store),
-        references.trainer.name: ActorSpec(_SIMULATED_TRAINER if config.simulated else _TRAINER, trainer),
+        references.trainer.name: ActorSpec(_TRAINER, trainer),
         references.router.name: ActorSpec(_ROUTER, router),
         references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
     }
@@ -106,7 +105,7 @@ def rollout_setup(
             for name, agent in config.agents.items()
         },
         policies={
-            name: RolloutPolicy(policy.model.tokenizer_source) for name, policy in config.policies.items()
+            name: RolloutPolicy(policy.tokenizer) for name, policy in config.policies.items()
         },
         store=references.store,
         router=references.router,

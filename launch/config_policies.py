@@ -143,7 +143,7 @@ def _problems_of_owner(name: str, agent: Raw, policies: Raw) -> Iterator[str]:
             f"policies.{name}: agent {name!r} names no policy, so that it has one of its own of the same name: write "
             f"`policy: {name}` in agents.{name} to use policies.{name}, or give policies.{name} another name"
         )
-    elif "model" not in agent:
+    elif "model" not in agent and not _is_simulated(agent):
         there = f"; there are: {', '.join(map(str, policies))}" if policies else ""
         yield f"agents.{name}: neither `model` nor `policy`: give it a model, or write `policy: NAME`{there}"
 
@@ -176,6 +176,11 @@ def _problems_of_user(name: str, agent: Raw, known: list[str], own: frozenset[st
         yield (
             f"agents.{name}.{key}: a setting of policy {policy!r}, for all agents that use it: write {section}.{key}"
         )
+
+
+def _is_simulated(policy: Raw) -> bool:
+    trainer = policy.get("trainer")
+    return isinstance(trainer, dict) and trainer.get("name") == "simulated"
 
 
 def _misplaced_in_policy(name: str, policy: Any, users: list[str]) -> Iterator[str]:

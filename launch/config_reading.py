@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Tag, ValidationError
 
 from ..actors.errors import ConfigError
-from .config_policies import Expanded, expanded, with_defaults
+from .config_policies import Expanded, expanded, merged, with_defaults
 from .init_from import check_weights, with_init_from
 from .run_config import RunConfig
-from .written_keys import WrittenKeys
+from .written_keys import Location, WrittenKeys
 
 RECIPES = Path(__file__).parent / "recipes"
 _RECIPE_NAME = re.compile(r"[a-z0-9_-]+")
+_OF_ALL_POLICIES = {"engine", "trainer"}
+"""Sections of policies that may be written at the top level, for all of them."""
 _NAMED_SECTIONS = {"agents": "agent", "policies": "policy"}
 
 
@@ -48,13 +50,15 @@ def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, W
         raise ConfigError(f"agent_defaults={defaults!r}: must be a section with the keys of an agent")
     if (init_from := raw.pop("init_from", None)) is not None:
         defaults = {"init_from": init_from, **defaults}
+    top = {key: raw.pop(key) for key in _OF_ALL_POLICIES & raw.keys()}
+    defaults = merged(defaults, top)
     _make_paths_absolute(raw, defaults, folder)
-    merged = with_defaults(raw, defaults)
+    complete = with_defaults(raw, defaults)
     for kind in _NAMED_SECTIONS:
-        if isinstance(sections := merged.get(kind), dict):
+        if isinstance(sections := complete.get(kind), dict):
             with_init_from(sections, kind, folder)
-    whole = expanded(merged)
-    keys = WrittenKeys(raw, defaults, whole.own)
+    whole = expanded(complete)
+    keys = WrittenKeys(raw, defaults, whole.own, top)
     config = _checked(whole, keys, str(folder / "config.yaml"))
     check_weights(config.policies)
     return config, keys
@@ -180,12 +184,20 @@ def _models(raw: dict[str, Any], defaults: dict[str, Any]) -> Iterator[tuple[str
 
 def _problem(item: Any, own: frozenset[str], keys: WrittenKeys) -> str:
     """One line for a mistake that pydantic found, with the key as it is written. ``own``: see ``Expanded``."""
-    location = item["loc"]
+    location, chosen = _plain(item["loc"])
     if len(location) > 1 and location[0] == "policies" and location[1] in own:
         location = ("agents", *location[1:])
+    if item["type"] == "model_missing":
+        return f"{keys.key(*location, 'model')}: is missing"
     key = keys.key(*location)
+    if item["type"] == "extra_forbidden" and chosen:
+        allowed = ", ".join(_keys(item["loc"][:-1]))
+        return f"{key}: the {location[-2]} {chosen} has no such option (value {item['input']!r}); allowed: {allowed}"
     if item["type"] == "extra_forbidden":
         return f"{key}: there is no such key (value {item['input']!r}); {_allowed_keys(location, own)}"
+    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        known = ", ".join(_choices(item["loc"]))
+        return f"{key}.name={item['input']['name']!r}: there is no such {location[-1]}; there are: {known}"
     if item["type"] == "missing":
         return f"{key}: is missing"
     message = keys.in_text(item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0])
@@ -194,7 +206,7 @@ def _problem(item: Any, own: frozenset[str], keys: WrittenKeys) -> str:
     return f"{key}={item['input']!r}: {message}"
 
 
-def _allowed_keys(location: Sequence[int | str], own: frozenset[str]) -> str:
+def _allowed_keys(location: Location, own: frozenset[str]) -> str:
     parents = [location[:-1]]
     if len(location) > 2 and location[0] == "agents" and location[1] in own:  # with its policy's settings
         parents.append(("policies", *location[1:-1]))
@@ -202,20 +214,53 @@ def _allowed_keys(location: Sequence[int | str], own: frozenset[str]) -> str:
     return f"allowed: {', '.join(keys)}"
 
 
-def _keys(location: Sequence[int | str]) -> Iterable[str]:
+def _keys(location: Location) -> Iterable[str]:
     """Keys of the section at ``location``; none if the schema has no such section."""
+    fields: Iterable[str] = getattr(_section(location), "model_fields", ())
+    return fields
+
+
+def _plain(location: Location) -> tuple[Location, str]:
+    """A location of pydantic's without the names of classes that were chosen by ``name``, and the last of these."""
+    plain: Location = ()
+    chosen = ""
+    for number, part in enumerate(location):
+        if isinstance(_section(location[:number]), dict):
+            chosen = str(part)
+        else:
+            plain = (*plain, part)
+    return plain, chosen
+
+
+def _choices(location: Location) -> Iterable[str]:
+    """The names of the classes for the section at ``location``; none if it has one class."""
+    section = _section(location)
+    return section if isinstance(section, dict) else ()
+
+
+def _section(location: Location) -> Any:
+    """The class of the section at a location of pydantic's; a dict of classes by name if one is chosen there; None if
+    the schema has no such section."""
     model: Any = RunConfig
     for part in location:
         if get_origin(model) is dict:  # agents, policies and columns are by name
             model = get_args(model)[1]
-            continue
-        if part not in model.model_fields:
-            return ()
-        annotation = model.model_fields[part].annotation
-        sections = [kind for kind in get_args(annotation) if hasattr(kind, "model_fields")]
-        model = annotation if get_origin(annotation) is dict or not sections else sections[0]
-    fields: Iterable[str] = getattr(model, "model_fields", ())
-    return fields
+        elif isinstance(model, dict):
+            model = model.get(str(part))
+        else:
+            field = getattr(model, "model_fields", {}).get(part)
+            model = None if field is None else _section_class(field.annotation)
+    return model
+
+
+def _section_class(annotation: Any) -> Any:
+    kinds = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return annotation
+    tagged = [kind for kind in kinds if isinstance(getattr(kind, "__metadata__", [None])[0], Tag)]
+    if tagged:
+        return {kind.__metadata__[0].tag: kind.__origin__ for kind in tagged}
+    return next((kind for kind in kinds if hasattr(kind, "model_fields")), annotation)
 
 
 def flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

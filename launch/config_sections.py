@@ -7,16 +7,21 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..actors.config_base import Config, Count, Natural, Seconds
 from ..actors.declared_columns import Column, check_names
 from ..actors.errors import ConfigError
-from ..actors.inference.inference_config import EmbeddedEngineConfig, SimulatedEngineConfig
+from ..actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
 from ..actors.messages import ModelConfig
 from ..actors.names import PolicyName
 from ..actors.rollout.rollout_config import SamplingConfig
 from ..actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
-from ..actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
+from ..actors.trainer.backends.backend_config import (
+    SimulatedTrainerConfig,
+    TorchTrainerConfig,
+    TrainerBackendConfig,
+)
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 from ..core.protocol.session import DEFAULT_SETTINGS, Settings
 from ..core.supervision.restart_policy import Intensity
@@ -56,44 +61,59 @@ class AgentConfig(Config):
 
 
 class PolicyConfig(Config):
-    """One set of trainable weights, for one agent or several. ``instances`` engines generate with it.
+    """One set of trainable weights, for one agent or several. ``instances`` engines generate with it. A policy whose
+    engine and trainer are simulated needs no model, and uses none.
 
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
     samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
     ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``).
     """
 
-    model: ModelConfig
+    model: ModelConfig | None = None
     instances: Count = 1
-    engine: EmbeddedEngineConfig = EmbeddedEngineConfig()
+    engine: EngineConfig = EmbeddedEngineConfig()
+    trainer: TrainerBackendConfig = TorchTrainerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     algorithm: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
     global_batch: Count | None = None
     init_from: Path | None = None
 
-    @property
-    def simulated(self) -> bool:
-        """True if generating and training take time and compute nothing, for tests and measurements:
-        ``model.config`` is ``{model_type: simulated, engine: {...}, trainer: {...}}``."""
-        return self.model.config is not None and self.model.config["model_type"] == "simulated"
-
-    @property
-    def simulated_engine(self) -> SimulatedEngineConfig:
-        """Settings from a simulated model's config."""
-        shared = {"max_batch": self.engine.max_batch, "max_context": self.engine.max_context}
-        return SimulatedEngineConfig.model_validate(shared | (self.model.config or {}).get("engine", {}))
-
-    @property
-    def simulated_trainer(self) -> SimulatedTrainerConfig:
-        """Settings from a simulated model's config."""
-        return SimulatedTrainerConfig.model_validate((self.model.config or {}).get("trainer", {}))
+    @model_validator(mode="after")
+    def _has_a_model(self) -> "PolicyConfig":
+        if self.model is None and not self.simulated:
+            raise PydanticCustomError("model_missing", "is missing")
+        return self
 
     @model_validator(mode="after")
-    def _simulation_is_known(self) -> "PolicyConfig":
-        if self.simulated:
-            _ = self.simulated_engine, self.simulated_trainer
+    def _simulated_as_a_whole(self) -> "PolicyConfig":
+        if isinstance(self.engine, SimulatedEngineConfig) != self.simulated:
+            raise ValueError(
+                f"engine.name={self.engine.name} and trainer.name={self.trainer.name}: engine and trainer are both "
+                "simulated, or neither is"
+            )
         return self
+
+    @property
+    def simulated(self) -> bool:
+        """True if generating and training take time and compute nothing, for tests and measurements."""
+        return isinstance(self.trainer, SimulatedTrainerConfig)
+
+    @property
+    def real_model(self) -> ModelConfig:
+        """The model of a policy that is not simulated."""
+        assert self.model is not None, "the policy is simulated"
+        return self.model
+
+    @property
+    def used_model(self) -> ModelConfig | None:
+        """The model that is trained and served; None if the policy is simulated."""
+        return None if self.simulated else self.model
+
+    @property
+    def tokenizer(self) -> str:
+        """Hub name or folder of the tokenizer; ``bytes`` if the policy is simulated."""
+        return "bytes" if self.simulated else self.real_model.tokenizer_source
 
 
 class SupervisionConfig(Config):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..actors.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
+from ..actors.messages import ModelConfig
 from ..actors.names import PolicyName
 from ..actors.trainer.backends.simulated_policy import STATE_FILE as SIMULATED_FILE
 from ..actors.trainer.saved_policy import WEIGHTS_FILE
@@ -47,17 +48,16 @@ def check_weights(policies: Mapping[PolicyName, PolicyConfig]) -> None:
             raise ConfigError(
                 f"init_from of policy {name}: its model {one} simulated, and the one in {policy.init_from} {other}"
             )
-        if not policy.simulated:
-            _check_tensors(name, policy)
+        if (model := policy.used_model) is not None:
+            _check_tensors(name, policy.init_from, model)
 
 
-def _check_tensors(name: str, policy: PolicyConfig) -> None:
+def _check_tensors(name: str, saved: Path, model: ModelConfig) -> None:
     from ..actors.pretrained import named_weights_of
     from ..actors.trainer.policy_files import check_tensors
 
-    assert policy.init_from is not None
     try:
-        check_tensors(policy.init_from / WEIGHTS_FILE, named_weights_of(policy.model))
+        check_tensors(saved / WEIGHTS_FILE, named_weights_of(model))
     except (CheckpointIncomplete, CheckpointMismatch, OSError, ValueError) as error:
         raise ConfigError(f"init_from of policy {name} does not fit its model: {error}") from None
 

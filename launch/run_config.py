@@ -115,6 +115,16 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _draws_can_be_repeated(self) -> "RunConfig":
+        for name, policy in self.policies.items():
+            if self.deterministic and not policy.engine.exact_draws:
+                raise ValueError(
+                    f"policies.{name}.engine.name={policy.engine.name} draws other tokens for the same seed, which "
+                    "deterministic=true rules out: take the engine embedded"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _global_batch_fits(self) -> "RunConfig":
         for name, policy in self.policies.items():
             if policy.global_batch is not None and policy.global_batch < self.training.micro_batch:
@@ -176,7 +186,7 @@ class RunConfig(Config):
     def _all_simulated_or_none(self) -> "RunConfig":
         if len({policy.simulated for policy in self.policies.values()}) > 1:
             raise ValueError(
-                "some policies' models are simulated and others are not: one trainer trains all of them"
+                "some policies have trainer.name=simulated and others have not: one trainer trains all of them"
             )
         return self
 
@@ -212,7 +222,8 @@ class RunConfig(Config):
         agents = self.agents_of(name)
         longest = max(self.agents[agent].sampling.max_new_tokens for agent in agents)
         return PolicySetup(
-            model=policy.model,
+            model=policy.used_model,
+            trainer=policy.trainer,
             credit={agent: self.agents[agent].algorithm for agent in agents},
             optimizer=policy.optimizer,
             loss=policy.algorithm.with_constant_length(longest),
@@ -245,11 +256,11 @@ class RunConfig(Config):
     def served_policies(self) -> dict[PolicyName, ServedPolicy]:
         """The instances' part of each policy."""
         return {
-            name: ServedPolicy(policy.model, self._engine(policy)) for name, policy in self.policies.items()
+            name: ServedPolicy(policy.used_model, self._engine(policy.engine))
+            for name, policy in self.policies.items()
         }
 
-    def _engine(self, policy: PolicyConfig) -> EngineConfig:
-        engine = policy.simulated_engine if policy.simulated else policy.engine
+    def _engine(self, engine: EngineConfig) -> EngineConfig:
         return engine.reproducible() if self.deterministic else engine
 
     def recipe_config(self) -> RecipeConfig:
@@ -267,6 +278,11 @@ class RunConfig(Config):
             reason = policy.algorithm.whole_batch_reason
             if reason is not None and self.mode != "sync":
                 found.append(sync_warning(name, policy.algorithm.name, reason))
+            if self.mode == "async" and not policy.engine.resumable:
+                found.append(
+                    f"policy {name}: the engine {policy.engine.name} can't resume turns: those that new weights "
+                    "interrupt begin again"
+                )
             if self.mode == "async" and policy.algorithm.correction == "none":
                 found.append(
                     f"policy {name}: samples that are older than the policy are trained as if they were not; its "

@@ -14,7 +14,7 @@ class WrittenKeys:
 
     A value of ``policies.solver`` may be written in ``agents.solver``, and a value of either in ``agent_defaults``.
     ``raw``: the config without ``agent_defaults``, whose content is ``defaults``. ``own``: the policies that are
-    written in the agent of their name.
+    written in the agent of their name. ``top``: the part of ``defaults`` that is written at the top level.
     """
 
     def __init__(
@@ -22,8 +22,9 @@ class WrittenKeys:
         raw: Mapping[str, Any] | None = None,
         defaults: Mapping[str, Any] | None = None,
         own: frozenset[str] = frozenset(),
+        top: Mapping[str, Any] | None = None,
     ) -> None:
-        self._raw, self._defaults, self._own = raw or {}, defaults or {}, own
+        self._raw, self._defaults, self._own, self._top = raw or {}, defaults or {}, own, top or {}
 
     def key(self, *location: int | str) -> str:
         """``agent_defaults.model.path`` for ``policies.solver.model.path``, if it is written there."""
@@ -52,6 +53,8 @@ class WrittenKeys:
         for length in range(len(rest), 0, -1):  # a missing key is where its section is
             if _holds(section, rest[:length]):
                 return (kind, name, *rest)
+            if _holds(self._top, rest[:length]):
+                return tuple(rest)
             if _holds(self._defaults, rest[:length]):
                 return ("agent_defaults", *rest)
         return (kind, name, *rest)

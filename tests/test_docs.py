@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import click
 import pytest
@@ -297,7 +297,16 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         kind = field.annotation
         kinds = [kind, *get_args(kind)]
         sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
-        if not sections:
+        if choices := [
+            one.__origin__
+            for one in kinds
+            if get_origin(one) is Annotated and issubclass(one.__origin__, Config)
+        ]:
+            # chosen by name; the first is the default, and the others have some of its keys
+            for number, chosen in enumerate(choices):
+                known = {found for one in choices[:number] for found, _ in settings(one, f"{key}.")}
+                yield from (found for found in settings(chosen, f"{key}.") if found[0] not in known)
+        elif not sections:
             yield key, field
         elif get_origin(kind) is dict:
             yield from settings(sections[0], f"{key}.<{_singular(name)}>.")

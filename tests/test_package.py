@@ -123,7 +123,7 @@ def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:
         assert {f"{folder}/config.yaml", f"{folder}/workflow.py"} <= set(wheel.names)
         config = resolve(recipe, [])
         for policy in config.policies.values():
-            tokenizer = Path(policy.model.tokenizer_source).relative_to(ROOT)
+            tokenizer = Path(policy.real_model.tokenizer_source).relative_to(ROOT)
             assert f"flexmarl/{tokenizer}/tokenizer.json" in wheel.names
 
 

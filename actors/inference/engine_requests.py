@@ -1,5 +1,7 @@
 """Translates a turn's request into an engine's, and the engine's result into the turn's answer. Pure."""
 
+from dataclasses import replace
+
 from ..messages import GenerateRequest, Generation
 from ..names import Version
 from .engines.engine import EngineRequest, EngineResult
@@ -19,6 +21,14 @@ def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineR
         request.max_new_tokens - resumed_tokens,
         resumed_tokens,
     )
+
+
+def kept(result: EngineResult, *, resumable: bool) -> EngineResult:
+    """The part of a result that a turn keeps: nothing of an interrupted one that its engine can't resume. Such a turn
+    begins again."""
+    if resumable or result.finish_reason != "interrupted":
+        return result
+    return replace(result, tokens=(), logprobs=())
 
 
 def generation_of(version: Version, prompt: tuple[int, ...], result: EngineResult, text: str) -> Generation:

@@ -1,10 +1,10 @@
 """Settings of an instance's engine: one class for each engine, chosen by ``name``. No engine is imported here."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Tag
+from pydantic import Tag
 
-from ..config_base import Config, Count, NonNegative, Positive
+from ..config_base import Config, Count, NonNegative, Positive, chosen_by_name
 
 
 class EngineOptions(Config):
@@ -20,6 +20,10 @@ class EngineOptions(Config):
     """The tokens of an interrupted turn can be given to a later request, which continues them."""
     lora: ClassVar[bool]
     """It serves LoRA adapters of its model."""
+    package: ClassVar[str | None] = None
+    """The module that the engine needs and that may not be installed."""
+    install: ClassVar[str] = ""
+    """The command that installs it."""
 
     max_batch: Count = 64
     max_context: Count | None = None
@@ -73,13 +77,8 @@ class SimulatedEngineConfig(EngineOptions):
     install_s: NonNegative = 0.0
 
 
-def _name_of(engine: Any) -> Any:
-    """The engine of a section; one without a name is of the embedded engine."""
-    return engine.get("name", "embedded") if isinstance(engine, dict) else getattr(engine, "name", "embedded")
-
-
 EngineConfig = Annotated[
     Annotated[EmbeddedEngineConfig, Tag("embedded")] | Annotated[SimulatedEngineConfig, Tag("simulated")],
-    Discriminator(_name_of),
+    chosen_by_name("embedded"),
 ]
 """The section ``engine`` of a policy."""

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...core.actor import Actor, endpoint
+from ...core.collector import spare_collector
 from ...core.errors import FlexmarlError, text_of
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published
 from ..names import PolicyName, Version
-from .engine_requests import engine_request, generation_of
+from .engine_requests import engine_request, generation_of, kept
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
@@ -98,6 +99,7 @@ class Instance(Actor, InstanceApi):
             prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
         with self._turn():
             result = await engine.generate(engine_request(request, prompt))
+        result = kept(result, resumable=self._setup.policies[served.policy].engine.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))
@@ -130,7 +132,9 @@ class Instance(Actor, InstanceApi):
                 self._built_for = policy
                 return self._engine
             await self._close_engine()
-            gc.collect()  # models have reference cycles, and the next engine needs the memory
+            # Models have reference cycles, and the next engine needs the memory.
+            gc.unfreeze()
+            spare_collector()
         return await self._build(policy)
 
     async def _factory(self, policy: PolicyName) -> EngineFactory:

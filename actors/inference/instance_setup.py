@@ -11,9 +11,9 @@ from .inference_config import EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """The model of a policy, and the engine that generates with it."""
+    """The model of a policy, None if it is simulated, and the engine that generates with it."""
 
-    model: ModelConfig
+    model: ModelConfig | None
     engine: EngineConfig
 
 

@@ -1,18 +1,17 @@
-"""The trainer actor: the training state of every policy, and one worker thread that computes.
+"""The trainer actor: the training state of every policy; ``PolicyBackends`` computes.
 
-Calls queue for the thread in the order they came; the event loop stays free meanwhile. Leases, commits and
+Computations queue in the order they came; the event loop stays free meanwhile. Leases, commits and
 publishing are messages and shared memory, and happen around the computing.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
@@ -22,13 +21,13 @@ from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceReader, segment_directories
 from ..workflow import Recipe
 from .arrival_order import ArrivalOrder
+from .backends.backend_config import SimulatedTrainerConfig
 from .backends.policy_backend import PolicyBackend, StepStats
+from .backends.policy_backends import PolicyBackends
 from .trainer_setup import PolicySetup, TrainerSetup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-T = TypeVar("T")
 
 # Catches a hang, not slowness: a large model takes long.
 _TRANSFER_TIMEOUT_S = 3600.0
@@ -55,17 +54,15 @@ class Trainer(Actor, TrainerApi):
 
     async def on_start(self) -> None:
         self._recipe = Recipe(self._setup.recipe)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._backends = _backends(self._setup)
         self._experience = ExperienceReader(self._store, self._places)
         await self._transport.__aenter__()
         for policy, setup in self._setup.policies.items():
             build = partial(self._build, policy, setup)
-            self._policies[policy] = await self._compute(build)
+            self._policies[policy] = await self._backends.compute(build)
 
     async def on_stop(self) -> None:
-        # Not waiting: a computation under way can't be interrupted, and the loop has other actors to serve. The
-        # process ends after it.
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._backends.close()
         self._experience.close()
         await self._transport.__aexit__(None, None, None)
 
@@ -77,11 +74,11 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
-        return await self._compute(lambda: self._sft(policy, first_batch, count))
+        return await self._backends.compute(lambda: self._sft(policy, first_batch, count))
 
     @endpoint
     async def publish(self, policy: PolicyName) -> Published:
-        return await self._publish(policy, await self._compute(lambda: self._end_sft(policy)))
+        return await self._publish(policy, await self._backends.compute(lambda: self._end_sft(policy)))
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
@@ -91,7 +88,7 @@ class Trainer(Actor, TrainerApi):
             samples = await self._experience.samples(leased)
             # The store may answer a later lease first, and a sum of floats depends on its order.
             await turn
-        stats = await self._compute(lambda: self._policies[policy].accumulate(samples))
+        stats = await self._backends.compute(lambda: self._policies[policy].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
@@ -100,7 +97,7 @@ class Trainer(Actor, TrainerApi):
     @endpoint
     async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
         started = time.perf_counter()
-        stats, weights = await self._compute(lambda: self._step(policy, step))
+        stats, weights = await self._backends.compute(lambda: self._step(policy, step))
         stepped = time.perf_counter()
         fences, self._leases[policy] = self._leases[policy], []
         with first_error():
@@ -128,29 +125,20 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:
-        await self._compute(lambda: self._policies[policy].save(Path(folder), self._tokenizers[policy]))
+        await self._backends.compute(
+            lambda: self._policies[policy].save(Path(folder), self._tokenizers[policy])
+        )
 
     # ------------------------------------------------------------------ on the worker thread
 
     def _build(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
-        backend = self._backend(policy, setup)
-        self._tokenizers[policy] = self._tokenizer(setup)
+        backend = self._backends.build(policy, setup)
+        self._tokenizers[policy] = self._backends.tokenizer(setup)
         if self._setup.resume_from is not None:
             backend.load(self._setup.resume_from / policy)
         elif setup.init_from is not None:
             backend.start_from(setup.init_from)
         return backend
-
-    def _backend(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
-        # Here, so that a simulated trainer does not import transformers: that takes seconds.
-        from .backends.torch_policy.torch_policy import TorchPolicy
-
-        return TorchPolicy(policy, setup, seed=self._setup.recipe.seed, total_steps=self._setup.total_steps)
-
-    def _tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
-        from ..model_sources import load_tokenizer
-
-        return load_tokenizer(setup.model)
 
     def _sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
         setup, tokenizer = self._setup.policies[policy], self._tokenizers[policy]
@@ -191,8 +179,17 @@ class Trainer(Actor, TrainerApi):
         )
         return Published(policy, Version(weights.version), handle)
 
-    async def _compute(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+def _backends(setup: TrainerSetup) -> PolicyBackends:
+    """Those of the kind that the setup's policies, all of one kind, name."""
+    # Imported here, so that a simulated trainer does not import transformers: that takes seconds.
+    if all(isinstance(policy.trainer, SimulatedTrainerConfig) for policy in setup.policies.values()):
+        from .backends.simulated_policies import SimulatedPolicies
+
+        return SimulatedPolicies(setup.recipe.seed)
+    from .backends.torch_policy.torch_policies import TorchPolicies
+
+    return TorchPolicies(setup.recipe.seed, setup.total_steps)
 
 
 def sft_shares(agents: Sequence[AgentName], size: int, batch: int) -> dict[AgentName, int]:

@@ -8,23 +8,32 @@ from ..config_base import Config, Natural
 from ..messages import ModelConfig, StoreApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
+from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
 from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 
 
 class PolicySetup(Config):
     """A policy and its training. ``credit`` has an entry for each of its agents, in the order of the config.
+    ``model``: None if the policy is simulated.
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
     ``init_from``: the folder of a saved policy, whose weights this one starts from.
     """
 
-    model: ModelConfig
+    model: ModelConfig | None = None
+    trainer: TrainerBackendConfig = TorchTrainerConfig()
     credit: dict[AgentName, CreditConfig]
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
     max_staleness: Natural = 0
     init_from: Path | None = None
+
+    @property
+    def real_model(self) -> ModelConfig:
+        """``model`` of a policy that is not simulated."""
+        assert self.model is not None, "the policy is simulated"
+        return self.model
 
 
 @dataclass(frozen=True, slots=True)

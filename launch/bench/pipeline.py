@@ -31,6 +31,7 @@ import psutil
 import uvloop
 from rich.console import Console
 
+from ...actors.inference.inference_config import SimulatedEngineConfig
 from ...actors.inference.instance import Instance
 from ...actors.inference.instance_setup import InstanceSetup
 from ...actors.inference.router_actor import RouterActor
@@ -50,7 +51,8 @@ from ...actors.rollout.rollout import Rollout
 from ...actors.step_metrics import StepMetrics
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from ...actors.store_client import ExperienceReader, segment_directories
-from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig, micro_batch_s
+from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
+from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, micro_batch_s
 from ...actors.workflow import Recipe
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
@@ -61,6 +63,7 @@ from ...transport.state import StateTransport
 from .. import env, local_launcher
 from ..actor_specs import References, rollout_setup
 from ..config_reading import resolve, to_yaml
+from ..config_sections import PolicyConfig
 from ..console.progress import Progress
 from ..errors import BenchmarkFailed, Interrupted
 from ..run_config import RunConfig
@@ -185,9 +188,9 @@ def barrier_bound_s(
 
 def lower_bounds_s(config: RunConfig) -> list[float]:
     """``barrier_bound_s`` of every step. It starts a loop, so no loop may run in this thread."""
-    trainers = {name: policy.simulated_trainer for name, policy in config.policies.items()}
+    trainers = {name: simulated(policy)[1] for name, policy in config.policies.items()}
     policy_of = {name: agent.policy for name, agent in config.agents.items()}
-    install_s = min(policy.simulated_engine.install_s for policy in config.policies.values())
+    install_s = min(simulated(policy)[0].install_s for policy in config.policies.values())
     with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
         steps = virtual_time.run(_ideal_rollouts(config, Path(directory)))
     micro_batch = config.training.micro_batch
@@ -367,17 +370,24 @@ def _interrupts() -> Iterator[None]:
         raise KeyboardInterrupt from None
 
 
+def simulated(policy: PolicyConfig) -> tuple[SimulatedEngineConfig, SimulatedTrainerConfig]:
+    """The settings of a simulated policy. Raises BenchmarkFailed if it is another."""
+    if isinstance(policy.engine, SimulatedEngineConfig) and isinstance(
+        policy.trainer, SimulatedTrainerConfig
+    ):
+        return policy.engine, policy.trainer
+    raise BenchmarkFailed("engine.name and trainer.name have to be simulated: nothing else is measured")
+
+
 def scaled(config: RunConfig, factor: float) -> RunConfig:
     """The same with all simulated times multiplied by ``factor``."""
     policies = {}
     for name, policy in config.policies.items():
-        model: dict[str, Any] = {"model_type": "simulated"}
-        for part, times in (("engine", policy.simulated_engine), ("trainer", policy.simulated_trainer)):
-            model[part] = {
-                key: value * factor if key.endswith("_s") else value
-                for key, value in times.model_dump().items()
-            }
-        policies[name] = policy.model_copy(
-            update={"model": policy.model.model_copy(update={"config": model})}
+        engine, trainer = (
+            part.model_copy(
+                update={key: value * factor for key, value in part.model_dump().items() if key.endswith("_s")}
+            )
+            for part in simulated(policy)
         )
+        policies[name] = policy.model_copy(update={"engine": engine, "trainer": trainer})
     return config.model_copy(update={"policies": policies})

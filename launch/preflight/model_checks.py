@@ -48,7 +48,9 @@ class ModelFindings:
 def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
     """Devices that this machine lacks. Imports torch if there is one to look for."""
     wanted = {
-        name: policy.model.device for name, policy in config.policies.items() if policy.model.device != "cpu"
+        name: model.device
+        for name, policy in config.policies.items()
+        if (model := policy.used_model) is not None and model.device != "cpu"
     }
     if not wanted:
         return
@@ -67,11 +69,14 @@ def model_findings(config: RunConfig) -> ModelFindings:
     findings = ModelFindings()
     tried: dict[str, _CanNotLoad | None] = {}
     for name, policy in config.policies.items():
-        known = policy.model.model_dump_json()
+        model = policy.used_model
+        if model is None:
+            continue
+        known = model.model_dump_json()
         if known not in tried:
             tried[known] = None
             try:
-                findings.cached |= _try(policy.model)
+                findings.cached |= _try(model)
             except _CanNotLoad as error:
                 tried[known] = error
         if (problem := tried[known]) is not None:

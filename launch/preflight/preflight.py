@@ -10,6 +10,7 @@ from ...actors.errors import ConfigError
 from .. import env
 from ..run_config import RunConfig
 from ..written_keys import WrittenKeys
+from .engine_checks import engine_problems
 
 # A recipe may load a large data set. One that hangs is ended.
 _TIMEOUT_S = 1800.0
@@ -17,13 +18,17 @@ _LAST_LINES = 15
 
 
 def check_before_start(config: RunConfig, keys: WrittenKeys) -> None:
-    """Tries the recipe, models, tokenizers and devices of ``config``. No file is written.
+    """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written.
 
     If the hub can't be reached and its cache has all that is needed, the actors of this run use the cache alone. Raises
     ConfigError with every mistake, each with its key; ``keys`` has the keys as they are written.
     """
     findings = _findings(config)
-    problems = [*map(keys.in_text, findings["recipe"]), *_of_models(findings["models"], config, keys)]
+    problems = [
+        *dict.fromkeys(map(keys.in_text, engine_problems(config))),
+        *map(keys.in_text, findings["recipe"]),
+        *_of_models(findings["models"], config, keys),
+    ]
     if problems:
         listed = "\n".join(_indented(problem) for problem in problems)
         raise ConfigError(f"{config.recipe}, checked before the start:\n{listed}")

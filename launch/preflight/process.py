@@ -42,7 +42,8 @@ def _findings(config: RunConfig) -> dict[str, Any]:
 
 
 def _device_problems(config: RunConfig) -> list[Any]:
-    if all(policy.model.device == "cpu" for policy in config.policies.values()):
+    models = [policy.used_model for policy in config.policies.values()]
+    if all(model is None or model.device == "cpu" for model in models):
         return []
     from .model_checks import device_problems
 

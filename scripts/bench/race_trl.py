@@ -102,10 +102,10 @@ def make_model(folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     (policy,) = resolve(str(RECIPE), []).policies.values()
-    assert policy.model.config is not None
+    assert policy.real_model.config is not None
     torch.manual_seed(0)
     auto_model: Any = AutoModelForCausalLM  # half of its methods have no types
-    auto_model.from_config(AutoConfig.for_model(**policy.model.config)).save_pretrained(folder)
+    auto_model.from_config(AutoConfig.for_model(**policy.real_model.config)).save_pretrained(folder)
 
 
 def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:

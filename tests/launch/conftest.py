@@ -23,11 +23,13 @@ TINY = Path(__file__).parent / "recipes" / "tiny"
 SOURCES = Path(__file__).parents[2] / "scripts" / "src"
 ONE_AGENT = ("agents={solver: {}}", "data.shape=alone")
 # Trainers and instances that do not import transformers start in a third of the time.
-SIMULATED_MODEL = "agent_defaults.model.config={model_type: simulated, engine: {token_s: 1.0e-4}}"
+SIMULATED_POLICIES = ("engine={name: simulated, token_s: 1.0e-4}", "trainer.name=simulated")
 # One agent without torch: such a run starts in a third of the time. The trainer's checkpoint names the trained samples.
 SIMULATED = (
     *ONE_AGENT,
-    "agent_defaults.model={tokenizer: bytes, config: {model_type: simulated, engine: {median_tokens: 2}}}",
+    "agent_defaults.model=null",
+    "engine={name: simulated, median_tokens: 2}",
+    "trainer.name=simulated",
 )
 # One query a step and one sequence at a time: then not even the rounding of a sum depends on the order of arrival.
 REPRODUCIBLE = (

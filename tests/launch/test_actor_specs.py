@@ -33,7 +33,7 @@ APIS = {
 SHARED = (
     "agents={solver: {policy: shared}, checker: {policy: shared}}",
     "agent_defaults.model=null",
-    "policies={shared: {instances: 2, model: {tokenizer: tokenizer, config: {model_type: simulated}}}}",
+    "policies={shared: {instances: 2, engine: {name: simulated}, trainer: {name: simulated}}}",
 )
 
 

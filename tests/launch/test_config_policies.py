@@ -73,7 +73,7 @@ def test_an_agent_may_use_the_policy_of_another() -> None:
 def test_defaults_are_for_policies_and_agents_alike() -> None:
     config = shared("agent_defaults.optimizer.lr=2e-4", "agent_defaults.sampling.temperature=0.5")
     assert config.policies[SHARED].optimizer.lr == 2e-4
-    assert config.policies[SHARED].model.config is not None, "the model is agent_defaults'"
+    assert config.policies[SHARED].real_model.config is not None, "the model is agent_defaults'"
     assert {agent.sampling.temperature for agent in config.agents.values()} == {0.5}
     assert config.agents_of(SHARED) == (SOLVER, CHECKER)
     whole = tiny("policies={shared: {}}", "agent_defaults.policy=shared")

@@ -51,9 +51,9 @@ class TestResolving:
         overrides = ["agents.solver.model={path: some/hub-name, config: null, tokenizer: words}"]
         config = resolve("my-recipe", overrides)
         assert config.recipe == str(recipe)
-        assert config.policies[SOLVER].model.tokenizer == str(recipe.parent / "words")
-        assert config.policies[CHECKER].model.tokenizer == str(recipe / "tokenizer")
-        assert config.policies[SOLVER].model.path == "some/hub-name"
+        assert config.policies[SOLVER].real_model.tokenizer == str(recipe.parent / "words")
+        assert config.policies[CHECKER].real_model.tokenizer == str(recipe / "tokenizer")
+        assert config.policies[SOLVER].real_model.path == "some/hub-name"
 
     def test_staleness_is_one_version_under_async_unless_said(self) -> None:
         assert resolve(str(TINY), []).plan().max_staleness == 0

@@ -26,18 +26,18 @@ from .conftest import REPRODUCIBLE, SOURCES, TINY, Launched, Launcher
 from .stored_runs.runs import make_run, save_checkpoint
 
 torch.set_num_threads(1)
-SIMULATED = "agent_defaults.model={config: {model_type: simulated}, tokenizer: bytes}"
+SIMULATED = ("engine.name=simulated", "trainer.name=simulated")
 
 
 def tiny_policy(seed: int, **options: Any) -> TorchPolicy:
-    model = resolve(str(TINY), []).policies[PolicyName("solver")].model
+    model = resolve(str(TINY), []).policies[PolicyName("solver")].real_model
     setup = PolicySetup(model=model, credit={AgentName("solver"): CreditConfig()}, **options)
     return TorchPolicy(PolicyName("solver"), setup, seed=seed, total_steps=3)
 
 
 def save(seed: int, folder: Path) -> None:
     policy = tiny_policy(seed)
-    policy.save(folder, load_tokenizer(policy._setup.model))
+    policy.save(folder, load_tokenizer(policy._setup.real_model))
 
 
 def make_tiny_run(path: Path) -> RunDirectory:
@@ -90,7 +90,7 @@ def test_a_step_and_a_single_policy(first: RunDirectory, monkeypatch: pytest.Mon
             "init_from of policy solver does not fit its model: .*model.safetensors: .*64",
         ),
         (
-            [SIMULATED, "init_from=first"],
+            [*SIMULATED, "init_from=first"],
             "init_from of policy solver: its model is simulated, and the one in .*/solver is not",
         ),
     ],

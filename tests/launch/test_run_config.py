@@ -1,11 +1,16 @@
 """Configs that are refused, by name and with the reason."""
 
 import pytest
+import yaml
 
 from flexmarl.actors.errors import ConfigError
-from flexmarl.launch.config_reading import resolve
+from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
+from flexmarl.actors.names import PolicyName
+from flexmarl.launch.config_reading import check, resolve, to_yaml
 
 from .conftest import TINY
+
+SOLVER = PolicyName("solver")
 
 
 class TestRefusals:
@@ -88,6 +93,28 @@ class TestRefusals:
             ("agents={metrics: {}}", "agent name 'metrics' is taken"),
             ("agents={1: {}}", "agents.1.*valid string"),
             ("agent_defaults=[1]", r"agent_defaults=\[1\]: must be a section"),
+            ("engine.name=vlm", "engine.name='vlm': there is no such engine; there are: embedded, simulated"),
+            ("agents.solver.engine.name=3", "agents.solver.engine.name=3: there is no such engine"),
+            ("agents.solver.engine=3", "agents.solver.engine=3: Input should be a valid dictionary"),
+            (
+                "engine={name: simulated, tokens_s: 1.0}",
+                "  engine.tokens_s: the engine simulated has no such option .value 1.0.; allowed: .*token_s, crowding",
+            ),
+            (
+                "agent_defaults.engine.token_s=1.0",
+                "agent_defaults.engine.token_s: the engine embedded has no such",
+            ),
+            ("agents.solver.engine.max_batch=0", "agents.solver.engine.max_batch=0: .* equal to 1"),
+            ("trainer.name=jax", "trainer.name='jax': there is no such trainer; there are: torch, simulated"),
+            (
+                "engine.name=simulated",
+                "agents.solver: engine.name=simulated and trainer.name=torch: engine and trainer are both",
+            ),
+            ("agent_defaults.model=null", "agent_defaults.model: is missing"),
+            (
+                "agents.solver={engine: {name: simulated}, trainer: {name: simulated}}",
+                "some policies have trainer.name=simulated and others have not: one trainer trains all",
+            ),
             ("seed=-1", "seed=-1: Input should be greater than or equal to 0"),
             ("seed=9223372036854775808", "seed=9223372036854775808: .* less than"),
             ("mode=fast", "mode='fast': Input should be 'strict', 'sync' or 'async'"),
@@ -166,3 +193,40 @@ def test_a_global_batch_is_refused_where_it_would_cut_through_groups_that_are_co
         "sort-digits",
         [*penalised, "agents.sorter.algorithm.kl_in_reward=false", "agents.sorter.algorithm.kl_estimator=k3"],
     )
+
+
+class TestEngines:
+    def test_simulated_policies_need_no_model(self) -> None:
+        simulated = (
+            "engine={name: simulated, token_s: 2.0}",
+            "trainer.name=simulated",
+            "agent_defaults.model=null",
+        )
+        config = resolve(str(TINY), [*simulated, "agents.checker.engine.token_s=3.0"])
+        assert config.simulated and check(yaml.safe_load(to_yaml(config)), "") == config
+        served = config.served_policies()
+        assert [policy.model for policy in served.values()] == [None, None]
+        times = [policy.engine.token_s for policy in served.values() if policy.engine.name == "simulated"]
+        assert times == [2.0, 3.0], "an agent's own section has precedence"
+
+    def test_a_simulated_policy_does_not_use_its_model(self) -> None:
+        config = resolve(str(TINY), ["engine.name=simulated", "trainer.name=simulated"])
+        assert config.policies[SOLVER].model is not None and config.policies[SOLVER].used_model is None
+        assert config.policies[SOLVER].tokenizer == "bytes"
+
+    def test_an_engine_without_exact_draws_is_not_deterministic(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(EmbeddedEngineConfig, "exact_draws", False)
+        resolve(str(TINY), [])
+        with pytest.raises(
+            ConfigError, match="agents.solver.engine.name=embedded draws other tokens for the same"
+        ):
+            resolve(str(TINY), ["deterministic=true"])
+
+    def test_an_engine_that_can_not_resume_turns_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        note = "policy solver: the engine embedded can't resume turns: those that new weights interrupt begin again"
+        assert note not in resolve(str(TINY), ["mode=async"]).warnings()
+        monkeypatch.setattr(EmbeddedEngineConfig, "resumable", False)
+        assert note in resolve(str(TINY), ["mode=async"]).warnings()
+        assert note not in resolve(str(TINY), []).warnings()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ..patience import PATIENCE_S
-from .conftest import ONE_AGENT, SIMULATED_MODEL, Launched, Launcher, wait_until
+from .conftest import ONE_AGENT, SIMULATED_POLICIES, Launched, Launcher, wait_until
 
 SMALL = (
     *ONE_AGENT,
-    SIMULATED_MODEL,
+    *SIMULATED_POLICIES,
     "training.queries_per_step=1",
     "training.micro_batch=4",
     "checkpoint.every=1",
@@ -120,7 +120,7 @@ class TestSignals:
 
     def test_one_during_sft_stops_before_the_first_step(self, launcher: Launcher) -> None:
         sft = ("agent_defaults.sft={batches: 1000, batch_size: 2}", "data.warm_up_pause_s=0.05")
-        run = launcher.train("warm", *ONE_AGENT, SIMULATED_MODEL, *sft)
+        run = launcher.train("warm", *ONE_AGENT, *SIMULATED_POLICIES, *sft)
         run.wait_for_output("supervised fine-tuning of solver")
         run.signal(signal.SIGINT)
         assert run.wait() == 130

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ONE_AGENT, SIMULATED_MODEL, Launcher
+from .conftest import ONE_AGENT, SIMULATED_POLICIES, Launcher
 
 
 class TestFaults:
@@ -48,7 +48,7 @@ class TestFaults:
         run = launcher.train(
             f"fatal-{fault.replace(' ', '-')}",
             *ONE_AGENT,
-            SIMULATED_MODEL,
+            *SIMULATED_POLICIES,
             training,
             f"data.faults=[{fault}]",
             f"data.faulty={faulty}",
@@ -76,7 +76,7 @@ class TestFaults:
         (tmp_path / "config.yaml").write_text((launcher.recipe / "config.yaml").read_text())
         (tmp_path / "tokenizer").symlink_to(launcher.recipe / "tokenizer")
         (tmp_path / "workflow.py").write_text(code)
-        run = launcher.train(f"broken-{tmp_path.name}", SIMULATED_MODEL, recipe=tmp_path)
+        run = launcher.train(f"broken-{tmp_path.name}", *SIMULATED_POLICIES, recipe=tmp_path)
         assert run.wait() == 2
         assert message in run.text
         assert f"{tmp_path}, checked before the start:" in run.text and not run.directory.exists()

@@ -18,10 +18,10 @@ from flexmarl.launch.config_reading import resolve, to_yaml
 from flexmarl.launch.run_directory import RunDirectory
 
 from ..patience import PATIENCE_S
-from .conftest import SIMULATED_MODEL, TINY, Launched, Launcher
+from .conftest import SIMULATED_POLICIES, TINY, Launched, Launcher
 
 SIMULATED = (
-    SIMULATED_MODEL,
+    *SIMULATED_POLICIES,
     "agents.solver.columns={difficulty: {type: float}, plan: {type: tokens}}",
     "data.shape=graded",
 )

@@ -12,23 +12,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ...config_base import Config, NonNegative
 from ...errors import CheckpointMismatch, StaleSample
 from ...json_files import read_json, write_json
 from ...messages import Sample
+from .backend_config import SimulatedTrainerConfig
 from .policy_backend import MicroBatchStats, StepStats
 
 STATE_FILE = "simulated_policy.json"
 _MASK_64 = (1 << 64) - 1
-
-
-class SimulatedTrainerConfig(Config):
-    """Seconds of forward and backward per token of prompt and completion, of each micro-batch beside its tokens, and of
-    an optimizer step."""
-
-    token_s: NonNegative = 0.0
-    micro_batch_s: NonNegative = 0.0
-    optimizer_s: NonNegative = 0.0
 
 
 def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:

@@ -81,7 +81,7 @@ def main() -> None:
         reward_funcs=rewards,
         args=GRPOConfig(**grpo_settings(config, arguments.steps, arguments.out)),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=AutoTokenizer.from_pretrained(policy.model.tokenizer_source),
+        processing_class=AutoTokenizer.from_pretrained(policy.real_model.tokenizer_source),
         callbacks=[stopwatch],
     )
     trainer.remove_callback(PrinterCallback)

@@ -13,7 +13,7 @@ from flexmarl.actors.errors import InvalidRequest, WrongVersion
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
-from flexmarl.actors.messages import GenerateRequest, Loaded, ModelConfig, Published, VersionRange
+from flexmarl.actors.messages import GenerateRequest, Loaded, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -51,10 +51,9 @@ async def house(folder: Path) -> AsyncIterator[House]:
     engine = SimulatedEngineConfig(
         median_tokens=1e9, sigma=0.0, token_s=TOKEN_S, prompt_share=0.0, install_s=5.0, max_batch=2
     )
-    model = ModelConfig(config={"model_type": "simulated"}, tokenizer="bytes")
     wire = MemoryNetwork().wire("node")
     async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
-        actor = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(model, engine)}, folder))
+        actor = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(None, engine)}, folder))
         yield House(await system.add(actor, "solver-0"), transport)
 
 

@@ -15,7 +15,7 @@ from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
-from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
+from flexmarl.actors.messages import GenerateRequest, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.protocol import codec
 from flexmarl.core.system import ActorSystem
@@ -23,7 +23,7 @@ from flexmarl.transport.state import StateTransport
 
 SOLVER = PolicyName("solver")
 SERVED = ServedPolicy(
-    ModelConfig(config={"model_type": "simulated"}, tokenizer="bytes"),
+    None,
     SimulatedEngineConfig(median_tokens=1e9, sigma=0.0, token_s=1e-4, max_batch=2),
 )
 

@@ -18,7 +18,7 @@ from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
 from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
-from flexmarl.actors.messages import GroupClosed, LeasedBatch, ModelConfig, Published, Query, Sample
+from flexmarl.actors.messages import GroupClosed, LeasedBatch, Published, Query, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
@@ -94,8 +94,7 @@ class House:
         self, instances: int, engine: dict[str, Any], sampling: SamplingConfig, **config: Any
     ) -> None:
         (self.folder / "workflow.py").write_text(WORKFLOW)
-        model = ModelConfig(config={"model_type": "simulated"}, tokenizer="bytes")
-        served = ServedPolicy(model, SimulatedEngineConfig(**engine))
+        served = ServedPolicy(None, SimulatedEngineConfig(**engine))
         sink: ActorRef[Any] = await self.system.add(self.sink, "sink")
         self.router = await self.system.add(RouterActor(RouterSetup((SOLVER,), sink)), "router")
         for number in range(instances):

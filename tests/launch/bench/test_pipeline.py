@@ -15,7 +15,7 @@ from rich.console import Console
 
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.simulated_policy import SimulatedTrainerConfig
+from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.pipeline import (
     ClosedGroup,
@@ -33,7 +33,7 @@ _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
 _PROGRAM = "import sys; from flexmarl.launch.cli import main; sys.exit(main())"
 _TINY = (
     *("training.queries_per_step=4", "training.trajectories_per_query=2", "training.micro_batch=2"),
-    *(f"agents.{agent}.model.config.engine.token_s=5.0e-4" for agent in ("planner", "solver", "checker")),
+    *(f"agents.{agent}.engine.token_s=5.0e-4" for agent in ("planner", "solver", "checker")),
 )
 _KEYS = {"sync_s", "strict_s", "lower_bound_s", "orchestrator_core_share"}
 
@@ -88,12 +88,11 @@ def test_bounds_are_those_of_the_seed() -> None:
 
 def test_nothing_else_is_scaled() -> None:
     whole, quarter = (
-        scaled(Options().config("strict"), factor).policies[PolicyName("solver")].model.config
+        scaled(Options().config("strict"), factor).policies[PolicyName("solver")].engine.model_dump()
         for factor in (1, 0.25)
     )
-    assert whole is not None and quarter is not None
-    assert quarter["engine"] == whole["engine"] | {"token_s": 1e-3, "install_s": 0.0125}
-    assert quarter["model_type"] == "simulated" and whole["engine"]["median_tokens"] == 16
+    assert quarter == whole | {"token_s": 1e-3, "install_s": 0.0125}
+    assert quarter["name"] == "simulated" and whole["median_tokens"] == 16
 
 
 def _start(*words: str) -> "subprocess.Popen[str]":
@@ -173,7 +172,7 @@ def test_ctrl_c_leaves_nothing() -> None:
         (["--rounds=0"], "0 is not in the range"),
         (["--steps=1"], "1 is not in the range"),
         (["training.micro_batch=0"], "training.micro_batch=0"),
-        (["agents.solver.model.config.engine.sigm=1"], "sigm"),
+        (["agents.solver.engine.sigm=1"], "sigm"),
         (["agents.judge.instances=1"], "there is no agent 'judge'"),
     ],
 )

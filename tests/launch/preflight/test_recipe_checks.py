@@ -16,7 +16,7 @@ RIGHT = {
     "train_query": "def train_query(position, seed, *, largest): return Query(f'q{position}', 'text', {'n': largest})",
     "eval_queries": "def eval_queries(seed, largest): return [Query('e', 'evaluation')]",
 }
-SIMULATED = {"config": {"model_type": "simulated"}, "tokenizer": "bytes"}
+SIMULATED = {"engine": {"name": "simulated"}, "trainer": {"name": "simulated"}}
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def problems(folder: Path, settings: dict[str, Any] | None = None, /, **function
     (folder / "workflow.py").write_text(f"from flexmarl.actors import Query, Rewards\n{dedent(code)}\n")
     raw: dict[str, Any] = {
         "recipe": str(folder),
-        "agents": {"solver": {"model": SIMULATED}},
+        "agents": {"solver": SIMULATED},
         "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
         "data": {"largest": 9},
     }
@@ -164,7 +164,7 @@ def test_an_evaluation_that_is_declared_held_out_is_compared_with_the_first_step
 
 
 def test_supervised_batches(tmp_path: Path) -> None:
-    wanted = {"agents": {"solver": {"model": SIMULATED, "sft": {"batches": 2}}}}
+    wanted = {"agents": {"solver": {**SIMULATED, "sft": {"batches": 2}}}}
     assert problems(tmp_path, wanted) == ["policies.solver.sft.batches=2: workflow.py defines no sft"]
     right = "def sft(agent, batch, size, seed, **data): return [('a', 'b')] * size"
     assert problems(tmp_path, wanted, sft=right) == []

@@ -21,9 +21,9 @@ def test_both_agents_use_one_policy_of_two_layers() -> None:
     config = resolve("shared-sort", [])
     assert list(config.policies) == [SHARED] and config.agents_of(SHARED) == (SORTER, CHECKER)
     policy = config.policies[SHARED]
-    tokenizer = AutoTokenizer.from_pretrained(policy.model.tokenizer_source)
-    assert policy.model.tokenizer == str(recipe_folder("sort-digits") / "tokenizer")
-    model = AutoConfig.for_model(**(policy.model.config or {}))
+    tokenizer = AutoTokenizer.from_pretrained(policy.real_model.tokenizer_source)
+    assert policy.real_model.tokenizer == str(recipe_folder("sort-digits") / "tokenizer")
+    model = AutoConfig.for_model(**(policy.real_model.config or {}))
     assert (model.num_hidden_layers, model.vocab_size) == (2, len(tokenizer))
     assert (model.eos_token_id, model.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     longest_problem = Recipe(config.recipe_config()).train_query(0).text

@@ -177,8 +177,8 @@ def test_the_config_fits_tokenizer_and_workflow(tokenizer: Any) -> None:
     longest_problem = Recipe(config.recipe_config()).train_query(0).text
     for agent in config.agents.values():
         policy = config.policies[agent.policy]
-        assert policy.model.tokenizer == str(FOLDER / "tokenizer")
-        model = AutoConfig.for_model(**(policy.model.config or {}))
+        assert policy.real_model.tokenizer == str(FOLDER / "tokenizer")
+        model = AutoConfig.for_model(**(policy.real_model.config or {}))
         assert model.vocab_size == len(tokenizer)
         assert (model.eos_token_id, model.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
         answer = agent.sampling.max_new_tokens

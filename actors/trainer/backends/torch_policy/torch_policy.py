@@ -64,7 +64,7 @@ class TorchPolicy:
         self.name = name
         self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
-        model, loss = setup.model, setup.loss
+        model, loss = setup.real_model, setup.loss
         self._device = torch.device(model.device)
         self._autocast = model.dtype == "bfloat16"
         own_seed = derived_seed(seed, name)
@@ -271,7 +271,7 @@ class TorchPolicy:
     def _check_deviation(self, totals: StepTotals) -> None:
         """Logs a warning if trainer and engine disagree on samples of one and the same version: in the 1st, 2nd, 4th,
         8th ... such step."""
-        bound = self._loss.deviation_bound(self._setup.model.dtype)
+        bound = self._loss.deviation_bound(self._setup.real_model.dtype)
         if totals.stale or totals.ratio_deviation <= bound:
             return
         self._deviating_steps += 1

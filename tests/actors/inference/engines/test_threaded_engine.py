@@ -1,13 +1,15 @@
 """The engine's thread: simultaneous requests arrive together and in order, and each gets its own answer."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
 from torch import Tensor
 
-from flexmarl.actors.errors import InvalidRequest, NonFiniteLogits
+from flexmarl.actors.errors import EngineFailed, InvalidRequest, NonFiniteLogits
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult, EngineStatistics
 from flexmarl.actors.inference.engines.step_engine import StepEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
@@ -102,8 +104,7 @@ async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
 
 async def test_tasks_and_interruptions_keep_their_order(loop: ThreadedEngine, engine: Recorder) -> None:
     turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
-    await asyncio.sleep(0)
-    await loop.interrupt()
+    await asyncio.ensure_future(loop.interrupt())  # begins in the same tick
     assert await loop.run(lambda engine: engine.pending) == 0
     assert [(turn.done(), turn.result().finish_reason) for turn in turns] == [(True, "interrupted")] * 2
     assert engine.log == ["add a", "add b", "abort a", "abort b"]
@@ -124,7 +125,6 @@ async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(
 
 async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: ThreadedEngine, engine: Recorder) -> None:
     turn = asyncio.ensure_future(loop.generate(_request("a")))
-    await asyncio.sleep(0)
     interrupted = asyncio.ensure_future(loop.interrupt())
     await asyncio.sleep(0)
     turn.cancel()
@@ -159,3 +159,42 @@ async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> 
     await asyncio.sleep(0)
     await loop.close()
     assert await task == 0
+
+
+class Broken(Recorder):
+    """Its step fails once ``gate`` is open."""
+
+    def step(self) -> list[EngineResult]:
+        super().step()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+async def test_an_engine_whose_thread_dies_ends_its_requests_and_refuses_others() -> None:
+    engine = Broken()
+    engine.gate.clear()
+    loop = ThreadedEngine(engine)
+    turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
+    await asyncio.to_thread(engine.stepping.wait, PATIENCE_S)
+    call = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
+    closed = asyncio.ensure_future(loop.wait_closed())
+    await asyncio.sleep(0)
+    engine.gate.set()
+    ended = await asyncio.gather(*turns, call, closed, return_exceptions=True)
+    text = "the engine has failed: RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert [(type(error), str(error)) for error in ended] == [(EngineFailed, text)] * 4
+    for later in (loop.generate(_request("c")), loop.run(lambda engine: engine.pending), loop.interrupt()):
+        with pytest.raises(EngineFailed, match="illegal memory access"):
+            await later
+    assert loop.statistics().running == 0
+    await loop.close()
+
+
+async def test_a_closed_engine_frees_its_memory() -> None:
+    engine = Recorder()
+    alive = weakref.ref(engine)
+    loop = ThreadedEngine(engine)
+    del engine
+    assert len((await loop.generate(_request("a"))).tokens) == 1
+    await loop.close()
+    gc.collect()
+    assert alive() is None

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch, StaleSample
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.simulated_policy import (
     STATE_FILE,
     SimulatedPolicy,
-    SimulatedTrainerConfig,
     micro_batch_s,
 )
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.json_files import read_json
-from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
+from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
-from flexmarl.actors.trainer.simulated_trainer import SimulatedTrainer
+from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.actors.workflow import RecipeConfig
@@ -20,7 +21,7 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
-from ..stores import store_setup
+from ...stores import store_setup
 
 RECIPE = """
 async def workflow(query, agents): ...
@@ -38,8 +39,7 @@ def sample(agent: str, number: int) -> Sample:
 
 
 def simulated_policy(agent: str, **costs: float) -> PolicySetup:
-    model = ModelConfig(config={"model_type": "simulated", "trainer": costs}, tokenizer="bytes")
-    return PolicySetup(model=model, credit={AgentName(agent): CreditConfig()})
+    return PolicySetup(trainer=SimulatedTrainerConfig(**costs), credit={AgentName(agent): CreditConfig()})
 
 
 def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
             await writer.put([sample("solver", n) for n in range(4)] + [sample("judge", n) for n in range(2)])
             recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=3)
             setup = TrainerSetup(policies, recipe, 10, store_ref, shared, folder)
-            actor = SimulatedTrainer(setup)
+            actor = Trainer(setup)
             trainer = (await system.add(actor, "trainer")).within(1e6)
             assert time() == 0.0
             assert 0 <= await trainer.sft(judge, 0, 2) < 1

@@ -1,0 +1,34 @@
+"""The backends of all policies of a trainer, and the place that they compute at."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from ...names import PolicyName
+from ..trainer_setup import PolicySetup
+from .policy_backend import PolicyBackend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+class PolicyBackends(ABC):
+    """One kind of backend; ``trainer_setup`` names it. One computation runs at a time, in the order of the calls."""
+
+    @abstractmethod
+    def build(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
+        """The policy's backend before its first step. To be called within ``compute``."""
+
+    @abstractmethod
+    def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
+        """The policy's tokenizer. To be called within ``compute``."""
+
+    @abstractmethod
+    async def compute(self, function: Callable[[], T]) -> T:
+        """The result of ``function()``, after all earlier computations."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forgets the computations that have not begun. Does not wait for the one under way."""

@@ -1,0 +1,67 @@
+"""Simulated policies of a trainer: their computing time is slept on the event loop's clock."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from ...names import PolicyName
+from ..trainer_setup import PolicySetup
+from .backend_config import SimulatedTrainerConfig
+from .policy_backends import PolicyBackends
+from .simulated_policy import SimulatedPolicy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+class SimulatedPolicies(PolicyBackends):
+    """``seed``: of the run."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._computing = asyncio.Lock()
+        self._owed_s = 0.0
+        self._free_s = 0.0  # the end of all computations so far, by the loop's clock
+
+    def build(self, policy: PolicyName, setup: PolicySetup) -> SimulatedPolicy:
+        assert isinstance(setup.trainer, SimulatedTrainerConfig)
+        return SimulatedPolicy(
+            policy, setup.trainer, seed=self._seed, sleep=self._owe, max_staleness=setup.max_staleness
+        )
+
+    def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
+        return cast("PreTrainedTokenizerBase", _Bytes())
+
+    async def compute(self, function: Callable[[], T]) -> T:
+        """The next begins the moment the one before it ends, however late this loop wakes: a GPU's queue does so."""
+        time = asyncio.get_running_loop().time
+        asked_s = time()
+        async with self._computing:
+            self._owed_s = 0.0
+            result = function()
+            self._free_s = max(asked_s, self._free_s) + self._owed_s
+            await asyncio.sleep(self._free_s - time())
+            return result
+
+    def close(self) -> None:
+        """Nothing is left: computations are those of the actor's calls, which end with it."""
+
+    def _owe(self, seconds: float) -> None:
+        self._owed_s += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    input_ids: list[int]
+
+
+class _Bytes:
+    """A tokenizer, as far as the trainer needs one: text as its bytes of UTF-8."""
+
+    eos_token_id = 0
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> _Encoded:
+        return _Encoded(list(text.encode()))
