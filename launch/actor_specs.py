@@ -104,9 +104,7 @@ def rollout_setup(
             )
             for name, agent in config.agents.items()
         },
-        policies={
-            name: RolloutPolicy(policy.tokenizer) for name, policy in config.policies.items()
-        },
+        policies={name: RolloutPolicy(policy.tokenizer) for name, policy in config.policies.items()},
         store=references.store,
         router=references.router,
         orchestrator=references.orchestrator,

@@ -176,8 +176,8 @@ class RouterActor(Actor, RouterApi):
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case Route(session, routed):
-                self._send_route(session, routed)
+            case Route(number, routed):
+                self._send_route(number, routed)
             case Refuse((number, turn), served):
                 if (session := self._sessions.get(number)) is not None:
                     session.routes.refused.append(TurnRefused(turn, served))

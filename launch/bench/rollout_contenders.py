@@ -164,7 +164,7 @@ def _gaps(engine: TransformersEngine, seed: int) -> list[float]:
 
     for number in range(_RUNNING):
         add(str(number), 32, _GAP_STEPS)
-    durations = []
+    durations: list[float] = []
     while engine.pending:
         if len(durations) == _GAP_STEPS // 2:
             add("long", MAX_CONTEXT - 8, 8)
@@ -234,7 +234,11 @@ class Vllm(Contender):
             for arrival in arriving.arrived(wait=not engine.has_unfinished_requests()):
                 self._made += 1
                 sampling = self._sampling(
-                    temperature=1.0, max_tokens=arrival.new_tokens, ignore_eos=True, logprobs=0, detokenize=False
+                    temperature=1.0,
+                    max_tokens=arrival.new_tokens,
+                    ignore_eos=True,
+                    logprobs=0,
+                    detokenize=False,
                 )
                 engine.add_request(str(self._made), {"prompt_token_ids": list(arrival.prompt)}, sampling)
             engine.step()

@@ -35,8 +35,8 @@ def model_of(layers: int) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Seconds. ``pause_s``: from the last token of the interrupted requests until the engine takes others. ``copy_s``: of
-    a copy of as many bytes between two buffers of this process."""
+    """Seconds. ``pause_s``: from the last token of the interrupted requests until the engine takes others. ``copy_s``:
+    of a copy of as many bytes between two buffers of this process."""
 
     pause_s: float
     transfer_s: float

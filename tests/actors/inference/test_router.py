@@ -128,7 +128,7 @@ def test_the_turn_with_more_work_behind_it_goes_first_but_not_for_ever() -> None
 
 def test_the_instance_that_knows_the_prompt_is_preferred_while_that_may_pay() -> None:
     router = serving({"x": 9, "y": 9})
-    found = {}
+    found: dict[int, str] = {}
     for turn, tokens, prefix in ((1, 100, "same"), (2, 60, "own"), (3, 100, "same"), (4, 100, "same")):
         router.asked(1, asked(turn, prompt_tokens=tokens, prefix=prefix), 0.0)
         found |= routes(router)
