@@ -59,7 +59,7 @@ class Launched:
         """``terminal``: a terminal's descriptor, to run on instead of with its output in a file."""
         self.directory = directory
         self.output = directory.parent / f"{directory.name}-{time.monotonic_ns()}.out"
-        # Its own: whatever has this folder in its environment, or is in this folder, belongs to the run.
+        # Every process with this folder in its environment and every file in this folder belong to the run.
         self._runtime_base = Path(tempfile.mkdtemp(prefix="r", dir=env.runtime_base()))
         environment = {
             **os.environ,
