@@ -536,7 +536,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterMachine = RouterMachine.TestCase
-TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("capacity", [1, 64])

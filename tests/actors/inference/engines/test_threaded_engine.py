@@ -115,7 +115,7 @@ async def test_a_turn_that_ends_as_it_is_interrupted_has_ended(
 ) -> None:
     engine.gate.clear()
     turn = asyncio.ensure_future(loop.generate(_request("a")))
-    await asyncio.to_thread(engine.stepping.wait, 5)
+    await asyncio.to_thread(engine.stepping.wait, PATIENCE_S)
     interrupted = asyncio.ensure_future(loop.interrupt())
     await asyncio.sleep(0)
     engine.gate.set()
