@@ -2,7 +2,7 @@
 
 The keys of the result:
 
-    pure_turns_per_s    asked, routed and ended by ``Router`` alone, in this process, 64 in a round; median of the rounds
+    pure_turns_per_s    asked, routed and ended by ``Router`` alone, in this process; median of the rounds
     ipc_turns_per_s     the same by the router's process, over ipc, per second of its CPU time: one core's worth
     route_p50_us, route_p99_us
                         from asking to the route, over ipc, at 1,000 turns/s
@@ -187,7 +187,9 @@ class _Workers:
 
 async def _start(system: ActorSystem, options: Options) -> _Workers:
     nobody: ActorRef[ConsoleApi] = system.ref("console", system.address, ConsoleApi)
-    router: Any = await system.spawn(_MeasuredRouter, "router", {"setup": RouterSetup((POLICY,), nobody)}, process=True)
+    router: Any = await system.spawn(
+        _MeasuredRouter, "router", {"setup": RouterSetup((POLICY,), nobody)}, process=True
+    )
     api: ActorRef[RouterApi] = system.ref(router.name, router.address, RouterApi)
     for number in range(options.instances):
         instance = await system.add(_Instance(), f"{POLICY}-{number}")
