@@ -15,6 +15,7 @@ ordered among each other, and instances that acknowledge at once share them.
 
 import asyncio
 import math
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 
 from ...core.actor import Actor, DeadActor, endpoint
@@ -74,7 +75,8 @@ class RouterActor(Actor, RouterApi):
         self._installs: dict[PolicyName, asyncio.Future[None]] = {}
         self._loads: dict[int, Load] = {}
         """The newest load of each instance that is loading."""
-        self._watched: set[int] = set()
+        self._watches: defaultdict[str, deque[int]] = defaultdict(deque)
+        """The numbers of the watched instances of each name, in the order of their deaths."""
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -143,9 +145,7 @@ class RouterActor(Actor, RouterApi):
             await asyncio.shield(installed)
 
     async def on_dead(self, dead: DeadActor) -> None:
-        number = self._router.number_of(dead.actor)
-        if number is None:
-            return
+        number = self._watches[dead.actor].popleft()  # by now it may have been started again
         if dead.stopped:
             self._router.lost(number, dead.reason, self._loop.time())
         else:
@@ -184,10 +184,12 @@ class RouterActor(Actor, RouterApi):
                     session.filled.set()
             case Load(instance):
                 if instance not in self._loads:
-                    self.background(self._load(instance), f"load {self._instances[instance].name}")
+                    ref = self._instances[instance]
+                    self.background(self._load(instance, ref), f"load {ref.name}")
                 self._loads[instance] = decision
             case Probe(instance):
-                self.background(self._probe(instance), f"probe {self._instances[instance].name}")
+                ref = self._instances[instance]
+                self.background(self._probe(instance, ref), f"probe {ref.name}")
             case Installed(policy):
                 self._installs.pop(policy).set_result(None)
             case Changed():
@@ -206,7 +208,6 @@ class RouterActor(Actor, RouterApi):
     def _report(self, changed: Changed) -> None:
         if changed.state is InstanceState.GONE:
             del self._instances[changed.number]
-            self._watched.discard(changed.number)
             if (left := self._leaving.pop(changed.instance, None)) is not None:
                 left.set_result(None)
         event = InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
@@ -217,9 +218,8 @@ class RouterActor(Actor, RouterApi):
 
     # ------------------------------------------------------------------ instances
 
-    async def _load(self, number: int) -> None:
+    async def _load(self, number: int, instance: ActorRef[InstanceApi]) -> None:
         """Has an instance load the newest version that was decided on, one after the other."""
-        instance = self._instances[number]
         try:
             loaded = None
             while (wanted := self._loads[number]) != loaded:
@@ -227,8 +227,8 @@ class RouterActor(Actor, RouterApi):
                 await instance.within(WORK_TIMEOUT_S).load(published)
                 self._router.loaded(number, published.version, self._loop.time())
                 self._decide_soon()
-                if number not in self._watched:  # before, its start may not have ended
-                    self._watched.add(number)
+                if number not in self._watches[instance.name]:  # before, its start may not have ended
+                    self._watches[instance.name].append(number)
                     self.watch(instance)
                 loaded = wanted
         except (ActorDead, CallTimeout, EngineFailed) as error:
@@ -239,9 +239,8 @@ class RouterActor(Actor, RouterApi):
             del self._loads[number]
         self._decide_soon()
 
-    async def _probe(self, number: int) -> None:
+    async def _probe(self, number: int, instance: ActorRef[InstanceApi]) -> None:
         """Asks a suspected instance until it answers, or is known to be gone."""
-        instance = self._instances[number]
         while self._router.is_suspected(number):
             try:
                 version = await instance.within(_PROBE_S).served_version()

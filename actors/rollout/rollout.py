@@ -42,6 +42,7 @@ from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
 from ..workflow import Prompt, Recipe, Rewards, Turn
 from .block_watch import BlockWatch, report_file
+from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
 from .overlong import punished
@@ -67,6 +68,7 @@ class Rollout(Actor, RolloutApi):
             {agent: settings.grouping for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
         )
+        self._calls = CallGraph()
         self._clock = asyncio.get_running_loop().time
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
@@ -228,6 +230,7 @@ class Rollout(Actor, RolloutApi):
         """The end of a trajectory whose workflow has ended. User code: it may fail in any way, the others continue."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
+            self._calls.ended(trajectory.timed_turns)
             trajectory.rewards = trajectory.unpunished = work.result()
             if not trajectory.is_evaluation:  # evaluations report the workflow's own rewards
                 trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
@@ -269,9 +272,13 @@ class Rollout(Actor, RolloutApi):
             )
         )
         left_s = sampling.turn_timeout_s or self._config.turn_timeout_s
+        began_s, turn.tokens_behind = (
+            self._clock(),
+            self._calls.tokens_behind(agent, trajectory.begin_turn(agent)),
+        )
         while not turn.ended:
             left_s -= await self._generate_part(agent, turn, trajectory, left_s)
-        trajectory.took(agent, turn)
+        trajectory.took(agent, turn, TimedTurn(agent, began_s, self._clock(), len(turn.tokens)))
         columns = trajectory.columns_of(agent, sample_id, settings.columns)
         return Turn(agent, turn.text, turn.prompt_tokens, turn.tokens, sample_id, columns.write)
 
@@ -287,6 +294,7 @@ class Rollout(Actor, RolloutApi):
                 self._agents[agent].policy,
                 request.versions,
                 prompt_tokens=turn.prompt_size,
+                tokens_behind=turn.tokens_behind,
                 prefix=trajectory.prefix(request.prompt),
             )
         started = self._clock()

@@ -13,6 +13,7 @@ from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
 from ..sample_id import SampleId, TrajectoryName
 from ..workflow import Rewards
+from .call_graph import TimedTurn
 from .resumable_turn import ResumableTurn
 from .turn_columns import TurnColumns
 
@@ -120,6 +121,9 @@ class Trajectory:
         self._step = step
         self._group = self._sample_id(0).group
         self._turns: list[tuple[AgentName, ResumableTurn]] = []
+        self._begun: dict[AgentName, int] = {}
+        self.timed_turns: list[TimedTurn] = []
+        """Times of the turns that have ended."""
         self._columns: dict[str, TurnColumns] = {}
         self.retried_turns = 0
         self._overran: list[tuple[AgentName, BaseException]] = []
@@ -136,10 +140,17 @@ class Trajectory:
     def _sample_id(self, turn: int) -> SampleId:
         return SampleId(self._step, self.query.id, turn, self.number)
 
-    def took(self, agent: AgentName, turn: ResumableTurn) -> None:
+    def begin_turn(self, agent: AgentName) -> int:
+        """The number of the agent's new turn, from 0."""
+        number = self._begun.get(agent, 0)
+        self._begun[agent] = number + 1
+        return number
+
+    def took(self, agent: AgentName, turn: ResumableTurn, timed: TimedTurn) -> None:
         """Adds a turn that has ended. One that ends after its workflow has returned is not part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, turn))
+            self.timed_turns.append(timed)
 
     def columns_of(self, agent: AgentName, sample_id: str, declared: Columns) -> TurnColumns:
         """The columns of a turn that the workflow may write."""

@@ -1,4 +1,4 @@
-"""The commands ``flexmarl bench calls``, ``bench store``, ``bench pipeline`` and ``bench rollout``."""
+"""The commands ``flexmarl bench calls``, ``bench store``, ``bench pipeline``, ``bench rollout`` and so on."""
 
 import json
 import logging
@@ -190,6 +190,30 @@ def rollout(as_json: bool, vllm: bool, rounds: int | None, quick: bool) -> int:
     with result_tables.progress(Console(stderr=True), parts(options)) as report:
         result = uvloop.run(measure(options, report))
     return _show(result, as_json, result_tables.rollout_tables)
+
+
+@bench.command()
+@_common_options(rounds=3, quick_time="a few seconds")
+def router(as_json: bool, rounds: int | None, quick: bool) -> int:
+    """Measure the router: turns of 8 rollout workers, routed to 512 instances.
+
+    By the rules alone and over ipc, per second of CPU time; and the time until a turn has its route, at 1,000 turns/s.
+
+    \b
+    Examples:
+      flexmarl bench router
+      flexmarl bench router --json > router.json
+
+    Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
+    """
+    from . import result_tables
+    from .router import Options, measure, parts
+
+    options = Options(rounds=rounds or (1 if quick else 3), turns=4_096 if quick else 20_000)
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = uvloop.run(measure(options, report))
+    return _show(result, as_json, result_tables.router_tables)
 
 
 def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:

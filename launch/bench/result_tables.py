@@ -63,6 +63,11 @@ def pipeline_tables(console: Console, result: Mapping[str, Any]) -> None:
     _warn_if_busy(console, result)
 
 
+def router_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table("router, 8 workers and 512 instances", result["goals"]))
+    _warn_if_busy(console, result)
+
+
 def store_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table("experience store", result["goals"]))
 

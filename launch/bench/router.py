@@ -1,0 +1,246 @@
+"""``flexmarl bench router``: turns that are routed to 512 instances of a policy for 8 rollout workers.
+
+The keys of the result:
+
+    pure_turns_per_s    asked, routed and ended by ``Router`` alone, in this process; median of the rounds
+    ipc_turns_per_s     the same by the router's process, over ipc, per second of its CPU time: one core's worth
+    route_p50_us, route_p99_us
+                        from asking to the route, over ipc, at 1,000 turns/s
+    rounds, goals, machine, settings
+
+The instances of the actor's measurement do nothing: they are actors of this process that acknowledge a version.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ...actors.inference.router import Router
+from ...actors.inference.router_actor import RouterActor
+from ...actors.inference.router_config import RouterConfig
+from ...actors.inference.router_decisions import Load, Route
+from ...actors.inference.router_setup import RouterSetup
+from ...actors.messages import (
+    ConsoleApi,
+    GenerateRequest,
+    Generation,
+    InstanceApi,
+    Loaded,
+    Published,
+    RouterApi,
+    TurnAsked,
+    VersionRange,
+)
+from ...actors.names import PolicyName, Version
+from ...actors.rollout.turn_routes import TurnRoutes
+from ...core.actor import Actor, endpoint
+from ...core.ref import ActorRef
+from ...core.system import ActorSystem
+from ...transport.handle import StateHandle
+from .. import env
+from . import machine
+from .call_goals import Goal, judge_all
+from .measure import Report, percentile, rounded
+
+POLICY = PolicyName("solver")
+_CAPACITY = 64
+_ROUND = 64
+_TOKENS = 200
+_TIMEOUT_S = 60.0
+_ONE = VersionRange.exactly(Version(0))
+
+GOALS = (
+    Goal("pure_turns_per_s", "Router alone, turns/s", 5000, at_most=False),
+    Goal("ipc_turns_per_s", "over ipc, turns per CPU second", 5000, at_most=False),
+    Goal("route_p99_us", "a route at 1,000 turns/s, p99, us", 1000, at_most=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``turns``: of each measurement, in each round. ``in_flight``: turns that have an instance or wait for one."""
+
+    rounds: int = 3
+    turns: int = 20_000
+    workers: int = 8
+    instances: int = 512
+    in_flight: int = 8192
+    rate_per_s: float = 1000.0
+
+
+def parts(options: Options) -> int:
+    """The number of calls of ``report`` that ``measure`` makes."""
+    return 2 + 2 * options.rounds
+
+
+async def measure(options: Options, report: Report) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    report("how busy the machine is with other things")
+    described = await machine.describe()
+    rounds: dict[str, list[float]] = {
+        "pure_turns_per_s": [],
+        "ipc_turns_per_s": [],
+        "route_p50_us": [],
+        "route_p99_us": [],
+    }
+    report("the start of the router and of the instances")
+    with TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
+        async with ActorSystem("bench", Path(directory)) as system:
+            workers = await _start(system, options)
+            for number in range(1, options.rounds + 1):
+                report(f"Router alone, round {number} of {options.rounds}")
+                rounds["pure_turns_per_s"].append(pure_turns_per_s(options))
+                report(f"over ipc, round {number} of {options.rounds}")
+                rounds["ipc_turns_per_s"].append(await _ipc_turns_per_s(workers, options))
+                latencies_us = await _latencies_us(workers, options)
+                rounds["route_p50_us"].append(percentile(latencies_us, 0.5))
+                rounds["route_p99_us"].append(percentile(latencies_us, 0.99))
+            workers.close()
+    figures = {key: statistics.median(values) for key, values in rounds.items()}
+    return {
+        **{key: rounded(value) for key, value in figures.items()},
+        "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
+        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "machine": described,
+        "settings": asdict(options),
+    }
+
+
+# --------------------------------------------------------------------------- the pure Router
+
+
+def pure_turns_per_s(options: Options) -> float:
+    """Turns per second of this process's CPU time, with ``in_flight`` turns at the instances."""
+    router = Router([POLICY], RouterConfig())
+    for number in range(options.instances):
+        router.joined(f"{POLICY}-{number}", POLICY, _CAPACITY, 0.0)
+    router.published(POLICY, Version(0), 0.0)
+    for decision in router.decisions(0.0):
+        if isinstance(decision, Load):
+            router.loaded(decision.instance, decision.version, 0.0)
+    router.decisions(0.0)
+    running: deque[tuple[int, int]] = deque()
+    asked = 0
+    began = 0.0
+    while asked < options.in_flight + options.turns:
+        if not began and asked >= options.in_flight:
+            began = time.process_time()
+        now = asked / options.rate_per_s
+        for _ in range(_ROUND):
+            worker, prefix = asked % options.workers, f"q{asked // 8}"
+            tokens = 50 + asked * 37 % 400
+            request = TurnAsked(asked, POLICY, Version(0), Version(0), tokens, float(asked % 5 * 100), prefix)
+            router.asked(worker, request, now)
+            asked += 1
+        for decision in router.decisions(now):
+            assert isinstance(decision, Route), "there is room for all turns"
+            running.append((decision.session, decision.routed.turn))
+        while len(running) > options.in_flight:
+            router.ended(*running.popleft(), _TOKENS + asked % 97, now)
+    return options.turns / (time.process_time() - began)
+
+
+# --------------------------------------------------------------------------- the actor
+
+
+class _Instance(Actor, InstanceApi):
+    @endpoint
+    async def load(self, published: Published) -> Loaded:
+        return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
+
+    @endpoint
+    async def served_version(self) -> Version | None:
+        return Version(0)
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return Generation("", (), (), (), Version(0), "stop")
+
+
+class _MeasuredRouter(RouterActor):
+    @endpoint
+    async def cpu_s(self) -> float:
+        """CPU seconds of its process."""
+        return time.process_time()
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """The sessions of rollout workers."""
+
+    cpu_s: Callable[[], Awaitable[float]]
+    sessions: list[TurnRoutes]
+    readers: list[asyncio.Task[None]]
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        for reader in self.readers:
+            reader.cancel()
+
+
+async def _start(system: ActorSystem, options: Options) -> _Workers:
+    nobody: ActorRef[ConsoleApi] = system.ref("console", system.address, ConsoleApi)
+    router: Any = await system.spawn(
+        _MeasuredRouter, "router", {"setup": RouterSetup((POLICY,), nobody)}, process=True
+    )
+    api: ActorRef[RouterApi] = system.ref(router.name, router.address, RouterApi)
+    for number in range(options.instances):
+        instance = await system.add(_Instance(), f"{POLICY}-{number}")
+        await api.api.join(instance, POLICY, _CAPACITY)
+    handle = StateHandle("bench", 0, "shm", "none", "none", "none", 0, 1, 0, 0, ())
+    await api.within(_TIMEOUT_S).publish(Published(POLICY, Version(0), handle))
+    sessions = [TurnRoutes(api) for _ in range(options.workers)]
+    for session in sessions:
+        await session.open()
+    readers = [asyncio.create_task(session.run()) for session in sessions]
+    return _Workers(router.api.cpu_s, sessions, readers)
+
+
+async def _ipc_turns_per_s(workers: _Workers, options: Options) -> float:
+    """Turns per CPU second of the router's process: every worker asks for a round of turns, and ends the one before."""
+    before = await workers.cpu_s()
+    turns = options.turns // options.workers // _ROUND * _ROUND
+
+    async def work(session: TurnRoutes) -> None:
+        for _ in range(turns // _ROUND):
+            routes = await asyncio.gather(*(_route(session, n) for n in range(_ROUND)))
+            for route in routes:
+                session.ended(route, _TOKENS)
+
+    async with asyncio.TaskGroup() as tasks:
+        for session in workers.sessions:
+            tasks.create_task(work(session))
+    return turns * options.workers / (await workers.cpu_s() - before)
+
+
+async def _route(session: TurnRoutes, number: int) -> int:
+    route = await session.route(POLICY, _ONE, prompt_tokens=50 + number % 400, prefix=f"q{number // 8}")
+    return route.turn
+
+
+async def _latencies_us(workers: _Workers, options: Options) -> list[float]:
+    """Turns at even distances, of one worker after the other."""
+    loop = asyncio.get_running_loop()
+    latencies_us: list[float] = []
+    turns = min(options.turns, int(3 * options.rate_per_s))
+    began = loop.time()
+
+    async def one(number: int) -> None:
+        session = workers.sessions[number % options.workers]
+        asked = time.perf_counter()
+        turn = await _route(session, number)
+        latencies_us.append((time.perf_counter() - asked) * 1e6)
+        session.ended(turn, _TOKENS)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(turns):
+            await asyncio.sleep(max(0.0, began + number / options.rate_per_s - loop.time()))
+            tasks.create_task(one(number))
+    return latencies_us

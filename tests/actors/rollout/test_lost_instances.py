@@ -1,0 +1,161 @@
+"""Instances that are lost, broken or leave while they generate turns: what becomes of the turns."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from flexmarl.actors.errors import EngineFailed, NoInstance, NonFiniteLogits, PromptTooLong, WrongVersion
+from flexmarl.actors.inference.router_config import RouterConfig
+from flexmarl.actors.messages import GenerateRequest, Generation
+from flexmarl.actors.names import PolicyName
+from flexmarl.actors.run_events import InstanceChanged
+from flexmarl.core.actor import endpoint
+
+from .house import QUERY, SOLVER, FakeInstance, House, serve, start_step
+
+ONE_TURN = (
+    'turn = await agents["solver"].generate(query.text); return Rewards(solver=float(len(turn.tokens)))'
+)
+ABOVE_ALL = 64
+
+
+class Slow(FakeInstance):
+    """Takes ten seconds for a turn."""
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        generation = await super().generate(request)
+        await asyncio.sleep(10)
+        return generation
+
+
+def one_token(request: GenerateRequest) -> tuple[int, ...]:
+    return (65,)
+
+
+def news(house: House) -> list[tuple[str, str]]:
+    seen = [event for event in house.events.seen if isinstance(event, InstanceChanged)]
+    return [(event.instance, event.state) for event in seen]
+
+
+async def add_again(house: House, name: str, fake: FakeInstance) -> None:
+    """As its supervisor would start it."""
+    house.instances["solver"].append(fake)
+    reference = await house.system.add(fake, name)
+    await house.router.ref.api.join(reference, PolicyName("solver"), ABOVE_ALL)
+
+
+async def test_the_turns_of_one_that_dies_are_begun_again_elsewhere_and_counted(house: House) -> None:
+    house.instances["solver"] = [Slow(one_token), Slow(one_token)]
+    rollout = await house.open(ONE_TURN)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 8, {"solver": 0, "judge": 0})
+    await asyncio.sleep(5)
+    await house.system.remove("solver-0")
+    group = await house.closed()
+    assert group.samples[SOLVER] == 8 and group.failures == []
+    assert group.retried_turns == 4
+    asked = [request.sample_id for request in house.instances["solver"][1].asked]
+    assert len(asked) == len(set(asked)) == 8
+    assert ("solver-0", "gone") in news(house)
+
+
+async def test_one_that_is_started_again_gets_the_turns_when_it_has_loaded(house: House) -> None:
+    house.instances["solver"] = [Slow(one_token)]
+    rollout = await house.open(ONE_TURN, trajectory_timeout_s=30.0)
+    await serve(rollout, "solver", 3)
+    await start_step(rollout, 1, [QUERY], 4, {"solver": 3, "judge": 0})
+    await asyncio.sleep(5)
+    await house.system.remove("solver-0")
+    await asyncio.sleep(600)
+    await add_again(house, "solver-0", FakeInstance(one_token))
+    group = await house.closed()
+    assert group.samples[SOLVER] == 4 and group.retried_turns == 4, "the wait was not the trajectories' time"
+    assert news(house)[-1] == ("solver-0", "serving")
+
+
+async def test_a_turn_is_not_begun_again_for_ever(house: House) -> None:
+    house.instances["solver"] = [Slow(one_token)]
+    rollout = await house.open(ONE_TURN, turn_retries=2)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 1, {"solver": 0, "judge": 0})
+    for _ in range(3):
+        await asyncio.sleep(5)
+        await house.system.remove("solver-0")
+        await add_again(house, "solver-0", Slow(one_token))
+    group = await house.closed()
+    assert [failed.error.split(":")[0] for failed in group.failures] == ["ActorDead"]
+    assert group.retried_turns == 2 and group.samples[SOLVER] == 0
+
+
+def raising(error: Exception) -> Callable[[GenerateRequest], tuple[int, ...]]:
+    def answer(request: GenerateRequest) -> tuple[int, ...]:
+        raise error
+
+    return answer
+
+
+async def test_a_broken_engine_costs_a_retry(house: House) -> None:
+    house.instances["solver"] = [
+        FakeInstance(raising(EngineFailed("CUDA error: an illegal memory access"))),
+        FakeInstance(one_token),
+    ]
+    rollout = await house.open(ONE_TURN)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 4, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    assert group.samples[SOLVER] == 4 and group.failures == []
+    assert group.retried_turns == 2
+    assert ("solver-0", "suspected") in news(house)
+
+
+@pytest.mark.parametrize("error", [PromptTooLong("r", 9000, 64, 8192), NonFiniteLogits(("r",))])
+async def test_what_another_instance_would_refuse_too_fails_the_trajectory(
+    house: House, error: Exception
+) -> None:
+    house.instances["solver"] = [FakeInstance(raising(error)), FakeInstance(raising(error))]
+    rollout = await house.open(ONE_TURN)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    assert [failed.error for failed in group.failures] == [f"{type(error).__name__}: {error}"] * 2
+    assert group.retried_turns == 0 and news(house) == []
+
+
+async def test_a_version_that_is_over_fails_the_turn(house: House) -> None:
+    rollout = await house.open(ONE_TURN)
+    await serve(rollout, "solver", 2)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 1, "judge": 0})
+    errors = [failed.error for failed in (await house.closed()).failures]
+    assert errors == [f"WrongVersion: {WrongVersion('solver', 1, 2)}"] * 2
+
+
+async def test_one_that_leaves_ends_its_turns_first(house: House) -> None:
+    house.instances["solver"] = [Slow(one_token), Slow(one_token)]
+    rollout = await house.open(ONE_TURN)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 4, {"solver": 0, "judge": 0})
+    await asyncio.sleep(5)
+    begun = asyncio.get_running_loop().time()
+    await house.router.ref.within(60.0).leave("solver-0")
+    assert 5.0 <= asyncio.get_running_loop().time() - begun < 5.1
+    group = await house.closed()
+    assert group.samples[SOLVER] == 4 and group.retried_turns == 0
+    await start_step(rollout, 2, [QUERY], 3, {"solver": 0, "judge": 0})
+    await house.closed()
+    assert [len(fake.asked) for fake in house.instances["solver"]] == [2, 5]
+    assert news(house) == [("solver-0", "draining"), ("solver-0", "gone")]
+
+
+async def test_a_policy_that_gets_no_instance_back_ends_the_run(house: House) -> None:
+    rollout = await house.open(ONE_TURN)
+    await serve(rollout, "solver", 0)
+    for name in ("solver-0", "solver-1"):
+        await house.system.remove(name)
+    patience_s = RouterConfig().return_timeout_s
+    await asyncio.sleep(patience_s - 1)
+    assert not house.system.failure.done()
+    await asyncio.sleep(2)
+    failure = house.system.failure.result()
+    assert isinstance(failure, NoInstance) and "policy solver has had no instance for 900 s" in str(failure)
