@@ -63,9 +63,8 @@ class RunSupervision:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stops all actors at once: one that hangs delays no other."""
-        async with self._exits:
-            await asyncio.gather(*(supervisor.stop_all() for supervisor in self._both))
+        """Stops the actors that are restarted alone first: they use the others, whose end they would take for a loss."""
+        await self._exits.aclose()
 
     async def wait_failed(self) -> None:
         """Waits until the run can't continue, and raises the reason: ActorDead or ActorFailed."""

@@ -1,7 +1,9 @@
 """The instance: an engine that serves one version of one policy at a time."""
 
 import asyncio
+import dataclasses
 import gc
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +42,7 @@ class Instance(Actor, InstanceApi):
         """None before the first weights, and while others are loaded."""
         self._loading = asyncio.Lock()
         self._turns = 0
+        self._engine_ids: set[str] = set()
         self._answered = asyncio.Event()
         self._answered.set()
 
@@ -97,12 +100,27 @@ class Instance(Actor, InstanceApi):
         prompt: tuple[int, ...] = ()
         for number, part in enumerate(request.prompt):
             prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
-        with self._turn():
-            result = await engine.generate(engine_request(request, prompt))
+        with self._turn(), self._engine_id(request.sample_id) as request_id:
+            result = await engine.generate(
+                dataclasses.replace(engine_request(request, prompt), request_id=request_id)
+            )
         result = kept(result, resumable=self._setup.policies[served.policy].engine.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))
+
+    @contextmanager
+    def _engine_id(self, sample_id: str) -> Iterator[str]:
+        """The engine's id for a turn. The turn of a rollout worker that was lost may still run when another worker
+        asks for it."""
+        request_id, copies = sample_id, itertools.count(2)
+        while request_id in self._engine_ids:
+            request_id = f"{sample_id}#{next(copies)}"
+        self._engine_ids.add(request_id)
+        try:
+            yield request_id
+        finally:
+            self._engine_ids.discard(request_id)
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of the engine and of the transport, as ``engine_...`` and ``transport_...``; empty before the engine

@@ -72,6 +72,7 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
         ("evaluation.every=2", {"evaluation.every": "0 -> 2"}),
         ("policies.solver.instances=2", {"policies.solver.instances": "1 -> 2"}),
         ("supervision.silence_s=60", {"supervision.silence_s": "300.0 -> 60.0"}),
+        ("rollout.workers=2", {"rollout.workers": "1 -> 2"}),
         ("rollout.max_failed_share=0.5", {"rollout.max_failed_share": "0.25 -> 0.5"}),
     ],
 )

@@ -177,6 +177,15 @@ async def test_a_turn_that_is_given_up_leaves_the_engine(
     assert len(answers) == 8
 
 
+async def test_a_turn_that_a_lost_worker_left_behind_does_not_refuse_the_same_turn(
+    instance: ActorRef[Instance], source: Source
+) -> None:
+    await instance.api.load(await source.publish(0))
+    whole = await instance.api.generate(turn(0, length=50))
+    answers = await asyncio.gather(*(instance.api.generate(turn(0, length=50)) for _ in range(3)))
+    assert [answer.tokens for answer in answers] == [whole.tokens] * 3
+
+
 async def test_a_prompt_that_does_not_fit_names_the_lengths(
     instance: ActorRef[Instance], source: Source
 ) -> None:
