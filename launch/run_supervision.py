@@ -63,7 +63,7 @@ class RunSupervision:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stops the actors that are restarted alone first: they use the others, and would take their end for a loss."""
+        """Stops the actors that are restarted alone first: for them the end of the others would be a loss."""
         await self._exits.aclose()
 
     async def wait_failed(self) -> None:
