@@ -5,6 +5,7 @@ known to them: every sequence gets exactly the length drawn for it.
 """
 
 import asyncio
+import importlib
 import importlib.metadata
 import importlib.util
 import random
@@ -211,7 +212,7 @@ class Vllm(Contender):
         return importlib.util.find_spec("vllm") is not None
 
     def _prepare(self) -> str:
-        import vllm  # imported here: only this process needs it
+        vllm = importlib.import_module("vllm")  # here: only this process needs it, and it may be missing
 
         seeded_model().save_pretrained(self._folder)
         self._engine = vllm.LLM(
