@@ -5,7 +5,6 @@ known to them: every sequence gets exactly the length drawn for it.
 """
 
 import asyncio
-import importlib
 import importlib.metadata
 import importlib.util
 import random
@@ -212,7 +211,7 @@ class Vllm(Contender):
         return importlib.util.find_spec("vllm") is not None
 
     def _prepare(self) -> str:
-        vllm = importlib.import_module("vllm")  # here: only this process needs it, and it may be missing
+        import vllm  # type: ignore[import-not-found, unused-ignore]  # here: only this process needs it
 
         seeded_model().save_pretrained(self._folder)
         self._engine = vllm.LLM(
