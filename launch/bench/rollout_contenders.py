@@ -211,7 +211,7 @@ class Vllm(Contender):
         return importlib.util.find_spec("vllm") is not None
 
     def _prepare(self) -> str:
-        import vllm  # imported here: only this process needs it
+        import vllm  # type: ignore[import-not-found, unused-ignore]  # here: only this process needs it
 
         seeded_model().save_pretrained(self._folder)
         self._engine = vllm.LLM(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...actors.inference.engines.engine import EngineRequest
@@ -35,8 +34,8 @@ def model_of(layers: int) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Seconds. ``pause_s``: from the last token of the interrupted requests until the engine takes others. ``copy_s``:
-    of a copy of as many bytes between two buffers of this process."""
+    """Seconds. ``pause_s``: from the last token of the interrupted requests until the engine takes others.
+    ``copy_s``: of a copy of as many bytes between two buffers of this process."""
 
     pause_s: float
     transfer_s: float
@@ -104,9 +103,8 @@ class UpdatedEngine(Actor):
 
 
 def _copy_s(size_bytes: int) -> float:
-    """Seconds of a copy between two buffers whose pages exist."""
-    source, target = np.ones(size_bytes, np.uint8), np.zeros(size_bytes, np.uint8)
-    target.fill(1)
+    """Seconds of a copy between two buffers whose pages exist, allocated like weights."""
+    source, target = (torch.full((size_bytes,), number, dtype=torch.uint8) for number in (1, 2))
     started = time.perf_counter()
-    np.copyto(target, source)
+    target.copy_(source)
     return time.perf_counter() - started
