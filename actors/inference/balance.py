@@ -17,10 +17,15 @@ seconds, is ``turn_s * max(1, turns / (n * capacity))``: turns that all run alre
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
+
+from pydantic import field_validator
 
 from ..config_base import Config, Count, NonNegative, Positive
 from ..names import PolicyName
+
+Scope = Literal["off", "intra", "intra+inter"]
+Key = TypeVar("Key")
 
 _NEWEST_SHARE: Final = 0.2
 """Weight of the newest measurement in a rolling mean."""
@@ -36,12 +41,18 @@ class BalanceConfig(Config):
     ``interval_s``: seconds between two looks at the loads.
     """
 
-    scope: Literal["off", "intra", "intra+inter"] = "intra"
+    scope: Scope = "intra"
     threshold: Positive = 5.0
     min_instances: Count = 1
     margin: NonNegative = 0.05
     settle: NonNegative = 2.0
     interval_s: Positive = 0.1
+
+    @field_validator("scope", mode="before")
+    @classmethod
+    def _off_in_yaml(cls, scope: object) -> object:
+        """YAML reads a bare ``off`` as false."""
+        return "off" if scope is False else scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +103,27 @@ class Balancer:
         self._config = config
         self._turn_s: dict[PolicyName, float] = {}
         self._load_s: dict[PolicyName, float] = {}
+        self._move_s: dict[tuple[PolicyName, PolicyName], float] = {}
 
     def turn_ended(self, policy: PolicyName, seconds: float) -> None:
         """A turn of ``policy`` has spent ``seconds`` at an instance."""
         _average(self._turn_s, policy, seconds)
 
-    def loaded(self, policy: PolicyName, seconds: float) -> None:
-        """An instance has spent ``seconds`` without generating, until it served weights of ``policy``."""
-        _average(self._load_s, policy, seconds)
+    def loaded(self, policy: PolicyName, seconds: float, giver: PolicyName | None = None) -> None:
+        """An instance has spent ``seconds`` without generating, until it served weights of ``policy``. ``giver``: the
+        policy that it has moved from: another architecture costs more."""
+        if giver is None:
+            _average(self._load_s, policy, seconds)
+        else:
+            _average(self._move_s, (giver, policy), seconds)
 
-    def settle_s(self, policy: PolicyName) -> float:
-        """Seconds for which an instance that has moved to ``policy`` stays."""
-        return self._config.settle * self._load_s.get(policy, 0.0)
+    def settle_s(self, giver: PolicyName, taker: PolicyName) -> float:
+        """Seconds for which an instance that has moved stays."""
+        return self._config.settle * self._cost_s(giver, taker)
+
+    def _cost_s(self, giver: PolicyName, taker: PolicyName) -> float:
+        """Of a move; if there was none yet, of loading a new version."""
+        return self._move_s.get((giver, taker), self._load_s.get(taker, 0.0))
 
     def moves(self, loads: Mapping[PolicyName, PolicyLoad]) -> list[Move]:
         """The moves to begin now, each with the earlier ones counted as done. Empty if ``scope`` is not
@@ -143,7 +163,7 @@ class Balancer:
         more = replace(takes, instances=takes.instances + 1)
         if fewer.backlog > more.backlog:
             return None
-        costs_s = self._load_s.get(taker, 0.0)
+        costs_s = self._cost_s(giver, taker)
         before_s = max(self._left_s(giver, gives), self._left_s(taker, takes))
         after_s = max(self._left_s(giver, fewer), self._left_s(taker, more, idle_s=costs_s))
         saves_s = before_s - after_s
@@ -162,6 +182,6 @@ class Balancer:
         return turn_s * max(1.0, (load.turns + lost_turns) / (load.instances * load.capacity))
 
 
-def _average(means: dict[PolicyName, float], policy: PolicyName, value: float) -> None:
-    old = means.get(policy)
-    means[policy] = value if old is None else old + _NEWEST_SHARE * (value - old)
+def _average(means: dict[Key, float], key: Key, value: float) -> None:
+    old = means.get(key)
+    means[key] = value if old is None else old + _NEWEST_SHARE * (value - old)

@@ -71,8 +71,8 @@ class TestCalm:
         assert balancer().moves({BUSY: load(2, 40), IDLE: load(2, 0, movable=0)}) == []
 
     def test_the_time_to_stay_is_a_multiple_of_the_measured_cost(self) -> None:
-        assert balancer(load_s=1.5, settle=4.0).settle_s(BUSY) == 6.0
-        assert Balancer(BalanceConfig()).settle_s(BUSY) == 0.0
+        assert balancer(load_s=1.5, settle=4.0).settle_s(IDLE, BUSY) == 6.0
+        assert Balancer(BalanceConfig()).settle_s(IDLE, BUSY) == 0.0
 
     def test_nothing_moves_before_the_first_turn_has_been_measured(self) -> None:
         fresh = Balancer(BalanceConfig(scope="intra+inter"))
