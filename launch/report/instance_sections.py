@@ -11,8 +11,8 @@ from .run_history import History
 _ROUTER: Final = "router"
 _MOVES_SHOWN: Final = 50
 _WORDS: Final = (
-    "Since the start of each instance, up to the last step. Queue: from the first instance with the turn's version until "
-    "one of them had room. Service: at the instance. Batch: sequences decoded together, the mean."
+    "Since the start of each instance, up to the last step. Queue: from the first instance that served the "
+    "turn's version until one had room. Service: at the instance. Batch: sequences decoded together, the mean."
 )
 
 

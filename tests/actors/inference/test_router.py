@@ -405,8 +405,8 @@ NAMES = ["i0", "i1", "i2", "i3", "i4"]
 class RouterMachine(RuleBasedStateMachine):
     """Keeps its own books of turns and instances from the decisions, and holds them against the rules."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(measured=st.sampled_from([True, True, False]))
+    def start(self, measured: bool) -> None:
         balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.5)
         self.router = Router([A, B], CONFIG, Balancing(balance, {}, frozenset([A])))
         self.now = 0.0
@@ -424,6 +424,20 @@ class RouterMachine(RuleBasedStateMachine):
         self.at: dict[tuple[int, int], int] = {}
         self.publishing: dict[PolicyName, int] = {}
         self.next_turn = 0
+        if measured:  # moves need the times of loads and turns
+            self.serve_and_measure()
+
+    def serve_and_measure(self) -> None:
+        for policy in (A, B):
+            for number in range(2):
+                self.join(f"{policy}{number}", policy, 1)
+            self.publish(policy)
+            self.load_all()
+            self.ask(1, policy, 0, False, 10, 0.0, "", 1)
+        self.now += 4.0
+        for turn in sorted(self.turns):
+            self.end(turn, 10)
+        self.decide()
 
     def decide(self) -> None:
         for decision in self.router.decisions(self.now):
@@ -517,14 +531,16 @@ class RouterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(data=st.data(), tokens=st.integers(0, 30))
     def end_turn(self, data: st.DataObject, tokens: int) -> None:
-        turn = data.draw(st.sampled_from(sorted(self.turns)))
+        self.end(data.draw(st.sampled_from(sorted(self.turns))), tokens)
+        self.decide()
+
+    def end(self, turn: tuple[int, int], tokens: int) -> None:
         number = self.at.pop(turn, None)
         self.waiting.discard(turn)
         del self.turns[turn]
         found = self.router.ended(*turn, tokens, self.now)
         assert (found and found.number) == number
         self.moved_if_drained(number)
-        self.decide()
 
     @rule(session=st.integers(1, 2))
     def end_session(self, session: int) -> None:
@@ -600,8 +616,12 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.lost(self.numbers[data.draw(st.sampled_from(sorted(self.numbers)))], "killed", self.now)
         self.decide()
 
-    @rule()
-    def balance(self) -> None:
+    @precondition(lambda self: self.numbers)
+    @rule(policy=st.sampled_from([A, B]), count=st.integers(0, 6), installed=st.booleans())
+    def balance(self, policy: PolicyName, count: int, installed: bool) -> None:
+        if installed:
+            self.load_all()
+        self.ask(1, policy, 0, True, 5, 0.0, "", count)
         self.router.balance(self.now)
         self.decide()
 
@@ -648,6 +668,15 @@ class RouterMachine(RuleBasedStateMachine):
             self.publish(policy)
             self.join(f"last {policy}", policy, 2)
             self.time_passes(0.0)
+        self.load_all()
+        for _ in range(len(self.turns) + 1):
+            for turn in sorted(self.at):
+                self.end(turn, 3)
+            self.decide()
+        assert all(self.turns[turn].oldest > self.published[self.turns[turn].policy] for turn in self.waiting)
+        assert not self.at
+
+    def load_all(self) -> None:
         while self.to_load:
             number = min(self.to_load)
             policy, version = self.to_load.pop(number)
@@ -656,15 +685,6 @@ class RouterMachine(RuleBasedStateMachine):
                 self.serves[number] = (policy, version)
             self.router.loaded(number, Version(version), self.now)
             self.decide()
-        for _ in range(len(self.turns) + 1):
-            for turn in sorted(self.at):
-                number = self.at.pop(turn)
-                del self.turns[turn]
-                self.router.ended(*turn, 3, self.now)
-                self.moved_if_drained(number)
-            self.decide()
-        assert all(self.turns[turn].oldest > self.published[self.turns[turn].policy] for turn in self.waiting)
-        assert not self.at
 
 
 TestRouterMachine = RouterMachine.TestCase
