@@ -305,7 +305,7 @@ def test_the_instance_with_the_fewest_tokens_moves_to_the_policy_whose_turns_wai
     router.loaded(moved.instance, Version(0), 7.0)
     changed, *routed = router.decisions(7.0)
     assert isinstance(changed, Changed) and changed.reason == "it has moved from b"
-    assert [d.instance for d in routed if isinstance(d, Route)] == [moved.instance] * 2, (
+    assert [d.routed.instance for d in routed if isinstance(d, Route)] == [moved.instance] * 2, (
         "its capacity is A's now"
     )
     assert router.statistics()["moves"] == 1.0
