@@ -31,15 +31,17 @@ class Balancing:
 @dataclass(slots=True)
 class _Count:
     instances: int = 0
+    serving: int = 0
     movable: int = 0
     capacity: int = 1
     turns: int = 0
 
 
 def loads_of(
-    waiting: Mapping[PolicyName, int], instances: Iterable[RoutedInstance], now: float
+    waiting: Mapping[PolicyName, int], instances: Iterable[RoutedInstance], min_instances: int, now: float
 ) -> dict[PolicyName, PolicyLoad]:
-    """The load of each policy in ``waiting``, which has the number of its turns that wait for an instance."""
+    """The load of each policy in ``waiting``, which has the number of its turns that wait for an instance. At least
+    ``min_instances`` that serve a policy may not move."""
     counts = {policy: _Count(turns=turns) for policy, turns in waiting.items()}
     for instance in instances:
         for policy, turns in Counter(turn.policy for turn in instance.turns.values()).items():
@@ -50,10 +52,16 @@ def loads_of(
             continue
         count.instances += 1
         if not instance.moves_to:
+            count.serving += instance.state is InstanceState.SERVING
             count.movable += _may_move(instance, now)
             count.capacity = instance.capacity
     return {
-        policy: PolicyLoad(count.instances, count.movable, count.capacity, count.turns)
+        policy: PolicyLoad(
+            count.instances,
+            min(count.movable, max(0, count.serving - min_instances)),
+            count.capacity,
+            count.turns,
+        )
         for policy, count in counts.items()
     }
 

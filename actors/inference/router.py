@@ -267,7 +267,9 @@ class Router:
             for name, policy in self._policies.items()
             if policy.published is not None and not policy.publishing
         }
-        for move in self._balancer.moves(loads_of(waiting, self._instances.values(), now)):
+        least = self._balancing.config.min_instances
+        loads = loads_of(waiting, self._instances.values(), least, now)
+        for move in self._balancer.moves(loads):
             instance = first_to_move(move, self._policies[move.giver].instances.values(), now)
             self._moves += 1
             self._decided.append(Moved(instance.number, instance.name, move.giver, move.taker, move.reason))

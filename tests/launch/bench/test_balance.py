@@ -11,7 +11,11 @@ from flexmarl.launch.bench.balance import Options, partitions, parts
 from flexmarl.launch.cli import main
 
 A, B, C = PolicyName("a"), PolicyName("b"), PolicyName("c")
-_SMALL = ("training.queries_per_step=2", "training.trajectories_per_query=2", "agent_defaults.engine.max_batch=1")
+_SMALL = (
+    "training.queries_per_step=2",
+    "training.trajectories_per_query=2",
+    "agent_defaults.engine.max_batch=1",
+)
 _KEYS = {"static_s", "intra_s", "inter_s", "best_static_s", "lower_bound_s"}
 
 
