@@ -149,6 +149,17 @@ class InstanceChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceMoved:
+    """An instance stops generating turns of ``policy``, and is to serve ``to``."""
+
+    instance: str
+    policy: PolicyName
+    to: PolicyName
+    reason: str
+    event: Literal["instance_moved"] = "instance_moved"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowBlocked:
     """The workflow blocked the event loop of all trajectories for a second or more. ``line``: of the recipe."""
 
@@ -191,6 +202,7 @@ RunEvent = Annotated[
     | StoreUnblocked
     | ActorSilent
     | InstanceChanged
+    | InstanceMoved
     | WorkflowBlocked
     | ActorRestarted
     | WorkerLost,

@@ -74,7 +74,7 @@ def actor_specs(
     folder and state."""
     store = _store_setup(config, references, runtime_dir, directory.store)
     trainer = _trainer_setup(config, references, runtime_dir, directory.store, resume and resume[0])
-    router = RouterSetup(tuple(config.policies), references.console, config.router)
+    router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
     rollout = rollout_setup(config, references, runtime_dir, directory.store)
     orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
     specs = {

@@ -7,6 +7,8 @@ from pydantic import Field, JsonValue, model_validator
 
 from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, common_types
+from ..actors.inference.balance import BalanceConfig
+from ..actors.inference.balancing import Balancing
 from ..actors.inference.inference_config import EngineConfig
 from ..actors.inference.instance_setup import ServedPolicy
 from ..actors.inference.router_config import RouterConfig
@@ -46,6 +48,7 @@ class RunConfig(Config):
     training: TrainingConfig
     rollout: RolloutConfig = RolloutConfig()
     router: RouterConfig = RouterConfig()
+    balance: BalanceConfig = BalanceConfig()
     store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -259,6 +262,18 @@ class RunConfig(Config):
             name: ServedPolicy(policy.used_model, self._engine(policy.engine))
             for name, policy in self.policies.items()
         }
+
+    def balancing(self) -> Balancing:
+        """The router's part. Turns that are resumed are computed in other parts, which round otherwise: not if the run
+        is ``deterministic``."""
+        engines = {name: self._engine(policy.engine) for name, policy in self.policies.items()}
+        return Balancing(
+            self.balance,
+            capacities={name: engine.turns_at_once for name, engine in engines.items()},
+            interruptible=frozenset(
+                name for name, engine in engines.items() if engine.resumable and not self.deterministic
+            ),
+        )
 
     def _engine(self, engine: EngineConfig) -> EngineConfig:
         return engine.reproducible() if self.deterministic else engine

@@ -28,6 +28,11 @@ class EngineOptions(Config):
     max_batch: Count = 64
     max_context: Count | None = None
 
+    @property
+    def turns_at_once(self) -> int:
+        """The turns that an instance should have: a batch, and some for the places that become free in it."""
+        return self.max_batch + max(1, self.max_batch // 8)
+
     def reproducible(self) -> Self:
         """These options, changed so that a result does not depend on the requests before or beside it."""
         return self.model_copy(update={"max_batch": 1})

@@ -51,9 +51,7 @@ class Instance(Actor, InstanceApi):
         policy, router = self._setup.policy, self._setup.router
         await self._build(policy)
         if router is not None:
-            await router.api.join(
-                self.ref, policy, turns_at_once(self._setup.policies[policy].engine.max_batch)
-            )
+            await router.api.join(self.ref, policy, self._setup.policies[policy].engine.turns_at_once)
 
     async def on_stop(self) -> None:
         await self._close_engine()
@@ -123,11 +121,13 @@ class Instance(Actor, InstanceApi):
             self._engine_ids.discard(request_id)
 
     def statistics(self) -> Mapping[str, float]:
-        """Numbers of the engine and of the transport, as ``engine_...`` and ``transport_...``; empty before the engine
-        is ready."""
+        """Numbers of the engine and of the transport, as ``engine_...`` and ``transport_...``, and ``batch_size``, the
+        mean number of sequences that are decoded together; empty before the engine is ready."""
         if self._engine is None:
             return {}
-        return {**self._engine.statistics().numbers(), **self._transport.statistics().numbers()}
+        engine = self._engine.statistics()
+        batch_size = engine.batch_occupancy * self._setup.policies[self._built_for].engine.max_batch
+        return {"batch_size": batch_size, **engine.numbers(), **self._transport.statistics().numbers()}
 
     # ------------------------------------------------------------------ the engine
 
@@ -191,8 +191,3 @@ class Instance(Actor, InstanceApi):
             self._turns -= 1
             if not self._turns:
                 self._answered.set()
-
-
-def turns_at_once(max_batch: int) -> int:
-    """The turns that an instance should have: a batch, and some for the places that become free in it."""
-    return max_batch + max(1, max_batch // 8)

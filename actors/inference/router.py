@@ -22,25 +22,31 @@ Rules:
 - An instance that a rollout actor or the runtime reports as lost is suspected: it gets no turns, and is probed. It is
   trusted again when it answers, and gone once its death is confirmed. The same for one that does not acknowledge its
   version in time, until it does.
+- Instances move between policies by ``balance.py``. One that moves gets no turns until it serves the other policy.
+  While a policy installs a version, moves from it and to it wait.
 - The turns of an instance that is gone are forgotten: the rollout actors learn of the loss from their calls, and ask
   again.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
+from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Final
 
 from ..messages import TurnAsked, TurnRouted
 from ..names import PolicyName, Version
+from .balance import Balancer
+from .balancing import Balancing, first_to_move, loads_of, measure_load
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .rolling_mean import RollingMean
 from .router_config import RouterConfig
-from .router_decisions import Changed, Decision, Deserted, Installed, Load, Probe, Refuse, Route
+from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
 from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, WaitingTurns
 
 _REMEMBERED_PREFIXES: Final = 16384
+_REMEMBERED_TURNS: Final = 16384
 _COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
 _SERVING: Final = InstanceState.SERVING
 
@@ -50,7 +56,7 @@ class _Policy:
     ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
     ``alone_since_s``: the loss of the last instance that served or loaded a version."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_turn: bool) -> None:
         self.published: Version | None = None
         self.publishing = False
         self.installing: set[int] = set()
@@ -60,7 +66,8 @@ class _Policy:
         self.instances: dict[int, RoutedInstance] = {}
         self.coming = self.serving = self.turns_at_serving = 0
         self.waiting = WaitingTurns()
-        self.room = InstancesWithRoom()
+        self.room = InstancesWithRoom(in_turn=in_turn)
+        self.dealt = 0
         self.generated = RollingMean()
         """Tokens of a turn."""
         self.pace_s = RollingMean()
@@ -79,9 +86,14 @@ class _Policy:
 class Router:
     """Call ``decisions`` after the events of a round: they leave nothing that can be decided."""
 
-    def __init__(self, policies: Iterable[PolicyName], config: RouterConfig) -> None:
+    def __init__(
+        self, policies: Iterable[PolicyName], config: RouterConfig, balancing: Balancing | None = None
+    ) -> None:
         self._config = config
-        self._policies = {policy: _Policy() for policy in policies}
+        self._balancing = balancing or Balancing()
+        self._balancer = Balancer(self._balancing.config)
+        self._in_turn = self._balancing.config.scope == "off"
+        self._policies = {policy: _Policy(in_turn=self._in_turn) for policy in policies}
         self._instances: dict[int, RoutedInstance] = {}
         self._numbers: dict[str, int] = {}
         self._known: set[str] = set()
@@ -91,6 +103,8 @@ class Router:
         self._touched: dict[PolicyName, None] = {}
         self._deadlines: list[tuple[float, int]] = []
         """Deadlines of loads, by instance; those that are over are dropped later."""
+        self._queue_times_s: deque[float] = deque(maxlen=_REMEMBERED_TURNS)
+        self._moves = 0
 
     # ------------------------------------------------------------------ turns
 
@@ -117,9 +131,14 @@ class Router:
         if instance is None:
             policy.waiting.end(turn)
             return None
+        service_s = now - turn.routed_s
+        instance.totals.turns += 1
+        instance.totals.service_s += service_s
         if tokens:
             policy.generated.add(tokens)
-            policy.pace_s.add((now - turn.routed_s) / tokens)
+            policy.pace_s.add(service_s / tokens)
+            if instance.policy == turn.policy and instance.state is _SERVING:  # else it was interrupted
+                self._balancer.turn_ended(turn.policy, service_s)
         self._take_back(turn, instance, now)
         return instance
 
@@ -172,7 +191,8 @@ class Router:
         if instance is None:
             return
         policy = self._policies[instance.policy]
-        if instance.state is InstanceState.SUSPECTED:
+        was_suspected = instance.state is InstanceState.SUSPECTED
+        if was_suspected:
             instance.news = instance.news or "it has acknowledged its version"
             self._change(instance, InstanceEvent.TRUST, now)
             if version != policy.published:
@@ -183,6 +203,8 @@ class Router:
             return  # it drains, or loads a later version by now
         instance.version = version
         policy.served_since_s = min(policy.served_since_s, now)
+        if not was_suspected:
+            measure_load(self._balancer, instance, now)
         reason, instance.news = instance.news, ""
         self._change(instance, InstanceEvent.LOADED, now, reason)
 
@@ -200,6 +222,7 @@ class Router:
         """The instance may be lost."""
         instance = self._instances.get(number)
         if instance is not None and instance.state is not InstanceState.SUSPECTED:
+            instance.moves_to = None
             self._change(instance, InstanceEvent.SUSPECT, now, reason)
             self._decided.append(Probe(number))
 
@@ -237,6 +260,24 @@ class Router:
         if not instance.turns:
             self._drained(instance, now)
 
+    def balance(self, now: float) -> None:
+        """Begins the moves between policies that pay; to be called at intervals."""
+        waiting = {
+            name: policy.waiting.for_version(policy.published)
+            for name, policy in self._policies.items()
+            if policy.published is not None and not policy.publishing
+        }
+        least = self._balancing.config.min_instances
+        loads = loads_of(waiting, self._instances.values(), least, now)
+        for move in self._balancer.moves(loads):
+            instance = first_to_move(move, self._policies[move.giver].instances.values(), now)
+            self._moves += 1
+            self._decided.append(Moved(instance.number, instance.name, move.giver, move.taker, move.reason))
+            instance.moves_to = move.taker
+            self._change(instance, InstanceEvent.DRAIN, now)
+            if not instance.turns or move.giver in self._balancing.interruptible:
+                self._drained(instance, now)
+
     def _drained(self, instance: RoutedInstance, now: float) -> None:
         if instance.moves_to is None:
             self._leave(instance, now, "it has left")
@@ -245,7 +286,8 @@ class Router:
         del left.instances[instance.number]
         left.room.drop(instance)
         instance.news = f"it has moved from {instance.policy}"
-        instance.policy, instance.moves_to = instance.moves_to, None
+        instance.moved_from, instance.policy, instance.moves_to = instance.policy, instance.moves_to, None
+        instance.capacity = self._balancing.capacities.get(instance.policy, instance.capacity)
         self._policies[instance.policy].instances[instance.number] = instance
         self._change(instance, InstanceEvent.MOVE, now)
         self._bring_up(instance, now)
@@ -262,7 +304,7 @@ class Router:
         """Has an instance without a version load the newest."""
         published = self._policies[instance.policy].published
         if published is not None:
-            instance.load_by_s = now + self._config.load_timeout_s
+            instance.loads_since_s, instance.load_by_s = now, now + self._config.load_timeout_s
             heappush(self._deadlines, (instance.load_by_s, instance.number))
             self._change(instance, InstanceEvent.LOAD, now)
             self._decided.append(Load(instance.number, instance.policy, published))
@@ -287,6 +329,19 @@ class Router:
         if reason:
             self._decided.append(Changed(instance.number, instance.name, instance.policy, after, reason))
         self._touched[instance.policy] = None
+
+    def statistics(self) -> dict[str, float]:
+        """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
+        percentile of the last ones. For each live instance, since it joined: ``turns.<instance>`` that ended there, and
+        the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there."""
+        found = {"moves": float(self._moves)}
+        if self._queue_times_s:
+            times_s = sorted(self._queue_times_s)
+            found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
+        for instance in self._instances.values():
+            totals = asdict(instance.totals)
+            found |= {f"{figure}.{instance.name}": value for figure, value in totals.items()}
+        return found
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -377,6 +432,8 @@ class Router:
 
     def _preferred(self, books: _Policy, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
         """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
+        if self._in_turn:
+            return least
         prefixes = books.prefixes
         known = books.instances.get(prefixes.get(turn.prefix, 0), least)
         if known is least or not known.has_room or known.tokens - least.tokens >= turn.prompt_tokens:
@@ -392,10 +449,14 @@ class Router:
         turn.tokens = tokens = turn.prompt_tokens + max(1.0, books.generated.value)
         instance.turns[turn.key] = turn
         instance.tokens += tokens
+        books.dealt += 1
+        instance.dealt = books.dealt
         books.turns_at_serving += 1
         books.room.changed(instance)
         session, number = turn.key
         ready_s = max(turn.asked_s, books.served_since_s)
+        instance.totals.queue_s += now - ready_s
+        self._queue_times_s.append(now - ready_s)
         assert instance.version is not None
         routed = TurnRouted(number, instance.number, instance.version, ready_s - turn.asked_s, now - ready_s)
         self._decided.append(Route(session, routed))

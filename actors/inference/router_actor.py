@@ -7,6 +7,7 @@
     Probe        instance.served_version, until it answers          trusted
     Installed    ends ``publish``                                   -
     Changed      console.event                                      -
+    Moved        console.event                                      -
     Deserted     raises NoInstance: the run ends                    -
 
 Decisions are taken once per round of the event loop, after all its messages: turns that are asked for at once are
@@ -16,7 +17,7 @@ ordered among each other, and instances that acknowledge at once share them.
 import asyncio
 import math
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, text_of
@@ -34,10 +35,10 @@ from ..messages import (
     TurnRouted,
 )
 from ..names import PolicyName
-from ..run_events import InstanceChanged, InstanceNews
+from ..run_events import InstanceChanged, InstanceMoved, InstanceNews
 from .instance_states import InstanceState
 from .router import Router
-from .router_decisions import Changed, Decision, Deserted, Installed, Load, Probe, Refuse, Route
+from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
 from .router_setup import RouterSetup
 
 _PROBE_S = 5.0
@@ -67,7 +68,7 @@ class RouterActor(Actor, RouterApi):
     def __init__(self, setup: RouterSetup) -> None:
         self._setup = setup
         self._loop = asyncio.get_running_loop()
-        self._router = Router(setup.policies, setup.config)
+        self._router = Router(setup.policies, setup.config, setup.balancing)
         self._instances: dict[int, ActorRef[InstanceApi]] = {}
         self._sessions: dict[int, _Session] = {}
         self._opened = 0
@@ -80,6 +81,10 @@ class RouterActor(Actor, RouterApi):
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
+
+    async def on_start(self) -> None:
+        if self._setup.balancing.config.scope == "intra+inter":
+            self.background(self._balance(), "balance")
 
     async def on_stop(self) -> None:
         if self._timer is not None:
@@ -152,7 +157,18 @@ class RouterActor(Actor, RouterApi):
             self._router.suspected(number, dead.reason, self._loop.time())
         self._decide_soon()
 
+    def statistics(self) -> Mapping[str, float]:
+        """See ``Router.statistics``."""
+        return self._router.statistics()
+
     # ------------------------------------------------------------------ decisions
+
+    async def _balance(self) -> None:
+        """Lets the router look at the loads at intervals."""
+        while True:
+            await asyncio.sleep(self._setup.balancing.config.interval_s)
+            self._router.balance(self._loop.time())
+            self._decide_soon()
 
     def _decide_soon(self) -> None:
         if not self._deciding:
@@ -194,6 +210,8 @@ class RouterActor(Actor, RouterApi):
                 self._installs.pop(policy).set_result(None)
             case Changed():
                 self._report(decision)
+            case Moved(_, instance, giver, taker, reason):
+                self._report_event(InstanceMoved(instance, giver, taker, reason))
             case Deserted(policy, seconds, reason):
                 self.background(_fail(NoInstance(policy, seconds, reason)), "end")
 
@@ -210,10 +228,14 @@ class RouterActor(Actor, RouterApi):
             del self._instances[changed.number]
             if (left := self._leaving.pop(changed.instance, None)) is not None:
                 left.set_result(None)
-        event = InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
+        self._report_event(
+            InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
+        )
+
+    def _report_event(self, event: InstanceChanged | InstanceMoved) -> None:
         self.background(self._tell_console(event), "event")
 
-    async def _tell_console(self, event: InstanceChanged) -> None:
+    async def _tell_console(self, event: InstanceChanged | InstanceMoved) -> None:
         await self._setup.console.tell("event", event, timeout_s=WORK_TIMEOUT_S)
 
     # ------------------------------------------------------------------ instances

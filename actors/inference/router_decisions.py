@@ -60,6 +60,17 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """An instance is to serve ``taker`` instead of ``giver``, from the ``Load`` on that follows."""
+
+    instance: int
+    name: str
+    giver: PolicyName
+    taker: PolicyName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deserted:
     """The policy has had no instance for ``seconds``, or its last one can't serve it: the run can't continue."""
 
@@ -68,4 +79,4 @@ class Deserted:
     reason: str
 
 
-Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Deserted
+Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Moved | Deserted

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from ...core.ref import ActorRef
 from ..messages import ConsoleApi
 from ..names import PolicyName
+from .balancing import Balancing
 from .router_config import RouterConfig
 
 
@@ -13,3 +14,4 @@ class RouterSetup:
     policies: tuple[PolicyName, ...]
     console: ActorRef[ConsoleApi]
     config: RouterConfig = field(default_factory=RouterConfig)
+    balancing: Balancing = field(default_factory=Balancing)

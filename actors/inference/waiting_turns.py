@@ -1,8 +1,9 @@
 """The turns of one policy that wait for an instance, and its instances with room for one. Pure, O(log n) per event."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import Final
 
 from ..names import PolicyName, Version
@@ -17,12 +18,23 @@ Versions = tuple[Version, Version | None]
 """The oldest and the newest version that may generate a turn, as in ``VersionRange``."""
 
 
+@dataclass(slots=True)
+class InstanceTotals:
+    """Since the instance joined. ``queue_s``: seconds that its turns waited for room; ``service_s``: that they were at
+    the instance."""
+
+    turns: int = 0
+    queue_s: float = 0.0
+    service_s: float = 0.0
+
+
 class RoutedInstance:
-    """One incarnation of an instance. ``tokens``: expected, of the turns that it has. ``version``: None unless it
-    serves."""
+    """One incarnation of an instance. ``tokens``: expected, of the turns that it has. ``dealt``: the number of its
+    newest turn, among all of its policy. ``version``: None unless it serves."""
 
     __slots__ = (
-        "capacity", "load_by_s", "moves_to", "name", "news", "number", "policy", "state", "tokens", "turns", "version"
+        "capacity", "dealt", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name", "news", "number",
+        "policy", "state", "stays_until_s", "tokens", "totals", "turns", "version",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, policy: PolicyName, capacity: int) -> None:
@@ -31,11 +43,18 @@ class RoutedInstance:
         self.version: Version | None = None
         self.load_by_s: float | None = None
         """The deadline of the version that it loads."""
+        self.loads_since_s = 0.0
         self.moves_to: PolicyName | None = None
+        self.moved_from: PolicyName | None = None
+        """Until it serves."""
+        self.stays_until_s = 0.0
+        """It does not move before."""
         self.news = ""
         """The reason to report it when it serves."""
         self.tokens = 0.0
+        self.dealt = 0
         self.turns: dict[TurnKey, RoutedTurn] = {}
+        self.totals = InstanceTotals()
 
     @property
     def has_room(self) -> bool:
@@ -122,6 +141,11 @@ class WaitingTurns:
         self.count -= 1
         return heappop(best.heap)[2]
 
+    def for_version(self, version: Version) -> int:
+        """The number of turns that ``version`` may generate, if no turn is too old for it."""
+        queues = self._queues.items()
+        return sum(len(queue.heap) - queue.ended for versions, queue in queues if versions[0] <= version)
+
     def take_older_than(self, version: Version) -> list[RoutedTurn]:
         """Removes and returns the turns that ``version`` and later ones may not generate."""
         taken = []
@@ -135,25 +159,27 @@ class WaitingTurns:
 
 
 class InstancesWithRoom:
-    """Serving instances with room, the one with the fewest expected tokens first."""
+    """Serving instances with room. First the one with the fewest expected tokens; or, if they are dealt turns
+    ``in_turn``, the one whose newest turn is the oldest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_turn: bool = False) -> None:
+        self._rank: Callable[[RoutedInstance], float] = attrgetter("dealt" if in_turn else "tokens")
         self._heap: list[tuple[float, int, RoutedInstance]] = []
 
     def changed(self, instance: RoutedInstance) -> None:
         """To be called when it begins to serve, or its turns have changed."""
         if len(instance.turns) < instance.capacity:
-            heappush(self._heap, (instance.tokens, instance.number, instance))
+            heappush(self._heap, (self._rank(instance), instance.number, instance))
 
     def least(self, instances: Mapping[int, RoutedInstance]) -> RoutedInstance | None:
-        """The instance with the fewest expected tokens. ``instances``: all of the policy, by number."""
+        """The first instance. ``instances``: all of the policy, by number."""
         heap = self._heap
         if len(heap) > 8 * len(instances) + _SLACK:
-            heap[:] = [(one.tokens, one.number, one) for one in instances.values() if one.has_room]
+            heap[:] = [(self._rank(one), one.number, one) for one in instances.values() if one.has_room]
             heapify(heap)
         while heap:
-            tokens, _, instance = heap[0]
-            if instance.tokens == tokens and instance.has_room:
+            rank, _, instance = heap[0]
+            if self._rank(instance) == rank and instance.has_room:
                 return instance
             heappop(heap)  # it has changed since: if it has room, another entry says so
         return None

@@ -90,6 +90,13 @@ PIPELINE = (
     Goal("orchestrator_core_share", "orchestrator, cores at 1,000 turns/s", 0.1, at_most=True),
 )
 
+BALANCE = (
+    Goal("inter_s", "a step with moves, s", 0.65, at_most=True, bare="static_s", bare_words="static"),
+    Goal(
+        "inter_s", "a step with moves, s", 1.1, at_most=True, bare="best_static_s", bare_words="best static"
+    ),
+)
+
 
 def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
     """Compares ``figures`` with every goal of ``transport``."""

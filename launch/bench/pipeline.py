@@ -32,36 +32,13 @@ import uvloop
 from rich.console import Console
 
 from ...actors.inference.inference_config import SimulatedEngineConfig
-from ...actors.inference.instance import Instance
-from ...actors.inference.instance_setup import InstanceSetup
-from ...actors.inference.router_actor import RouterActor
-from ...actors.inference.router_setup import RouterSetup
-from ...actors.messages import (
-    WORK_TIMEOUT_S,
-    GroupClosed,
-    InstanceApi,
-    LeasedBatch,
-    Published,
-    Sample,
-    VersionRange,
-)
-from ...actors.names import AgentName, PolicyName, Step, Version
+from ...actors.names import AgentName, PolicyName
 from ...actors.orchestrator.plan import Mode
-from ...actors.rollout.rollout import Rollout
 from ...actors.step_metrics import StepMetrics
-from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
-from ...actors.store_client import ExperienceReader, segment_directories
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
-from ...actors.trainer.backends.simulated_policy import SimulatedPolicy, micro_batch_s
-from ...actors.workflow import Recipe
-from ...core.actor import Actor, endpoint
-from ...core.ref import ActorRef
-from ...core.system import ActorSystem
+from ...actors.trainer.backends.simulated_policy import micro_batch_s
 from ...core.testing import virtual_time
-from ...core.wire.memory import MemoryNetwork
-from ...transport.state import StateTransport
 from .. import env, local_launcher
-from ..actor_specs import References, rollout_setup
 from ..config_reading import resolve, to_yaml
 from ..config_sections import PolicyConfig
 from ..console.progress import Progress
@@ -71,6 +48,7 @@ from ..run_directory import RunDirectory
 from . import machine
 from .call_goals import PIPELINE, judge_all
 from .measure import Report, in_turns, rounded
+from .virtual_rollouts import ClosedGroup, rollouts_of
 
 RECIPE = Path(__file__).parent / "pipeline_recipe"
 MODES: tuple[Mode, ...] = ("sync", "strict")
@@ -141,14 +119,6 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the lower bound
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedGroup:
-    """``closed_s``: from the step's start until the last of the group's trajectories had ended."""
-
-    closed_s: float
-    samples: list[Sample]
-
-
 def barrier_bound_s(
     groups: Sequence[ClosedGroup],
     micro_batch: int,
@@ -192,89 +162,9 @@ def lower_bounds_s(config: RunConfig) -> list[float]:
     policy_of = {name: agent.policy for name, agent in config.agents.items()}
     install_s = min(simulated(policy)[0].install_s for policy in config.policies.values())
     with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
-        steps = virtual_time.run(_ideal_rollouts(config, Path(directory)))
+        rollouts = virtual_time.run(rollouts_of(config, Path(directory)))
     micro_batch = config.training.micro_batch
-    return [barrier_bound_s(groups, micro_batch, trainers, policy_of, install_s) for groups in steps]
-
-
-class _Recorder(Actor):
-    """Stands in for the store and the orchestrator; records each closed group with its time."""
-
-    def __init__(self, directory: Path) -> None:
-        self._places = segment_directories(directory, directory / "store")
-        self._arena = SegmentArena(self._places, ArenaLimits())
-        self._samples: list[Sample] = []
-        self.closed: asyncio.Queue[tuple[float, GroupClosed, list[Sample]]] = asyncio.Queue()
-
-    async def on_start(self) -> None:
-        self._reader = ExperienceReader(self.ref, self._places)
-
-    @endpoint
-    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
-        return self._arena.grant(writer, at_least_bytes)
-
-    @endpoint
-    async def put(
-        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
-    ) -> None:
-        for agent, columns in parts.items():
-            batch = LeasedBatch(0, {"agent": [agent] * len(columns["sample_id"]), **columns})
-            self._samples += await self._reader.samples(batch)
-
-    @endpoint
-    async def group_closed(self, writer: str, group: GroupClosed) -> None:
-        ids = f"{group.step}:{group.query}"
-        samples = [sample for sample in self._samples if sample.group == ids]
-        self.closed.put_nowait((asyncio.get_running_loop().time(), group, samples))
-
-
-async def _ideal_rollouts(config: RunConfig, directory: Path) -> list[list[ClosedGroup]]:
-    """Every step's groups in the order of closing, if only the engines take time."""
-    network = MemoryNetwork(keep_log=False)
-    recorder = _Recorder(directory)
-    async with (
-        ActorSystem("ideal", wire=network.wire("ideal")) as system,
-        StateTransport(directory) as transport,
-    ):
-        recorded: ActorRef[Any] = await system.add(recorder, "recorder")
-        router = await system.add(RouterActor(RouterSetup(tuple(config.policies), recorded)), "router")
-        instances: dict[PolicyName, list[ActorRef[InstanceApi]]] = {}
-        for policy, settings in config.policies.items():
-            setup = InstanceSetup(policy, config.served_policies(), directory, router)
-            instances[policy] = [
-                await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
-            ]
-        references = References(recorded, recorded, router, [], recorded, recorded, recorded, instances)
-        setup_of_rollout = rollout_setup(config, references, directory, directory / "store")
-        rollout = Rollout(setup_of_rollout)
-        await system.add(rollout, "rollout-0")
-        for policy in instances:
-            simulated = SimulatedPolicy(policy, SimulatedTrainerConfig(), seed=0, sleep=lambda _: None)
-            handle = await transport.set(policy, simulated.weights(), version=0)
-            await router.within(WORK_TIMEOUT_S).publish(Published(policy, Version(0), handle))
-        return [
-            await _ideal_step(config, step, rollout, recorder) for step in range(1, config.training.steps + 1)
-        ]
-
-
-async def _ideal_step(
-    config: RunConfig, step: int, rollout: Rollout, recorder: _Recorder
-) -> list[ClosedGroup]:
-    recipe, training = Recipe(config.recipe_config()), config.training
-    first = (step - 1) * training.queries_per_step
-    queries = [(n, recipe.train_query(n)) for n in range(first, first + training.queries_per_step)]
-    started_s = asyncio.get_running_loop().time()
-    versions = {policy: VersionRange.exactly(Version(0)) for policy in config.policies}
-    await rollout.start_step(rollout.writer, Step(step), queries, training.trajectories_per_query, versions)
-    groups = []
-    for _ in queries:
-        closed_s, group, samples = await recorder.closed.get()
-        if group.failures:
-            raise BenchmarkFailed(
-                f"trajectory {group.failures[0].trajectory} failed: {group.failures[0].error}"
-            )
-        groups.append(ClosedGroup(closed_s - started_s, samples))
-    return groups
+    return [barrier_bound_s(groups, micro_batch, trainers, policy_of, install_s) for groups in rollouts.steps]
 
 
 # --------------------------------------------------------------------------- real runs

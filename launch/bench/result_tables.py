@@ -68,6 +68,22 @@ def router_tables(console: Console, result: Mapping[str, Any]) -> None:
     _warn_if_busy(console, result)
 
 
+def balance_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table("16 instances, 4 policies, simulated engines", result["goals"], "static"))
+    table = Table()
+    table.add_column("")
+    table.add_column("step, s", justify="right")
+    table.add_column("queue p99, s", justify="right")
+    for key in ("static", "intra", "inter", "best_static"):
+        figures = (result[f"{key}_s"], result[f"{key}_queue_p99_s"])
+        table.add_row(key.replace("_", " "), *map(compact, figures))
+    table.add_row("lower bound", compact(result["lower_bound_s"]), "")
+    console.print(table)
+    for figures in result["rounds"]:
+        best = ", ".join(f"{policy} {count}" for policy, count in figures["best_partition"].items())
+        console.print(Text(f"seed {figures['seed']}: {figures['moves']} moves; best static: {best}"))
+
+
 def store_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table("experience store", result["goals"]))
 

@@ -9,6 +9,7 @@ from ...actors.run_events import (
     ColumnsAwaited,
     Evaluated,
     InstanceChanged,
+    InstanceMoved,
     RunEvent,
     RunResumed,
     SftDone,
@@ -65,6 +66,8 @@ def note_of(event: RunEvent) -> str | None:
             return f"{event.instance} serves {event.policy}: {event.reason}"
         case InstanceChanged(state="draining"):
             return f"{event.instance} gets no more turns of {event.policy}: {event.reason}"
+        case InstanceMoved():
+            return f"{event.instance} moves from {event.policy} to {event.to}: {event.reason}"
         case StoreUnblocked():
             return "the store has space again"
     return None

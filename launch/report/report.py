@@ -10,6 +10,7 @@ from typing import Any
 
 from ...actors.run_events import RunEnded, RunResumed, RunStarted, TrajectoryFailed
 from ..formatting import change, clock, compact, count, duration, listed
+from .instance_sections import instances
 from .page_parts import note, table
 from .run_history import History, load_history
 from .time_sections import processes, throughput, time_split
@@ -55,6 +56,7 @@ def render_body(history: History) -> str:
         accuracy,
         time_split,
         throughput,
+        instances,
         processes,
         _failures,
         _events,

@@ -8,6 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flexmarl.actors.inference.balance import BalanceConfig
+from flexmarl.actors.inference.balancing import Balancing
 from flexmarl.actors.inference.instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from flexmarl.actors.inference.router import Router
 from flexmarl.actors.inference.router_config import RouterConfig
@@ -16,6 +18,7 @@ from flexmarl.actors.inference.router_decisions import (
     Deserted,
     Installed,
     Load,
+    Moved,
     Probe,
     Refuse,
     Route,
@@ -264,6 +267,118 @@ def test_one_that_moves_serves_the_other_policy() -> None:
     assert routes(router, 4.0) == {10: "y", 11: "y"}
 
 
+FIRST = {A: 100, B: 101}
+
+
+def two_policies(**settings: Any) -> Router:
+    """Two instances of each policy, whose turns take 4 s and loads 1 s; policy A has 40 turns, and B one."""
+    balancing = Balancing(
+        BalanceConfig(scope="intra+inter"),
+        **({"capacities": {A: 2}, "interruptible": frozenset([A, B])} | settings),
+    )
+    router = Router([A, B], CONFIG, balancing)
+    for policy in (A, B):
+        numbers = [router.joined(f"{policy}{n}", policy, 3, 0.0) for n in range(2)]
+        router.published(policy, Version(0), 0.0)
+        for number in numbers:
+            router.loaded(number, Version(0), 1.0)
+        router.asked(1, asked(FIRST[policy], policy), 1.0)
+    router.decisions(1.0)
+    for policy in (A, B):
+        router.ended(1, FIRST[policy], 40, 5.0)
+    for turn in range(40):
+        router.asked(1, asked(turn), 5.0)
+    router.asked(1, asked(50, B), 5.0)
+    router.decisions(5.0)
+    return router
+
+
+def test_the_instance_with_the_fewest_tokens_moves_to_the_policy_whose_turns_wait() -> None:
+    router = two_policies()
+    router.balance(6.0)
+    moved, load = router.decisions(6.0)
+    assert isinstance(moved, Moved) and (moved.name, moved.giver, moved.taker) == ("b1", B, A)
+    assert "a has 20.0 turns per instance, b 0.5" in moved.reason
+    assert load == Load(moved.instance, A, Version(0))
+    router.balance(6.5)
+    assert router.decisions(6.5) == [], "B keeps one instance"
+    router.loaded(moved.instance, Version(0), 7.0)
+    changed, *routed = router.decisions(7.0)
+    assert isinstance(changed, Changed) and changed.reason == "it has moved from b"
+    assert [d.routed.instance for d in routed if isinstance(d, Route)] == [moved.instance] * 2, (
+        "its capacity is A's now"
+    )
+    assert router.statistics()["moves"] == 1.0
+
+
+def test_turns_of_an_instance_that_moves_are_resumed_elsewhere_if_its_engine_can() -> None:
+    for interruptible in (True, False):
+        router = two_policies(interruptible=frozenset([B] if interruptible else []))
+        router.asked(1, asked(51, B), 5.0)
+        assert routes(router, 5.0) == {51: "b1"}
+        router.balance(6.0)
+        moved, *loads = router.decisions(6.0)
+        assert isinstance(moved, Moved) and moved.name == "b0"
+        assert bool(loads) == interruptible
+        router.ended(1, 50, 7, 9.0)
+        assert [type(d) for d in router.decisions(9.0)] == ([] if interruptible else [Load])
+        router.asked(1, asked(52, B), 9.0)
+        assert routes(router, 9.0) == {52: "b1"}
+
+
+def test_moves_wait_while_a_policy_installs_a_version() -> None:
+    for policy in (A, B):
+        router = two_policies()
+        router.published(policy, Version(1), 6.0)
+        loads = [d.instance for d in router.decisions(6.0) if isinstance(d, Load)]
+        router.balance(7.0)
+        assert router.decisions(7.0) == []
+        for number in loads:
+            router.loaded(number, Version(1), 8.0)
+        for turn in range(200, 240):
+            router.asked(1, asked(turn, newest=None), 8.0)
+        router.decisions(8.0)
+        router.balance(8.0)
+        assert [type(d) for d in router.decisions(8.0)] == [Moved, Load]
+
+
+def test_turns_that_wait_for_a_later_version_move_nothing() -> None:
+    router = two_policies()
+    for turn in range(40):
+        router.ended(1, turn, 0, 5.0)
+        router.asked(1, asked(200 + turn, oldest=1, newest=1), 5.0)
+    router.balance(6.0)
+    assert router.decisions(6.0) == []
+
+
+def test_an_instance_that_has_moved_stays_for_a_while() -> None:
+    router = two_policies()
+    router.balance(6.0)
+    moved = router.decisions(6.0)[0]
+    assert isinstance(moved, Moved)
+    router.loaded(moved.instance, Version(0), 9.0)
+    router.decisions(9.0)
+    assert moved.name == "b1"
+    for turn in range(6, 40):  # the first six are at the other two instances
+        router.ended(1, turn, 0, 9.0)
+    for turn in range(40):
+        router.asked(1, asked(200 + turn, B), 9.0)
+    router.balance(14.0)
+    moves = [d.name for d in router.decisions(14.0) if isinstance(d, Moved)]
+    assert moves == ["a0", "a1"], "it took 3 s, so it stays for 6 s, although it has nothing to do"
+
+
+def test_turns_are_dealt_in_turn_if_balancing_is_off() -> None:
+    router = Router([A], CONFIG, Balancing(BalanceConfig(scope="off")))
+    numbers = [router.joined(name, A, 8, 0.0) for name in "xyz"]
+    router.published(A, Version(0), 0.0)
+    for number in numbers:
+        router.loaded(number, Version(0), 0.0)
+    for turn in range(6):
+        router.asked(1, asked(turn, prompt_tokens=1000 if turn == 0 else 1, prefix="same"), 0.0)
+    assert list(routes(router).values()) == ["x", "y", "z"] * 2
+
+
 def test_a_session_that_ends_frees_its_turns() -> None:
     router = serving({"x": 2})
     for turn in range(4):
@@ -290,9 +405,10 @@ NAMES = ["i0", "i1", "i2", "i3", "i4"]
 class RouterMachine(RuleBasedStateMachine):
     """Keeps its own books of turns and instances from the decisions, and holds them against the rules."""
 
-    @initialize()
-    def start(self) -> None:
-        self.router = Router([A, B], CONFIG)
+    @initialize(measured=st.sampled_from([True, True, False]))
+    def start(self, measured: bool) -> None:
+        balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.5)
+        self.router = Router([A, B], CONFIG, Balancing(balance, {}, frozenset([A])))
         self.now = 0.0
         self.policies: dict[str, PolicyName] = {}
         self.capacities: dict[str, int] = {}
@@ -308,6 +424,20 @@ class RouterMachine(RuleBasedStateMachine):
         self.at: dict[tuple[int, int], int] = {}
         self.publishing: dict[PolicyName, int] = {}
         self.next_turn = 0
+        if measured:  # moves need the times of loads and turns
+            self.serve_and_measure()
+
+    def serve_and_measure(self) -> None:
+        for policy in (A, B):
+            for number in range(2):
+                self.join(f"{policy}{number}", policy, 1)
+            self.publish(policy)
+            self.load_all()
+            self.ask(1, policy, 0, False, 10, 0.0, "", 1)
+        self.now += 4.0
+        for turn in sorted(self.turns):
+            self.end(turn, 10)
+        self.decide()
 
     def decide(self) -> None:
         for decision in self.router.decisions(self.now):
@@ -345,6 +475,15 @@ class RouterMachine(RuleBasedStateMachine):
                         self.serves.pop(number, None)
                     elif state is InstanceState.SERVING:
                         self.policies[name] = policy
+                case Moved(number, name, giver, taker):
+                    assert self.serves.pop(number)[0] == giver != taker
+                    assert not {giver, taker} & self.publishing.keys()
+                    assert any(of == giver for of, _ in self.serves.values()), "each policy keeps an instance"
+                    self.draining[number] = taker
+                    if giver == A:  # its turns are interrupted
+                        del self.draining[number]
+                        self.policies[name] = taker
+                    self.moved_if_drained(number)
                 case Deserted(policy):
                     assert not any(of == policy for of, _ in self.serves.values())
 
@@ -390,14 +529,16 @@ class RouterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(data=st.data(), tokens=st.integers(0, 30))
     def end_turn(self, data: st.DataObject, tokens: int) -> None:
-        turn = data.draw(st.sampled_from(sorted(self.turns)))
+        self.end(data.draw(st.sampled_from(sorted(self.turns))), tokens)
+        self.decide()
+
+    def end(self, turn: tuple[int, int], tokens: int) -> None:
         number = self.at.pop(turn, None)
         self.waiting.discard(turn)
         del self.turns[turn]
         found = self.router.ended(*turn, tokens, self.now)
         assert (found and found.number) == number
         self.moved_if_drained(number)
-        self.decide()
 
     @rule(session=st.integers(1, 2))
     def end_session(self, session: int) -> None:
@@ -474,6 +615,15 @@ class RouterMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.numbers)
+    @rule(policy=st.sampled_from([A, B]), count=st.integers(0, 6), installed=st.booleans())
+    def balance(self, policy: PolicyName, count: int, installed: bool) -> None:
+        if installed:
+            self.load_all()
+        self.ask(1, policy, 0, True, 5, 0.0, "", count)
+        self.router.balance(self.now)
+        self.decide()
+
+    @precondition(lambda self: self.numbers)
     @rule(data=st.data(), moves_to=st.sampled_from([A, B, None]))
     def drain(self, data: st.DataObject, moves_to: PolicyName | None) -> None:
         number = self.numbers[data.draw(st.sampled_from(sorted(self.numbers)))]
@@ -516,6 +666,15 @@ class RouterMachine(RuleBasedStateMachine):
             self.publish(policy)
             self.join(f"last {policy}", policy, 2)
             self.time_passes(0.0)
+        self.load_all()
+        for _ in range(len(self.turns) + 1):
+            for turn in sorted(self.at):
+                self.end(turn, 3)
+            self.decide()
+        assert all(self.turns[turn].oldest > self.published[self.turns[turn].policy] for turn in self.waiting)
+        assert not self.at
+
+    def load_all(self) -> None:
         while self.to_load:
             number = min(self.to_load)
             policy, version = self.to_load.pop(number)
@@ -524,15 +683,6 @@ class RouterMachine(RuleBasedStateMachine):
                 self.serves[number] = (policy, version)
             self.router.loaded(number, Version(version), self.now)
             self.decide()
-        for _ in range(len(self.turns) + 1):
-            for turn in sorted(self.at):
-                number = self.at.pop(turn)
-                del self.turns[turn]
-                self.router.ended(*turn, 3, self.now)
-                self.moved_if_drained(number)
-            self.decide()
-        assert all(self.turns[turn].oldest > self.published[self.turns[turn].policy] for turn in self.waiting)
-        assert not self.at
 
 
 TestRouterMachine = RouterMachine.TestCase

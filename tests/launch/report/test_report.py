@@ -126,6 +126,30 @@ def test_statistics_of_the_last_step_are_shown_by_actor(tmp_path: Path) -> None:
     assert store.endswith("<td>4</td></tr>"), "at most 4 requests waited"
 
 
+def test_instances_and_their_moves_are_shown(tmp_path: Path) -> None:
+    figures = {"actor.turns.solver-0/router": 4, "actor.queue_s.solver-0/router": 2.0}
+    figures |= {
+        "actor.service_s.solver-0/router": 30.0,
+        "actor.moves/router": 1,
+        "actor.batch_size/solver-0": 3.25,
+    }
+    figures |= {"actor.engine_prompt_tokens/solver-0": 800, "actor.engine_generated_tokens/solver-0": 120}
+    moved = {
+        "time": 1.0,
+        "event": "instance_moved",
+        "instance": "solver-0",
+        "policy": "solver",
+        "to": "judge",
+    }
+    page = written(tmp_path, [record(1), record(2) | figures], [moved | {"reason": "judge has <9.0> turns"}])
+    check(page)
+    section = page.partition("<h2>Instances</h2>")[2].partition("<h2>")[0]
+    row = "".join(f"<td>{cell}</td>" for cell in ("4", "0.5", "7.5", "3.2", "800", "120"))
+    assert f'<th scope="row">solver-0</th>{row}' in section
+    assert "1 move between policies" in section and "judge has &lt;9.0&gt; turns" in section
+    assert "<h2>Instances</h2>" not in written(tmp_path, [record(1)])
+
+
 def test_agents_of_one_policy_have_two_rewards_and_one_loss(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("agents: {sorter: {policy: shared}, checker: {policy: shared}}")
     lines = [
