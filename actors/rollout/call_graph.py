@@ -59,7 +59,7 @@ def chains_behind(turns: Sequence[TimedTurn]) -> list[int]:
     begins = [turns[n].began_s for n in order]
     behind = [0] * len(turns)
     longest = [0] * (len(turns) + 1)
-    """Of the turns from each position of ``order`` on, the longest chain that begins with one of them."""
+    """The longest chain of the turns from each position of ``order`` on."""
     for position in range(len(turns) - 1, -1, -1):
         turn = turns[order[position]]
         behind[order[position]] = longest[max(position + 1, bisect_left(begins, turn.ended_s))]

@@ -305,8 +305,7 @@ class Rollout(Actor, RolloutApi):
             tokens = len(generation.tokens)
             turn.take(generation)
         except (WrongPolicy, WrongVersion) as error:  # it has begun to load, has moved, or was started again
-            if not turn.request.versions.has_later_than(route.version):
-                self._retry(turn, trajectory, error)
+            self._retry(turn, trajectory, error)
         except (ActorDead, EngineFailed) as error:
             lost = True
             self._retry(turn, trajectory, error)

@@ -7,7 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from flexmarl.actors.errors import WrongVersion
-from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, Query, TableStatistics
+from flexmarl.actors.messages import (
+    GenerateRequest,
+    Generation,
+    GroupClosed,
+    Loaded,
+    Published,
+    Query,
+    TableStatistics,
+)
 from flexmarl.actors.names import Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
@@ -259,12 +267,22 @@ async def test_a_punishment_for_length_alone_does_not_keep_a_group(house: House)
 
 
 class Updating(FakeInstance):
-    """Takes new weights while the first turn is under way, which then has two tokens; refuses other versions."""
+    """Is given new weights while its second turn is under way, which then has two tokens; refuses other versions."""
 
     def __init__(self) -> None:
         super().__init__(lambda request: (65,))
-        self.version = 4
+        self.version: int | None = 4
         self.refused: list[int] = []
+        self.talks, self.loads, self.loaded = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @endpoint
+    async def load(self, published: Published) -> Loaded:
+        if published.version == 5:
+            self.version = None
+            self.loads.set()
+            await self.loaded.wait()
+            self.version = 5
+        return await super().load(published)
 
     @endpoint
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -272,7 +290,8 @@ class Updating(FakeInstance):
             self.refused.append(request.versions.oldest)
             raise WrongVersion("solver", request.versions.oldest, self.version)
         if self.version == 4 and len(self.asked) == 1:
-            self.version = 5
+            self.talks.set()
+            await self.loads.wait()
             return Generation("ab", (120,), (1, 2), (-0.1, -0.2), Version(4), "interrupted")
         return await super().generate(request)
 
@@ -289,10 +308,16 @@ async def test_turns_go_on_with_new_weights(house: House) -> None:
     rollout = await house.open(TALK, trajectory_timeout_s=5)
     await serve(rollout, "solver", 4)
     await start_step(rollout, 5, [QUERY], 2, {"solver": 3, "judge": 0}, allow_newer=True)
-    await until(lambda: instance.refused == [4])
-    assert len(instance.asked) == 1, "a resumed turn waits for weights that all instances have"
-    await serve(rollout, "solver", 5)
+    await instance.talks.wait()
+    asked = len(instance.asked)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(rollout, "solver", 5))
+        await instance.loads.wait()
+        await asyncio.sleep(4)
+        assert len(instance.asked) == asked, "a resumed turn waits until the instance has the weights"
+        instance.loaded.set()
     group = await house.closed()
+    assert instance.refused == []
     assert group.samples[SOLVER] == 4 and not group.failures
     assert (group.resumed_turns, group.resumed_tokens) == (1, 2)
     first, resumed_turns = await house.rows("solver", 4, 2)
