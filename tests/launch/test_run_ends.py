@@ -48,9 +48,8 @@ class TestDeath:
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         """The only one of its policy, three times: the run takes no restart of its own."""
-        engine = "engine: {token_s: 0.05, median_tokens: 40}"
-        model = f"agent_defaults.model={{tokenizer: bytes, config: {{model_type: simulated, {engine}}}}}"
-        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, model)
+        slow = "engine={name: simulated, token_s: 0.05, median_tokens: 40}"
+        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, slow)
         for step in (1, 2, 3):
             run.wait_for_output(f"checkpoints/step_00000{step}")
             run.actors()["solver-0"].kill()

@@ -94,6 +94,10 @@ class EngineStatistics:
     """The part of ``generated_tokens`` that decode steps gave: all but the first ones of the sequences."""
     kept_tokens: int = 0
     """Tokens of earlier prompts and answers whose keys and values are kept now."""
+    queue_s: float = 0.0
+    """Seconds that requests have waited to be begun, a total."""
+    service_s: float = 0.0
+    """Seconds from the beginning of each request to its end, a total."""
 
     def numbers(self) -> dict[str, float]:
         """The fields by name, as ``engine_<field>``."""

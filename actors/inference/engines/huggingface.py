@@ -32,6 +32,7 @@ from .key_value_memory import KeyValueMemory
 from .llama_forward import TOLERANCE, FusedLlamaForward, relative_difference, unsupported_reason
 from .prompt_batch import PromptBatch, PromptPart
 from .prompt_queue import Admitted, PromptQueue, Room
+from .request_times import RequestTimes
 from .slot_cache import SlotCache, round_up
 from .step_engine import StepEngine
 from .supported_models import context_of, refuse_unsupported
@@ -95,7 +96,7 @@ class TransformersEngine(StepEngine):
         self._rows: list[ActiveSequence] = []  # in the cache from row `_first_row` on
         self._long: _LongPrompt | None = None
         self._is_queues_turn = False  # a long prompt and the queue take turns
-        self._ids: set[str] = set()  # of all waiting and running requests
+        self._pending = RequestTimes(time.perf_counter)
         self._finished: list[EngineResult] = []  # kept if a step raises: the next one returns them
         self._plan: DecodePlan | None = None  # None: the rows have all their tokens, and may change
         self._logits_were_finite = True  # since the cache was cleared
@@ -109,7 +110,7 @@ class TransformersEngine(StepEngine):
         for limit, setting in ((self._max_context, "max_context"), (self._memory.tokens, "kv_cache_bytes")):
             if needed > limit:
                 raise PromptTooLong(request.request_id, len(prompt), request.max_new_tokens, limit, setting)
-        if request.request_id in self._ids:
+        if request.request_id in self._pending:
             raise InvalidRequest(request.request_id, "the id is in use by a pending request")
         if prompt.min() < 0 or prompt.max() >= self._vocabulary:
             found = f"{prompt.min()}..{prompt.max()}"
@@ -118,7 +119,7 @@ class TransformersEngine(StepEngine):
                 f"prompt tokens {found} are not all within the vocabulary of {self._vocabulary}",
             )
         self._queue.add(request)
-        self._ids.add(request.request_id)
+        self._pending.add(request.request_id)
 
     @torch.inference_mode()
     def step(self) -> list[EngineResult]:
@@ -137,7 +138,7 @@ class TransformersEngine(StepEngine):
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> EngineResult | None:
-        if request_id not in self._ids:
+        if request_id not in self._pending:
             return None
         self._interrupted += 1
         self._end_plan()
@@ -148,12 +149,12 @@ class TransformersEngine(StepEngine):
             number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
             result = self._rows[number].result("interrupted")
             self._release([number])
-        self._ids.remove(request_id)
+        self._pending.end(request_id)
         return result
 
     @property
     def pending(self) -> int:
-        return len(self._ids) + len(self._finished)
+        return len(self._pending) + len(self._finished)
 
     def weights(self) -> dict[str, Tensor]:
         named = without_ties(self._model.state_dict(keep_vars=True))
@@ -183,6 +184,8 @@ class TransformersEngine(StepEngine):
             prefill_chunks=self._prefill_chunks,
             decoded_tokens=self._decoded_tokens,
             kept_tokens=self._memory.kept_tokens,
+            queue_s=self._pending.queue_s,
+            service_s=self._pending.service_s,
         )
 
     # ------------------------------------------------------------------ memory and weights
@@ -249,6 +252,7 @@ class TransformersEngine(StepEngine):
         """Gives row 0 to a long prompt; the sequence there moves to the end."""
         self._end_plan()
         request = admitted.request
+        self._pending.begin(request.request_id)
         self._reserve(1, len(request.prompt_tokens) + 1)
         if self._rows:
             self._cache.move([0], [len(self._rows)], self._rows[0].position)
@@ -282,6 +286,8 @@ class TransformersEngine(StepEngine):
         """Computes the prompts of ``group`` and samples the first token of each; they become the last rows."""
         self._end_plan()
         first = len(self._rows)
+        for admitted in group:
+            self._pending.begin(admitted.request.request_id)
         try:
             logits = self._compute_group(group)
             new, tokens = self._first_tokens([admitted.request for admitted in group], logits)
@@ -375,7 +381,7 @@ class TransformersEngine(StepEngine):
             row = self._rows[number]
             self._memory.keep(self._first_row + number, row.request.prompt_tokens + tuple(row.tokens[:-1]))
             self._finished.append(row.result("stop" if row.tokens[-1] in self._stops else "length"))
-            self._ids.remove(row.request.request_id)
+            self._pending.end(row.request.request_id)
         self._release(finished)
 
     def _release(self, finished: list[int]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from ..inference_config import SimulatedEngineConfig
 from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
+from .request_times import RequestTimes
 from .step_engine import StepEngine
 
 END_OF_SEQUENCE = 0
@@ -71,6 +72,7 @@ class SimulatedStepEngine(StepEngine):
         self._weights = {"state": np.zeros(2, np.int64)}
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
         self._busy_s = self._sequence_s = 0.0
+        self._times = RequestTimes(lambda: self._now_s)
 
     # ------------------------------------------------------------------ the contract of engines
 
@@ -93,6 +95,7 @@ class SimulatedStepEngine(StepEngine):
         tokens = whole[request.resumed_tokens :] or (END_OF_SEQUENCE,)
         steps = len(tokens) + self._config.prompt_share * len(prompt)
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
+        self._times.add(name)
 
     def step(self) -> list[EngineResult]:
         """See ``StepEngine.step``. Advances to the time of the clock, by any number of tokens, and does not wait."""
@@ -111,6 +114,7 @@ class SimulatedStepEngine(StepEngine):
             return finished
         if self._waiting.pop(request_id, None) is not None:
             self._interrupted += 1
+            self._times.end(request_id)
             return EngineResult(request_id, (), (), "interrupted")
         if (active := self._active.pop(request_id, None)) is None:
             return None
@@ -120,6 +124,7 @@ class SimulatedStepEngine(StepEngine):
         tokens = active.tokens[: active.tokens_before(end - self._progress)]
         self._generated_tokens += len(tokens)
         self._interrupted += 1
+        self._times.end(request_id)
         self._admit()
         return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
 
@@ -151,6 +156,8 @@ class SimulatedStepEngine(StepEngine):
             running=len(self._active),
             waiting=len(self._waiting),
             cache_tokens=0,
+            queue_s=self._times.queue_s,
+            service_s=self._times.service_s,
         )
 
     # ------------------------------------------------------------------ time
@@ -192,6 +199,7 @@ class SimulatedStepEngine(StepEngine):
         while self._waiting and len(self._active) < self._config.max_batch:
             name = next(iter(self._waiting))
             self._active[name] = sequence = self._waiting.pop(name)
+            self._times.begin(name)
             self._admitted += 1
             self._prompt_tokens += len(sequence.request.prompt_tokens)
             heapq.heappush(self._ends, (self._progress + sequence.steps, self._admitted, sequence))
@@ -199,5 +207,6 @@ class SimulatedStepEngine(StepEngine):
     def _finish(self, sequence: _Sequence) -> None:
         name, tokens = sequence.request.request_id, sequence.tokens
         del self._active[name]
+        self._times.end(name)
         self._generated_tokens += len(tokens)
         self._finished[name] = EngineResult(name, tokens, (_LOGPROB,) * len(tokens), sequence.finish_reason)

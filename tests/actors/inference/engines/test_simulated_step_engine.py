@@ -89,6 +89,19 @@ def test_who_waits_begins_at_the_moment_of_an_end() -> None:
     assert subject.due_s == 106.0
 
 
+def test_the_seconds_of_waiting_and_of_service_are_totals() -> None:
+    clock = Clock()
+    subject = engine(clock, max_batch=1)
+    for name, tokens in (("a", 2), ("b", 4), ("c", 6), ("d", 1)):
+        subject.add(request(name, tokens))
+    subject.step()
+    clock.now_s = 102.0  # b began at 101
+    assert subject.abort("b") and subject.abort("d")
+    assert ends(subject, clock) == {"a": 2.0, "c": 5.0}
+    done = subject.statistics()
+    assert (done.queue_s, done.service_s) == (0.0 + 1.0 + 2.0 + 2.0, 1.0 + 1.0 + 3.0)
+
+
 def test_an_aborted_turn_makes_room() -> None:
     clock = Clock()
     subject = engine(clock, max_batch=1)
