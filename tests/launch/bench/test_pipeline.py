@@ -18,13 +18,13 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.pipeline import (
-    ClosedGroup,
     Options,
     barrier_bound_s,
     lower_bounds_s,
     parts,
     scaled,
 )
+from flexmarl.launch.bench.virtual_rollouts import ClosedGroup
 from flexmarl.launch.cli import main
 
 from ...patience import PATIENCE_S
