@@ -234,11 +234,13 @@ class Peer(Caller):
             reject(waiter, error or self._death(actor, effects.reason))
         self._log_lost(effects)
         self._give_credit(effects.granted)
+        for request_id in effects.cancel:
+            self._send([Kind.CANCEL, request_id])
+        if effects.withdraw:
+            self._send([Kind.CANCEL, -effects.withdraw])
         for request in effects.repeat:
             if request.frames is not None:
                 self._link.send(request.frames)
-        for request_id in (*effects.cancel, *effects.withdrawn):
-            self._send([Kind.CANCEL, request_id])
         if effects.ping is not None:
             self._send([Kind.PING, effects.ping])
         if effects.gone:

@@ -212,10 +212,24 @@ class Serving:
                 self._send_fault(request_id, Fault.NOT_ALLOWED, "")
 
     def on_cancel(self, envelope: Envelope) -> None:
+        if envelope[1] < 0:
+            self._withdraw(-envelope[1])
+            return
         delivery = self._serving.get(envelope[1])
         # A one-way message that has begun is processed to its end.
         if delivery is not None and (delivery.kind != _TELL or delivery.task is None):
             delivery.mailbox.cancel(delivery)
+
+    def _withdraw(self, last: int) -> None:
+        """The peer has connected again, and wants no request up to ``last`` but those that it sends again."""
+        for delivery in list(self._serving.values()):
+            if delivery.id > last or delivery.cancelled is not None:
+                continue
+            if delivery.task is None:
+                del self._serving[delivery.id]  # it is not answered, and makes room for its repetition
+                delivery.mailbox.cancel(delivery)
+            elif delivery.kind not in (_IDEMPOTENT_CALL, _TELL):  # these are served to their end
+                delivery.mailbox.cancel(delivery)
 
     def on_grant(self, envelope: Envelope) -> None:
         delivery = self._serving.get(envelope[1])
