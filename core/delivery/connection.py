@@ -47,7 +47,6 @@ class Peer(Caller):
         super().__init__(home, link, up=up)
         self._incoming = up
         self._header = b""
-        self._now = home.now
         self.serving = Serving(home, link, self.session, self._encoder, self._whole, self._arm)
         self._was_heard = True
         self._down: asyncio.TimerHandle | None = None
@@ -111,8 +110,6 @@ class Peer(Caller):
             envelopes = messages.unpack_envelopes(memoryview(message)[len(known) :], buffers)
             self.session.heard(self.session.epoch)
         self._was_heard = True
-        if self._incoming and (now := self._now()) >= self.serving.lease.check_at:
-            self.serving.check_lease(now)
         on = self._on
         for envelope in envelopes:
             on[envelope[0]](envelope)
@@ -194,7 +191,7 @@ class Peer(Caller):
         for handle in (self._timer, self._down):
             if handle is not None:
                 handle.cancel()
-        self.serving.drop_held()
+        self.serving.leave()
         self._send([Kind.BYE, 0])
         name = self._home.name
         effects = self.session.close(f"{name} was closed before they were known to be processed")
@@ -234,11 +231,13 @@ class Peer(Caller):
             reject(waiter, error or self._death(actor, effects.reason))
         self._log_lost(effects)
         self._give_credit(effects.granted)
+        for request_id in effects.cancel:
+            self._send([Kind.CANCEL, request_id])
+        if effects.withdraw:
+            self._send([Kind.CANCEL, -effects.withdraw])
         for request in effects.repeat:
             if request.frames is not None:
                 self._link.send(request.frames)
-        for request_id in (*effects.cancel, *effects.withdrawn):
-            self._send([Kind.CANCEL, request_id])
         if effects.ping is not None:
             self._send([Kind.PING, effects.ping])
         if effects.gone:

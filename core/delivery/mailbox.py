@@ -17,6 +17,7 @@ from ..call_context import current_delivery
 from ..declared_errors import NO_ERRORS, DeclaredErrors
 from ..errors import RemoteProtocolError, text_of, traceback_of
 from ..protocol.envelopes import Envelope, Fault, Kind
+from ..protocol.lease import Lease
 from ..signature import Signature, signature_of
 from ..telemetry import BoundedLog, get_logger
 from .streams import StreamWriter
@@ -33,6 +34,13 @@ class Requester(Protocol):
 
     node: str
     window_bytes: int
+    lease: Lease
+    now: Callable[[], float]
+    """The clock of the lease."""
+
+    def may_begin(self, delivery: "Delivery", now: float) -> bool:
+        """Asked at ``lease.check_at`` or later. False: the request is taken back, and perhaps delivered again."""
+        ...
 
     def answer(self, delivery: "Delivery", value: Any) -> None: ...
     def answer_error(self, delivery: "Delivery", error: BaseException, errors: DeclaredErrors) -> None: ...
@@ -244,12 +252,16 @@ class Mailbox:
                 if delivery.cancelled is not None:
                     self._count_cancelled(delivery)
                     continue
+                asker = delivery.asker
+                # Here and not on arrival: the loop may have been blocked, or the process stopped, in between.
+                if (now := asker.now()) >= asker.lease.check_at and not asker.may_begin(delivery, now):
+                    continue
                 delivery.task = task
                 self._current = delivery
                 current_delivery.set(delivery)
                 before = copy_context()
                 try:
-                    delivery.asker.answer(delivery, await self._begin(delivery))
+                    asker.answer(delivery, await self._begin(delivery))
                     self._served += 1
                 except _Misfit as error:
                     self._answer_misfit(delivery, text_of(error))

@@ -268,7 +268,7 @@ class Network:
 
     def peer_left(self, link: Link) -> None:
         if link.peer is not None:
-            link.peer.serving.drop_held()
+            link.peer.serving.leave()
             self._incoming.pop(link.peer, None)
             link.peer = None
         self._wire.disconnect(link)

@@ -94,6 +94,7 @@ class Serving:
         """The name of the peer in keys of remembered answers: other systems may have the same name."""
         self._incarnation = 0
         self.window_bytes = home.settings.window_bytes
+        self.now = home.now
         self._home = home
         self._link = link
         self._session = session
@@ -111,6 +112,8 @@ class Serving:
         """Requests that begin when the peer has confirmed a mark: it has read enough of its answers, and has not given
         up. None if they need not wait."""
         self._mark_timer: asyncio.TimerHandle | None = None
+        self._left = False
+        """The peer confirms no mark any more."""
 
     def __len__(self) -> int:
         return len(self._serving)
@@ -132,10 +135,16 @@ class Serving:
     def forget(self) -> None:
         """The process that sent these requests has ended; its successor uses the same ids for other requests."""
         served, self._serving = self._serving, {}
-        self.drop_held()
+        self.lease = Lease(self._home.settings)
+        self._drop_held()
         for delivery in served.values():
             if delivery.kind != Kind.TELL:
                 delivery.mailbox.cancel(delivery)
+
+    def leave(self) -> None:
+        """This side or the peer leaves: the requests that wait for a mark never begin."""
+        self._left = True
+        self._drop_held()
 
     def end_streams(self) -> None:
         """The peer does not receive items any more."""
@@ -212,10 +221,24 @@ class Serving:
                 self._send_fault(request_id, Fault.NOT_ALLOWED, "")
 
     def on_cancel(self, envelope: Envelope) -> None:
+        if envelope[1] < 0:
+            self._withdraw(-envelope[1])
+            return
         delivery = self._serving.get(envelope[1])
         # A one-way message that has begun is processed to its end.
         if delivery is not None and (delivery.kind != _TELL or delivery.task is None):
             delivery.mailbox.cancel(delivery)
+
+    def _withdraw(self, last: int) -> None:
+        """The peer has connected again, and wants no request up to ``last`` but those that it sends again."""
+        for delivery in list(self._serving.values()):
+            if delivery.id > last or delivery.cancelled is not None:
+                continue
+            if delivery.task is None:
+                del self._serving[delivery.id]  # it is not answered, and makes room for its repetition
+                delivery.mailbox.cancel(delivery)
+            elif delivery.kind not in (_IDEMPOTENT_CALL, _TELL):  # these are served to their end
+                delivery.mailbox.cancel(delivery)
 
     def on_grant(self, envelope: Envelope) -> None:
         delivery = self._serving.get(envelope[1])
@@ -313,13 +336,15 @@ class Serving:
 
     # ------------------------------------------------------------------ requests that wait for a mark
 
-    def check_lease(self, now: float) -> None:
-        """A message arrived at ``lease.check_at`` or later: its requests wait if the lease is over."""
-        self.lease.check(now)
+    def may_begin(self, delivery: Delivery, now: float) -> bool:
+        """Checks the lease for a request that is about to begin, at ``lease.check_at`` or later. False: it is over, and
+        the request begins later, or never."""
         if self.lease.is_over(now):
-            self._hold()
-        else:
-            self._send_mark()
+            self._hold().appendleft(delivery)
+            return False
+        self.lease.renewing()
+        self._send_mark()
+        return True
 
     def _count_unread(self, size_bytes: int) -> None:
         """Sends marks among the answers. If a window of answers is not confirmed, the peer's next requests wait."""
@@ -328,12 +353,14 @@ class Serving:
         if self._unread.is_full:
             self._hold()
 
-    def _hold(self) -> None:
-        """Requests that have not begun wait from now on, until the peer confirms a mark."""
+    def _hold(self) -> deque[Delivery]:
+        """Requests that have not begun wait from now on, until the peer confirms a mark. Returns them."""
         if self._held is None:
             mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._serving.values())
             self._held = deque(waiting for mailbox in mailboxes for waiting in mailbox.take_waiting(self))
-            self._mark_again(_MARK_AGAIN_S)
+            if not self._left:
+                self._mark_again(_MARK_AGAIN_S)
+        return self._held
 
     def _mark_again(self, wait_s: float) -> None:
         """Sends a mark, and another one after ``wait_s`` if requests still wait: it may be lost."""
@@ -346,16 +373,16 @@ class Serving:
             self._mark_again(min(2 * waited_s, self._home.settings.heartbeat_s))
 
     def _send_mark(self) -> None:
-        self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self._home.now())]))
+        self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self.now())]))
 
     def on_mark(self, mark: int) -> None:
         """The peer has returned a mark."""
         sent_at = self._unread.confirmed(mark)
         if sent_at is not None:
             self.lease.confirmed(sent_at)
-        if self._held is None or self._unread.is_full or self.lease.is_over(self._home.now()):
+        if self._held is None or self._unread.is_full or self.lease.is_over(self.now()):
             return
-        held = self.drop_held()
+        held = self._drop_held()
         for delivery in held:
             if self._home.mailboxes.get(delivery.actor) is delivery.mailbox:
                 delivery.mailbox.deliver([delivery])
@@ -364,7 +391,7 @@ class Serving:
                     delivery, Fault.DEAD, f"{self._home.name} has no actor of that name any more"
                 )
 
-    def drop_held(self) -> deque[Delivery]:
+    def _drop_held(self) -> deque[Delivery]:
         """Waits for the peer no longer; returns the requests that were held."""
         if self._mark_timer is not None:
             self._mark_timer.cancel()

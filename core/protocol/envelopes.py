@@ -13,7 +13,8 @@ envelope is one of
     [REPLY,  id, [value, ...]]
     [ERROR,  id, kind, message, traceback, declared, fields]
     [ITEM,   id, number, value]                 items of a stream are counted from 0; its REPLY's value is their number
-    [CANCEL, id]                           the caller has given up; the request is answered all the same
+    [CANCEL, id]                           the caller has given up; the request is answered all the same; or, below 0,
+                                           all requests up to ``-id`` are withdrawn, apart from those that follow again
     [GRANT,  id, count]                    the stream ``id`` may send so many more items
     [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been processed
     [PING,   last]                         ``last``: the id of the newest request sent on this link; or, below 0, a mark

@@ -6,8 +6,9 @@ Rules:
   until the peer has processed it, also after its caller has given up.
 - A request is delivered at most once, and in the order of sending: a duplicate is ignored, a late one is refused. Only
   idempotent calls are sent again, after a loss or to a new incarnation of the peer, under the same id.
-- A request that has failed here does not begin there later: it is cancelled when the link comes up again, and the peer
-  begins no request of a sender that it has not heard for long (``lease.py``).
+- A request that has failed here does not begin there later: the peer begins no request of a sender that it has not
+  heard for long (``lease.py``), and each connection but the first begins with the withdrawal of all requests sent
+  before. Those that are still wanted are sent again behind it.
 - A link that is not up when it is needed has ``connect_timeout_s`` to come up. When it goes down, or the peer turns out
   to be a new incarnation (another epoch), every request that can't be repeated fails at once.
 - As long as anything depends on the peer, it is pinged every ``heartbeat_s``, and is given up within
@@ -119,13 +120,12 @@ class Effects(Generic[Waiter]):
     """Will not be answered: fail their waiters, with ``reason``."""
     waiting: list[tuple[str, Waiter]] = field(default_factory=list)
     """(actor, waiter): waiters for credit that will get none: fail them, with ``reason``."""
-    repeat: list[Request[Waiter]] = field(default_factory=list)
-    """Send these again."""
     cancel: list[int] = field(default_factory=list)
     """Send CANCEL for these, perhaps again: their callers have given up."""
-    withdrawn: list[int] = field(default_factory=list)
-    """One-way messages that were lost, perhaps in a connection that delivers late: send CANCEL, so that they do not
-    begin later."""
+    withdraw: int = 0
+    """If not 0: send CANCEL for all requests up to this id at once. Some may be in a connection that delivers late."""
+    repeat: list[Request[Waiter]] = field(default_factory=list)
+    """Send these again, after that."""
     granted: list[Waiter] = field(default_factory=list)
     """Hold credit from now on."""
     lost_tells: int = 0
@@ -172,8 +172,10 @@ class Session(Generic[Waiter]):
         self._connect_by: float | None = None
         self._heard = False
         self._missed = 0
-        self._orphans: list[int] = []  # lost, and perhaps still being served
-        self._withdrawn: list[int] = []  # one-way messages that were lost
+        self._sent_before = 0
+        """The id of the last request that was sent before the link went down."""
+        self._unwanted: list[int] = []
+        """Idempotent calls that are perhaps being served, and will not be repeated."""
         self._pings_sent = 0  # and not answered: further PONGs are ignored
         self._serving_streams = 0
         self._highest: int | None = None
@@ -236,12 +238,12 @@ class Session(Generic[Waiter]):
         self._move(LinkEvent.CONNECTED)
         self._connect_by = None
         self._heard, self._missed = True, 0
-        orphans, self._orphans = self._orphans, []
-        withdrawn, self._withdrawn = self._withdrawn, []
-        return Effects(repeat=self._repeated(self.requests), cancel=orphans, withdrawn=withdrawn)
+        unwanted, self._unwanted = self._unwanted, []
+        return Effects(cancel=unwanted, withdraw=self._sent_before, repeat=self._repeated(self.requests))
 
     def disconnected(self, now: float, reason: str) -> Effects[Waiter]:
         """The link went down. It may come up again, for requests that can be repeated and for new ones."""
+        self._sent_before = self.requests.last_id
         self._move(LinkEvent.DISCONNECTED)
         self.epoch = None  # the next answer comes from a peer that was reached after this
         self._connect_by = None
@@ -275,6 +277,7 @@ class Session(Generic[Waiter]):
             return None
         self._forget_received()
         effects = self._fail("its process was restarted", keep_repeatable=True)
+        effects.withdraw = self.requests.last_id
         effects.repeat = self._repeated(self.requests)
         return effects
 
@@ -359,9 +362,8 @@ class Session(Generic[Waiter]):
     def _fail(self, reason: str, *, keep_repeatable: bool) -> Effects[Waiter]:
         effects = Effects[Waiter](reason=reason, gone=True, waiting=self.requests.take_waiting())
         lost = [r for r in self.requests if not (keep_repeatable and repeatable(r))]
-        if keep_repeatable:
-            self._orphans += [request.id for request in lost if request.kind is not Kind.TELL]
-            self._withdrawn += [request.id for request in lost if request.kind is Kind.TELL]
+        last_sent = self.requests.last_id if self.state is LinkState.UP else self._sent_before
+        self._unwanted += [r.id for r in lost if r.kind is Kind.IDEMPOTENT_CALL and r.id <= last_sent]
         self._lose(lost, effects)
         return effects
 

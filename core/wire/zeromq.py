@@ -159,6 +159,8 @@ class ZmqWire:
         self._keys = keys
         self.address = listen if isinstance(listen, str) else f"tcp://{_host(listen.host)}:{listen.port}"
         self.epoch = new_epoch() if epoch is None else epoch
+        # Not the loop's: uvloop's clock is that of its last look for events. Asked for each request.
+        self.now = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: Gate | None = None
         self._router: LoopSocket | None = None
@@ -258,9 +260,6 @@ class ZmqWire:
     def clients(self) -> GateStatistics | None:
         """Admitted and denied clients; None on a wire without keys."""
         return None if self._gate is None else self._gate.statistics()
-
-    def now(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)  # uvloop's clock is that of its last look for events
 
     def disconnect(self, link: Link) -> None:
         self._links.disconnect(link)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,10 @@ class Counter(Actor):
         return await self.count(name)
 
     @endpoint
+    async def block(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  # as a library does that computes for long
+
+    @endpoint(idempotent=True)
     async def read(self) -> dict[str, int]:
         return self.counts
 
@@ -99,3 +104,22 @@ async def test_a_stopped_process_that_continues_begins_nothing_of_callers_that_h
                 counts = await fresh.ref("counter", counter.address, Counter).within(60.0).read()
             assert not {"late", "late tell"} & counts.keys()
             await until(lambda: session.state is LinkState.UP)
+
+
+async def test_a_handler_that_blocks_its_loop_lets_nothing_begin_of_callers_that_have_given_up(
+    private: Path, tmp_path: Path
+) -> None:
+    """The requests behind it came with it: they are in the mailbox before it begins."""
+    async with ActorSystem("asking", private, settings=BRIEF, log_directory=tmp_path) as asking:
+        counter = await asking.spawn(Counter, "counter", process=True)
+        for turn in range(3):
+            assert await counter.within(60.0).count_once(f"before {turn}") == 1
+            alone = counter.tell("count", f"first {turn}")  # the rest of this tick leaves in one message
+            blocked = [counter.api.block(1.0), *(counter.api.count("late") for _ in range(7))]
+            told = [alone, *(counter.tell("count", "late tell") for _ in range(7))]
+            for error in await asyncio.gather(*blocked, return_exceptions=True):
+                assert isinstance(error, ActorDead) and "silent" in error.reason
+            await asyncio.gather(*told)
+            assert await counter.within(60.0).count_once(f"after {turn}") == 1
+        counts = await counter.within(60.0).read()
+        assert not {"late", "late tell"} & counts.keys()

@@ -1,6 +1,7 @@
 """A system without sockets, to be fed with anything: for ``test_fuzz.py`` and ``scripts/fuzz_decoder.py``."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -85,8 +86,11 @@ class Fuzzed:
         self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
-        self.network.received(self.incoming, header() + confirmation(), [])
+        pong = messages.join([codec.Encoder().pack([Kind.PONG, 0, []])])
+        self.network.received(self.incoming, header() + pong, [])
         self.asked = self.network.peer(ADDRESS)
+        serve_at_once(self.incoming)
+        serve_at_once(self.asked.link)
         self.asked.connected()
         self.calls = [
             asyncio.ensure_future(
@@ -116,9 +120,9 @@ def header() -> bytes:
     return messages.pack_header("stranger", 5 << 24 | 1)  # another lineage than that of other peers
 
 
-def confirmation() -> bytes:
-    """Confirms the mark that answers the first message of a peer: its requests begin from then on."""
-    return messages.join([codec.Encoder().pack([Kind.PONG, -1, []])])
+def serve_at_once(link: Link) -> None:
+    """The requests of this peer, which confirms no mark, begin when they come."""
+    link.peer.serving.lease.confirmed(math.inf)
 
 
 def valid_envelopes() -> list[list[Any]]:

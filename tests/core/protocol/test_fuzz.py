@@ -19,7 +19,7 @@ from flexmarl.core.protocol import codec, messages
 from flexmarl.core.protocol.envelopes import Kind
 
 from ...patience import PATIENCE_S
-from ..fuzz_target import Fuzzed, Refused, confirmation, header, valid_envelopes
+from ..fuzz_target import Fuzzed, Refused, header, serve_at_once, valid_envelopes
 
 ROOT = Path(__file__).parents[3]
 FEW = settings(max_examples=150, suppress_health_check=list(HealthCheck))
@@ -75,7 +75,7 @@ async def _run_fuzzed(bodies: list[bytes], head: bytes) -> None:
         ask = codec.Encoder().pack([Kind.CALL, 1, "target", "echo", 5.0, [[3], {}, 1]])
         neighbours = messages.pack_header("neighbour", 1)
         fuzzed.network.received(neighbour, messages.join([ask], neighbours), [])
-        fuzzed.network.received(neighbour, neighbours + confirmation(), [])
+        serve_at_once(neighbour)
         for _ in range(100):
             if fuzzed.mailboxes["target"].statistics().served > served:
                 break

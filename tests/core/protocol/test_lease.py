@@ -1,5 +1,7 @@
 """The lease under which a peer's requests begin."""
 
+import pytest
+
 from flexmarl.core.protocol.lease import Lease
 from flexmarl.core.protocol.session import Settings
 
@@ -11,8 +13,8 @@ SETTINGS = Settings(
 def test_it_begins_with_the_first_mark_that_is_confirmed() -> None:
     lease = Lease(SETTINGS)
     assert lease.is_over(0.0) and lease.check_at < 0.0
-    lease.check(100.0)
-    assert lease.check_at > 1e9, "one mark is under way"
+    lease.renewing()
+    assert lease.is_over(0.0) and lease.check_at < 0.0, "a mark that is under way begins nothing"
     lease.confirmed(100.0)
     assert not lease.is_over(109.9) and lease.is_over(110.0)
 
@@ -28,13 +30,19 @@ def test_a_confirmed_mark_renews_it_from_the_time_at_which_the_mark_was_sent() -
 def test_marks_are_sent_in_its_second_half_and_once() -> None:
     lease = Lease(SETTINGS)
     lease.confirmed(100.0)
-    assert lease.check_at == 105.0
-    lease.check(105.0)
-    assert lease.check_at == 110.0, "only its end remains to be noticed"
-    lease.check(110.0)
-    assert lease.is_over(110.0) and lease.check_at > 1e9, "until a mark is confirmed"
+    assert lease.check_at == pytest.approx(105.0, abs=0.02)
+    lease.renewing()
+    assert lease.check_at == pytest.approx(110.0, abs=0.02), "only its end remains to be noticed"
+    assert lease.is_over(lease.check_at) and not lease.is_over(lease.check_at - 0.001)
     lease.confirmed(110.0)
-    assert lease.check_at == 115.0 and not lease.is_over(119.0)
+    assert lease.check_at == pytest.approx(115.0, abs=0.02) and not lease.is_over(119.0)
+
+
+def test_it_ends_before_the_caller_gives_up_also_if_the_clock_of_this_machine_is_slower() -> None:
+    lease = Lease(SETTINGS)
+    lease.confirmed(0.0)
+    for rate in (0.999, 0.9995, 1.0):
+        assert lease.is_over(10.0 * rate)
 
 
 def test_a_peer_that_notices_each_missing_heartbeat_has_a_lease_of_one() -> None:

@@ -167,20 +167,37 @@ def test_what_was_lost_is_cancelled_where_the_connection_comes_again() -> None:
         effects = session.advance(float(tick))
     assert effects.silent and effects.dead == [call, stream]
     session.disconnected(4.0, effects.reason)
+    unsent = ask(session, CALL)
     effects = session.connected()
-    assert effects.cancel == [call.id, stream.id] and effects.repeat == [once]
-    session.disconnected(5.0, "cut")
-    assert session.connected().cancel == []
+    assert effects.withdraw == stream.id < unsent.id and effects.cancel == [] and effects.repeat == [once]
 
 
-def test_one_way_messages_that_were_lost_are_withdrawn_when_the_connection_comes_again() -> None:
+def test_each_connection_withdraws_what_was_sent_before_as_those_before_it_may_not_have_been_read() -> None:
     session = up()
-    first, second = ask(session, TELL), ask(session, TELL)
-    assert session.disconnected(1.0, "cut").lost_tells == 2
+    ask(session, TELL), ask(session, CALL)
+    assert session.disconnected(1.0, "cut").lost_tells == 1
+    for second in (2.0, 3.0, 4.0):
+        assert session.connected().withdraw == 2
+        session.disconnected(second, "cut")
+    assert Session[Any](SMALL).connected().withdraw == 0, "nothing was sent before the first one"
+
+
+def test_an_idempotent_call_that_failed_for_want_of_a_connection_does_not_run_when_there_is_one() -> None:
+    session = up()
+    once = ask(session, IDEMPOTENT_CALL)
+    session.disconnected(1.0, "cut")
+    unsent = ask(session, IDEMPOTENT_CALL, now=1.0)
+    assert session.advance(3.0).dead == [once, unsent], "two seconds are the limit"
     effects = session.connected()
-    assert effects.withdrawn == [first.id, second.id] and effects.cancel == []
-    session.disconnected(2.0, "cut")
-    assert session.connected().withdrawn == []
+    assert effects.cancel == [once.id] and effects.withdraw == once.id and effects.repeat == []
+
+
+def test_what_a_new_incarnation_may_have_received_of_failed_requests_is_withdrawn_at_once() -> None:
+    session = up()
+    call, once = ask(session, CALL), ask(session, IDEMPOTENT_CALL)
+    effects = session.heard(2)
+    assert effects is not None and effects.dead == [call]
+    assert effects.withdraw == once.id and effects.repeat == [once]
 
 
 MAKE: dict[LinkState, Callable[[], Session[Any]]] = {

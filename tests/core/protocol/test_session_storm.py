@@ -111,11 +111,13 @@ class Node:
             wanted.caller.end("dead")
         for wanted in effects.granted:
             self.send_request(wanted)
+        for request_id in effects.cancel:
+            self.world.send(self, (Kind.CANCEL, request_id))
+        if effects.withdraw:
+            self.world.send(self, (Kind.CANCEL, -effects.withdraw))
         for request in effects.repeat:
             assert request.kind is Kind.IDEMPOTENT_CALL and not _caller(request).done()
             self.world.send(self, request.frames)  # type: ignore[arg-type]
-        for request_id in effects.cancel:
-            self.world.send(self, (Kind.CANCEL, request_id))
         if effects.ping is not None:
             self.world.send(self, (Kind.PING, effects.ping))
 
@@ -140,6 +142,10 @@ class Node:
             self.carry_out(self.session.pong(*fields))
         elif kind is Kind.CANCEL and fields[0] in self.serving:
             self.answer(fields[0], error=True)
+        elif kind is Kind.CANCEL and fields[0] < 0:
+            for request_id, (served, *_) in list(self.serving.items()):
+                if request_id <= -fields[0] and served not in (Kind.IDEMPOTENT_CALL, Kind.TELL):
+                    self.answer(request_id, error=True)
 
     def reply(self, envelope: Envelope) -> None:
         """By the connection that the request came by: to the incarnation that asked, and to no later one."""
