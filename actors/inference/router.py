@@ -29,58 +29,25 @@ Rules:
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Final
 
-from ..messages import TurnAsked, TurnRouted
+from ..messages import TurnAsked
 from ..names import PolicyName, Version
 from .balance import Balancer
 from .balancing import Balancing, first_to_move, loads_of, measure_load
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
-from .rolling_mean import RollingMean
+from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
-from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, WaitingTurns
+from .waiting_turns import RoutedInstance, RoutedTurn
 
-_REMEMBERED_PREFIXES: Final = 16384
 _REMEMBERED_TURNS: Final = 16384
 _COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
 _SERVING: Final = InstanceState.SERVING
-
-
-class _Policy:
-    """``published``: the newest version, the only one that is served. ``served_since_s``: its first acknowledgement.
-    ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
-    ``alone_since_s``: the loss of the last instance that served or loaded a version."""
-
-    def __init__(self, *, in_turn: bool) -> None:
-        self.published: Version | None = None
-        self.publishing = False
-        self.installing: set[int] = set()
-        self.served_since_s = math.inf
-        self.alone_since_s: float | None = None
-        self.last_loss = "none has joined"
-        self.instances: dict[int, RoutedInstance] = {}
-        self.coming = self.serving = self.turns_at_serving = 0
-        self.waiting = WaitingTurns()
-        self.room = InstancesWithRoom(in_turn=in_turn)
-        self.dealt = 0
-        self.generated = RollingMean()
-        """Tokens of a turn."""
-        self.pace_s = RollingMean()
-        """Seconds per generated token."""
-        self.prefixes: OrderedDict[str, int] = OrderedDict()
-
-    def holds_back(self) -> bool:
-        """True if the serving instances have their share of the turns and others are still loading."""
-        if not self.installing:
-            return False
-        turns = self.waiting.count + self.turns_at_serving
-        share = math.ceil(turns / (self.serving + len(self.installing)))
-        return self.turns_at_serving >= share * self.serving
 
 
 class Router:
@@ -92,8 +59,9 @@ class Router:
         self._config = config
         self._balancing = balancing or Balancing()
         self._balancer = Balancer(self._balancing.config)
-        self._in_turn = self._balancing.config.scope == "off"
-        self._policies = {policy: _Policy(in_turn=self._in_turn) for policy in policies}
+        self._policies = {
+            policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off") for policy in policies
+        }
         self._instances: dict[int, RoutedInstance] = {}
         self._numbers: dict[str, int] = {}
         self._known: set[str] = set()
@@ -378,7 +346,7 @@ class Router:
         instance = self._instances.get(number)
         return None if instance is None else instance.load_by_s
 
-    def _deserted_s(self, books: _Policy) -> float:
+    def _deserted_s(self, books: RoutedPolicy) -> float:
         if books.published is None or books.alone_since_s is None:
             return math.inf
         return books.alone_since_s + self._config.return_timeout_s
@@ -416,47 +384,10 @@ class Router:
             books.publishing = False
             self._decided.append(Installed(policy, books.published))
 
-    def _match(self, books: _Policy, now: float) -> None:
+    def _match(self, policy: RoutedPolicy, now: float) -> None:
         """Routes waiting turns as long as there are instances for them."""
-        waiting, room, published = books.waiting, books.room, books.published
-        if published is None:
-            return
-        while waiting.count and not (books.installing and books.holds_back()):
-            least = room.least(books.instances)
-            turn = None if least is None else waiting.pop_first(published)
-            if least is None or turn is None:
-                return
-            if len(books.instances) > 1:
-                least = self._preferred(books, turn, least)
-            self._route(books, turn, least, now)
-
-    def _preferred(self, books: _Policy, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
-        """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
-        if self._in_turn:
-            return least
-        prefixes = books.prefixes
-        known = books.instances.get(prefixes.get(turn.prefix, 0), least)
-        if known is least or not known.has_room or known.tokens - least.tokens >= turn.prompt_tokens:
-            known = least
-        prefixes[turn.prefix] = known.number
-        prefixes.move_to_end(turn.prefix)
-        if len(prefixes) > _REMEMBERED_PREFIXES:
-            prefixes.popitem(last=False)
-        return known
-
-    def _route(self, books: _Policy, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
-        turn.instance, turn.routed_s = instance, now
-        turn.tokens = tokens = turn.prompt_tokens + max(1.0, books.generated.value)
-        instance.turns[turn.key] = turn
-        instance.tokens += tokens
-        books.dealt += 1
-        instance.dealt = books.dealt
-        books.turns_at_serving += 1
-        books.room.changed(instance)
-        session, number = turn.key
-        ready_s = max(turn.asked_s, books.served_since_s)
-        instance.totals.queue_s += now - ready_s
-        self._queue_times_s.append(now - ready_s)
-        assert instance.version is not None
-        routed = TurnRouted(number, instance.number, instance.version, ready_s - turn.asked_s, now - ready_s)
-        self._decided.append(Route(session, routed))
+        while (found := policy.next_turn()) is not None:
+            turn, instance = found
+            routed = policy.route(turn, instance, now)
+            self._queue_times_s.append(routed.queue_s)
+            self._decided.append(Route(turn.key[0], routed))
