@@ -46,7 +46,7 @@ class RoutedInstance:
         self.loads_since_s = 0.0
         self.moves_to: PolicyName | None = None
         self.moved_from: PolicyName | None = None
-        """Until it serves."""
+        """The policy that it served before, while it loads the weights of another."""
         self.stays_until_s = 0.0
         """It does not move before."""
         self.news = ""
