@@ -29,9 +29,8 @@ Rules:
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Final
 
@@ -40,47 +39,15 @@ from ..names import PolicyName, Version
 from .balance import Balancer
 from .balancing import Balancing, first_to_move, loads_of, measure_load
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
-from .rolling_mean import RollingMean
+from .policy_books import PolicyBooks
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
-from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, WaitingTurns
+from .waiting_turns import RoutedInstance, RoutedTurn, statistics_of
 
 _REMEMBERED_PREFIXES: Final = 16384
 _REMEMBERED_TURNS: Final = 16384
 _COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
 _SERVING: Final = InstanceState.SERVING
-
-
-class _Policy:
-    """``published``: the newest version, the only one that is served. ``served_since_s``: its first acknowledgement.
-    ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
-    ``alone_since_s``: the loss of the last instance that served or loaded a version."""
-
-    def __init__(self, *, in_turn: bool) -> None:
-        self.published: Version | None = None
-        self.publishing = False
-        self.installing: set[int] = set()
-        self.served_since_s = math.inf
-        self.alone_since_s: float | None = None
-        self.last_loss = "none has joined"
-        self.instances: dict[int, RoutedInstance] = {}
-        self.coming = self.serving = self.turns_at_serving = 0
-        self.waiting = WaitingTurns()
-        self.room = InstancesWithRoom(in_turn=in_turn)
-        self.dealt = 0
-        self.generated = RollingMean()
-        """Tokens of a turn."""
-        self.pace_s = RollingMean()
-        """Seconds per generated token."""
-        self.prefixes: OrderedDict[str, int] = OrderedDict()
-
-    def holds_back(self) -> bool:
-        """True if the serving instances have their share of the turns and others are still loading."""
-        if not self.installing:
-            return False
-        turns = self.waiting.count + self.turns_at_serving
-        share = math.ceil(turns / (self.serving + len(self.installing)))
-        return self.turns_at_serving >= share * self.serving
 
 
 class Router:
@@ -93,7 +60,7 @@ class Router:
         self._balancing = balancing or Balancing()
         self._balancer = Balancer(self._balancing.config)
         self._in_turn = self._balancing.config.scope == "off"
-        self._policies = {policy: _Policy(in_turn=self._in_turn) for policy in policies}
+        self._policies = {policy: PolicyBooks(in_turn=self._in_turn) for policy in policies}
         self._instances: dict[int, RoutedInstance] = {}
         self._numbers: dict[str, int] = {}
         self._known: set[str] = set()
@@ -334,14 +301,7 @@ class Router:
         """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
         percentile of the last ones. For each live instance, since it joined: ``turns.<instance>`` that ended there, and
         the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there."""
-        found = {"moves": float(self._moves)}
-        if self._queue_times_s:
-            times_s = sorted(self._queue_times_s)
-            found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
-        for instance in self._instances.values():
-            totals = asdict(instance.totals)
-            found |= {f"{figure}.{instance.name}": value for figure, value in totals.items()}
-        return found
+        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._instances.values())}
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -378,7 +338,7 @@ class Router:
         instance = self._instances.get(number)
         return None if instance is None else instance.load_by_s
 
-    def _deserted_s(self, books: _Policy) -> float:
+    def _deserted_s(self, books: PolicyBooks) -> float:
         if books.published is None or books.alone_since_s is None:
             return math.inf
         return books.alone_since_s + self._config.return_timeout_s
@@ -398,12 +358,8 @@ class Router:
         for instance in list(self._instances.values()):
             if instance.load_by_s is not None and instance.load_by_s <= now:
                 limit_s = self._config.load_timeout_s
-                self._change(
-                    instance,
-                    InstanceEvent.SUSPECT,
-                    now,
-                    f"it has not acknowledged its version for {limit_s:g} s",
-                )
+                reason = f"it has not acknowledged its version for {limit_s:g} s"
+                self._change(instance, InstanceEvent.SUSPECT, now, reason)
         for policy, books in self._policies.items():
             if self._deserted_s(books) <= now:
                 self._decided.append(Deserted(policy, self._config.return_timeout_s, books.last_loss))
@@ -416,7 +372,7 @@ class Router:
             books.publishing = False
             self._decided.append(Installed(policy, books.published))
 
-    def _match(self, books: _Policy, now: float) -> None:
+    def _match(self, books: PolicyBooks, now: float) -> None:
         """Routes waiting turns as long as there are instances for them."""
         waiting, room, published = books.waiting, books.room, books.published
         if published is None:
@@ -430,7 +386,7 @@ class Router:
                 least = self._preferred(books, turn, least)
             self._route(books, turn, least, now)
 
-    def _preferred(self, books: _Policy, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
+    def _preferred(self, books: PolicyBooks, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
         """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
         if self._in_turn:
             return least
@@ -444,7 +400,7 @@ class Router:
             prefixes.popitem(last=False)
         return known
 
-    def _route(self, books: _Policy, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
+    def _route(self, books: PolicyBooks, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
         turn.instance, turn.routed_s = instance, now
         turn.tokens = tokens = turn.prompt_tokens + max(1.0, books.generated.value)
         instance.turns[turn.key] = turn
