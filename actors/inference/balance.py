@@ -122,7 +122,7 @@ class Balancer:
         return self._config.settle * self._cost_s(giver, taker)
 
     def _cost_s(self, giver: PolicyName, taker: PolicyName) -> float:
-        """Of a move; if there was none yet, of loading a new version."""
+        """The cost of a move; if there was none yet, that of loading a new version."""
         return self._move_s.get((giver, taker), self._load_s.get(taker, 0.0))
 
     def moves(self, loads: Mapping[PolicyName, PolicyLoad]) -> list[Move]:

@@ -31,7 +31,6 @@ Rules:
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Final
 
@@ -43,7 +42,7 @@ from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
-from .waiting_turns import RoutedInstance, RoutedTurn
+from .waiting_turns import RoutedInstance, RoutedTurn, statistics_of
 
 _REMEMBERED_TURNS: Final = 16384
 _COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
@@ -302,14 +301,7 @@ class Router:
         """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
         percentile of the last ones. For each live instance, since it joined: ``turns.<instance>`` that ended there, and
         the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there."""
-        found = {"moves": float(self._moves)}
-        if self._queue_times_s:
-            times_s = sorted(self._queue_times_s)
-            found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
-        for instance in self._instances.values():
-            totals = asdict(instance.totals)
-            found |= {f"{figure}.{instance.name}": value for figure, value in totals.items()}
-        return found
+        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._instances.values())}
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -366,12 +358,8 @@ class Router:
         for instance in list(self._instances.values()):
             if instance.load_by_s is not None and instance.load_by_s <= now:
                 limit_s = self._config.load_timeout_s
-                self._change(
-                    instance,
-                    InstanceEvent.SUSPECT,
-                    now,
-                    f"it has not acknowledged its version for {limit_s:g} s",
-                )
+                reason = f"it has not acknowledged its version for {limit_s:g} s"
+                self._change(instance, InstanceEvent.SUSPECT, now, reason)
         for policy, books in self._policies.items():
             if self._deserted_s(books) <= now:
                 self._decided.append(Deserted(policy, self._config.return_timeout_s, books.last_loss))

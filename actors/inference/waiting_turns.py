@@ -1,7 +1,8 @@
 """The turns of one policy that wait for an instance, and its instances with room for one. Pure, O(log n) per event."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Final
@@ -46,7 +47,7 @@ class RoutedInstance:
         self.loads_since_s = 0.0
         self.moves_to: PolicyName | None = None
         self.moved_from: PolicyName | None = None
-        """Until it serves."""
+        """The policy that it served before, while it loads the weights of another."""
         self.stays_until_s = 0.0
         """It does not move before."""
         self.news = ""
@@ -192,3 +193,11 @@ class InstancesWithRoom:
     def clear(self) -> None:
         """To be called when no instance serves any more."""
         self._heap.clear()
+
+
+def statistics_of(queue_times_s: Iterable[float], instances: Iterable[RoutedInstance]) -> dict[str, float]:
+    """See ``Router.statistics``."""
+    found = {f"{name}.{one.name}": value for one in instances for name, value in asdict(one.totals).items()}
+    if times_s := sorted(queue_times_s):
+        found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
+    return found
