@@ -270,7 +270,7 @@ class RunConfig(Config):
         return Balancing(
             self.balance,
             capacities={name: engine.turns_at_once for name, engine in engines.items()},
-            interruptible=frozenset(
+            interruptible=tuple(
                 name for name, engine in engines.items() if engine.resumable and not self.deterministic
             ),
         )

@@ -25,7 +25,7 @@ class Balancing:
 
     config: BalanceConfig = field(default_factory=BalanceConfig)
     capacities: Mapping[PolicyName, int] = field(default_factory=dict)
-    interruptible: frozenset[PolicyName] = frozenset()
+    interruptible: tuple[PolicyName, ...] = ()
 
 
 @dataclass(slots=True)

@@ -122,6 +122,7 @@ class Router:
         if instance.state is _SERVING:
             policy.turns_at_serving -= 1
             policy.room.changed(instance)
+            self._touched[instance.policy] = None  # another one than the turn's, if the instance has moved
         elif instance.state is InstanceState.DRAINING and not instance.turns:
             self._drained(instance, now)
 
@@ -357,8 +358,7 @@ class Router:
     def _expire(self, now: float) -> None:
         for instance in list(self._instances.values()):
             if instance.load_by_s is not None and instance.load_by_s <= now:
-                limit_s = self._config.load_timeout_s
-                reason = f"it has not acknowledged its version for {limit_s:g} s"
+                reason = f"it has not acknowledged its version for {self._config.load_timeout_s:g} s"
                 self._change(instance, InstanceEvent.SUSPECT, now, reason)
         for policy, books in self._policies.items():
             if self._deserted_s(books) <= now:

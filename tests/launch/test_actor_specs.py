@@ -98,9 +98,10 @@ def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -
     assert orchestrator.resume_from is not None and orchestrator.resume_from.versions == {shared: 3}
 
 
-def test_rollout_workers_are_restarted_alone(tmp_path: Path) -> None:
+def test_rollout_workers_and_instances_are_restarted_alone(tmp_path: Path) -> None:
     found = specs(tmp_path, "rollout.workers=3")
-    assert [name for name, spec in found.items() if spec.restarted] == ["rollout-0", "rollout-1", "rollout-2"]
+    restarted = ["rollout-0", "rollout-1", "rollout-2", "solver-0", "checker-0"]
+    assert [name for name, spec in found.items() if spec.restarted] == restarted
     orchestrator = found["orchestrator"].setup
     assert isinstance(orchestrator, OrchestratorSetup)
     assert [worker.name for worker in orchestrator.workers] == ["rollout-0", "rollout-1", "rollout-2"]

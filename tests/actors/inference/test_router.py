@@ -271,7 +271,7 @@ def two_policies(**settings: Any) -> Router:
     """Two instances of each policy, whose turns take 4 s and loads 1 s; policy A has 40 turns, and B one."""
     balancing = Balancing(
         BalanceConfig(scope="intra+inter"),
-        **({"capacities": {A: 2}, "interruptible": frozenset([A, B])} | settings),
+        **({"capacities": {A: 2}, "interruptible": (A, B)} | settings),
     )
     router = Router([A, B], CONFIG, balancing)
     for policy in (A, B):
@@ -310,7 +310,7 @@ def test_the_instance_with_the_fewest_tokens_moves_to_the_policy_whose_turns_wai
 
 def test_turns_of_an_instance_that_moves_are_resumed_elsewhere_if_its_engine_can() -> None:
     for interruptible in (True, False):
-        router = two_policies(interruptible=frozenset([B] if interruptible else []))
+        router = two_policies(interruptible=(B,) if interruptible else ())
         router.asked(1, asked(51, B), 5.0)
         assert routes(router, 5.0) == {51: "b1"}
         router.balance(6.0)

@@ -33,7 +33,7 @@ class RouterMachine(RuleBasedStateMachine):
     @initialize(measured=st.sampled_from([True, True, False]))
     def start(self, measured: bool) -> None:
         balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.5)
-        self.router = Router([A, B], CONFIG, Balancing(balance, {}, frozenset([A])))
+        self.router = Router([A, B], CONFIG, Balancing(balance, {}, (A,)))
         self.now = 0.0
         self.policies: dict[str, PolicyName] = {}
         self.capacities: dict[str, int] = {}
