@@ -155,7 +155,8 @@ class RemoteError(FlexmarlError):
 
 def is_loss(error: BaseException) -> bool:
     """True if an actor was lost, or ``error`` follows from that: its process ended, it is silent, or a handler or an
-    actor failed with such an error. The same work may succeed once the actor has been started again."""
+    actor failed with such an error. So is a caller whose calls the callee has cancelled: it was given up for its
+    silence. The same work may succeed once the actor has been started again."""
     match error:
         case ActorDead() | CallTimeout():
             return True
@@ -166,7 +167,12 @@ def is_loss(error: BaseException) -> bool:
     return False
 
 
-_LOSSES = frozenset(kind.__name__ for kind in (ActorDead, Unreachable, TooManyRestarts, CallTimeout))
+CANCELLED = "cancelled"
+"""``kind`` of the RemoteError of a call that the callee has cancelled, and not its caller."""
+
+_LOSSES = frozenset(kind.__name__ for kind in (ActorDead, Unreachable, TooManyRestarts, CallTimeout)) | {
+    CANCELLED
+}
 """``kind`` of the error of a handler or an actor that lost another actor."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -62,6 +63,13 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def has_exited(self) -> bool:
+        """True if it has ended, also if the loop does not know yet."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # the loop has waited for it
+            return True
 
     async def wait_ended(self) -> FlexmarlError:
         """Waits for the end of the process; returns the reason. To be awaited once, by its supervisor."""

@@ -223,9 +223,12 @@ class ProcessChild(Child):
             self._exited(self.process, reason)
 
     def lost(self, reason: FlexmarlError, pid: int | None) -> None:
-        """The process ``pid``, by default the newest, is silent: it is killed, and has failed for ``reason``."""
+        """The process ``pid``, by default the newest, is silent: it is killed, and has failed for ``reason``. One that
+        has ended already has a better reason, which ``_watch`` gets."""
         process = self.process
-        if process is not None and process.exit_reason is None and pid in (None, process.pid):
+        if process is None or pid not in (None, process.pid):
+            return
+        if process.exit_reason is None and not process.has_exited():
             process.exit_reason = reason
             self._exited(process, reason)
             process.kill()

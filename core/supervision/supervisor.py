@@ -11,7 +11,6 @@ keeps its name and its address. By default a supervisor restarts nothing: the fi
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
@@ -45,8 +44,6 @@ Setup = TypeVar("Setup")
 
 NO_RESTARTS = Intensity(max_restarts=0)
 STATISTICS_TIMEOUT_S = 10.0
-# The end of a process is noticed within milliseconds.
-_EXIT_NOTICE_S = 0.5
 
 
 class Supervisor(Actor):
@@ -280,11 +277,6 @@ class Supervisor(Actor):
     async def lost(self, name: str, pid: int, reason: str) -> None:
         """Another actor has lost ``name``, whose process had the id ``pid``. If that one still runs, it hangs or is
         stopped: it is killed, and counts as failed. An actor that has been restarted since is left alone."""
-        child = self._children.get(name)
-        process = child.process if isinstance(child, ProcessChild) else None
-        if process is not None and process.pid == pid:
-            with suppress(TimeoutError):  # if it has ended, that is the better reason
-                await asyncio.wait_for(process.ended.wait(), _EXIT_NOTICE_S)
         self.end_lost(ActorDead(name, reason), pid)
 
     def end_lost(self, error: ActorDead, pid: int | None = None) -> None:

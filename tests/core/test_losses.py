@@ -3,6 +3,7 @@
 import pytest
 
 from flexmarl.core.errors import (
+    CANCELLED,
     ActorDead,
     ActorFailed,
     CallTimeout,
@@ -33,6 +34,8 @@ def remote(kind: str) -> RemoteError:
         remote("CallTimeout"),
         ActorFailed("trainer", "actor store died", "", kind="ActorDead"),
         ActorFailed("trainer", "no answer", "", kind="CallTimeout", raised_in="rollout"),
+        RemoteError("router", "routes", CANCELLED, "cancelled", ""),
+        ActorFailed("rollout", "cancelled", "", kind=CANCELLED, raised_in="router"),
         ExceptionGroup("two", [ValueError(), ExceptionGroup("one", [DEAD])]),
     ],
 )
