@@ -17,7 +17,7 @@ class RoutedPolicy:
     ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
     ``alone_since_s``: the loss of the last instance that served or loaded a version.
 
-    ``in_turn``: turns are dealt to the instances in turn, whatever their load.
+    ``in_turn``: turns are dealt to the instances in turn, regardless of their load.
     """
 
     def __init__(self, *, in_turn: bool) -> None:
