@@ -57,3 +57,9 @@ def test_no_engine_is_imported_with_the_settings() -> None:
     )
     found = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_reproducible_options_generate_alone_and_keep_nothing() -> None:
+    changed = EmbeddedEngineConfig(max_batch=8, prefill_chunk=64).reproducible()
+    assert changed == EmbeddedEngineConfig(max_batch=1, prefill_chunk=64, prefix_reuse=False)
+    assert SimulatedEngineConfig(max_batch=8).reproducible() == SimulatedEngineConfig(max_batch=1)
