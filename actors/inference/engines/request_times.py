@@ -6,8 +6,8 @@ from collections.abc import Callable
 class RequestTimes:
     """A request is added, begins and ends; an interrupted one may end before it has begun.
 
-    ``queue_s``: seconds from each addition to the beginning; ``service_s``: from there to the end. Both are totals of
-    what is over.
+    ``queue_s``: seconds from each addition to the beginning; ``service_s``: from there to the end. Both are totals
+    over those that have ended.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
