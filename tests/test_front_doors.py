@@ -71,7 +71,8 @@ def test_simulated_actors_need_no_torch() -> None:
     program = """
 import asyncio, tempfile
 from pathlib import Path
-import flexmarl.actors.inference.instance, flexmarl.actors.trainer.simulated_trainer
+import flexmarl.actors.inference.instance, flexmarl.actors.trainer.trainer
+import flexmarl.actors.trainer.backends.simulated_policies
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig

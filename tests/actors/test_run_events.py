@@ -14,6 +14,8 @@ from flexmarl.actors.run_events import (
     CheckpointSaving,
     ColumnsAwaited,
     Evaluated,
+    InstanceChanged,
+    InstanceMoved,
     RunEnded,
     RunEvent,
     RunResumed,
@@ -48,6 +50,8 @@ EVENTS: list[RunEvent] = [
     WorkflowBlocked("workflow.py, line 7: time.sleep(2)"),
     ActorRestarted("solver-0", "process 7 killed by signal 9"),
     WorkerLost("rollout-0", "process 7 killed by signal 9", 2, 16),
+    InstanceChanged("solver-0", PolicyName("solver"), "suspected", "process 7 killed by signal 9"),
+    InstanceMoved("solver-0", PolicyName("solver"), PolicyName("judge"), "judge has 9.0 turns per instance"),
 ]
 
 
