@@ -70,7 +70,8 @@ class RunSupervision:
         """Waits until the run can't continue, and raises the reason: ActorDead or ActorFailed."""
         failures = [supervisor.failure for supervisor in self._both]
         await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
-        raise next(failure.result() for failure in failures if failure.done())
+        reasons = [failure.result() for failure in failures if failure.done()]
+        raise min(reasons, key=is_loss)  # a loss may be the consequence of another failure
 
     async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
         supervisor = self._restarting if spec.restarted else self._ending

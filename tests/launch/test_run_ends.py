@@ -52,6 +52,7 @@ class TestDeath:
         run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, slow)
         for step in (1, 2, 3):
             run.wait_for_output(f"checkpoints/step_00000{step}")
+            wait_until(lambda: "solver-0" in run.actors(), "the instance")  # it may be starting again
             run.actors()["solver-0"].kill()
         assert run.wait() == 0, run.text
         assert run.text.count("solver-0 may be lost") == 3
