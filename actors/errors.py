@@ -199,6 +199,15 @@ class EngineFailed(FlexmarlError):
         self.problem = problem
 
 
+class EngineUnavailable(FlexmarlError):
+    """The library of an engine is missing here, or is of a version or for a device that can't be used."""
+
+    def __init__(self, engine: str, problem: str) -> None:
+        super().__init__(f"the engine {engine} can't be used: {problem}")
+        self.engine = engine
+        self.problem = problem
+
+
 class PromptTooLong(FlexmarlError):
     """The prompt and the new tokens of a request exceed the engine's context, or its memory for keys and values.
 

@@ -48,9 +48,18 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
 def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
     """The weights of a policy's model by name, tied ones once: float32 on the device ``meta``, which has shapes and no
     memory. Only the config of a ``path`` is read. Raises as ``empty_model``."""
-    with torch.device("meta"):
-        made = _from_config(architecture_of(model), torch.float32)
+    made = outline_of(model, torch.float32)
     return {name: tensor.detach() for name, tensor in without_ties(made.state_dict(keep_vars=True)).items()}
+
+
+def outline_of(model: ModelConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The architecture on the device ``meta``, which has shapes and no memory, in ``dtype`` or ``model.dtype``.
+
+    Raises as ``empty_model``.
+    """
+    with torch.device("meta"):
+        made: PreTrainedModel = _from_config(architecture_of(model), dtype or getattr(torch, model.dtype))
+    return made
 
 
 def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:

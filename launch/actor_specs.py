@@ -3,7 +3,7 @@
 The classes are named, not imported: each is imported in its actor's process alone, and some import torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -41,11 +41,12 @@ _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
     """An actor to be started: ``module:Class``, and the one argument of its constructor. ``restarted``: alone, when it
-    is lost; the loss of another actor ends the run."""
+    is lost; the loss of another actor ends the run. ``env``: variables of its process alone."""
 
     actor_class: str
     setup: object
     restarted: bool = False
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,11 @@ def actor_specs(
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     for policy, instances in references.instances.items():
         setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
-        specs |= {instance.name: ActorSpec(_INSTANCE, setup, restarted=True) for instance in instances}
+        environment = setup.environment()
+        specs |= {
+            instance.name: ActorSpec(_INSTANCE, setup, restarted=True, env=environment)
+            for instance in instances
+        }
     return specs
 
 

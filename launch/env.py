@@ -6,15 +6,17 @@ import sysconfig
 from pathlib import Path
 from typing import TypedDict
 
+from ..actors.inference.inference_config import VllmEngineConfig
+
 # One thread per process: with two threads and any other busy process on the machine, the throughput of small models
 # falls five- to tenfold.
 _THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONUNBUFFERED": "1"}
-_VLLM_IN_ONE_PROCESS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
+_QUIET_VLLM = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONUNBUFFERED": "1",
+    **_QUIET_VLLM,
 }
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -37,7 +39,7 @@ def use_cached_models_only() -> None:
 def use_vllm_in_one_process() -> None:
     """From now on vLLM, in this process and in those that it starts, begins no processes of its own and compiles
     nothing."""
-    for name, value in _VLLM_IN_ONE_PROCESS.items():
+    for name, value in (_QUIET_VLLM | VllmEngineConfig().environment("cpu")).items():
         os.environ.setdefault(name, value)
 
 

@@ -15,6 +15,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
 
 from .leftovers import LeftoversPlugin
+from .vllm_plugin import VllmPlugin
 
 TESTS = Path(__file__).parent
 
@@ -29,6 +30,7 @@ hypothesis.settings.load_profile("flexmarl")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftoversPlugin())
+    config.pluginmanager.register(VllmPlugin())
 
 
 @pytest.fixture(autouse=True)

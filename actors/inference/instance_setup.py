@@ -27,3 +27,11 @@ class InstanceSetup:
     policies: dict[PolicyName, ServedPolicy]
     runtime_dir: Path
     router: ActorRef[RouterApi] | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that the process of the instance needs, for the engines of all its policies."""
+        found: dict[str, str] = {}
+        for served in self.policies.values():
+            if served.model is not None:
+                found |= served.engine.environment(served.model.device)
+        return found

@@ -5,7 +5,7 @@ import dataclasses
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,10 +56,11 @@ class ChildOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """``actor_class``: a class, or its import path. ``setup``: see ``Supervisor.spawn``."""
+    """``actor_class``: a class, or its import path. ``setup``, ``env``: see ``Supervisor.spawn``."""
 
     actor_class: type[Actor] | str
     setup: object
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Child(ABC):
@@ -151,6 +152,10 @@ class ProcessChild(Child):
     def __init__(
         self, name: str, spec: ActorSpec, system: SupervisedSystem, owner: ChildOwner, options: ProcessOptions
     ) -> None:
+        if spec.env and options.env is None:
+            raise ValueError(
+                f"{name}: its supervisor inherits its environment, and has none to add variables to"
+            )
         address = ipc_address(options.directory, name) if system.tcp is None else ""
         super().__init__(name, spec, system._local, address)
         self.process: ChildProcess | None = None
@@ -170,7 +175,7 @@ class ProcessChild(Child):
             [str(os.getpid()), str(options.directory), self.name, private],
             write_init(self._init()),
             options.log_directory / f"{self.name}.log",
-            options.env,
+            None if options.env is None else {**options.env, **self.spec.env},
         )
         if self.address:
             self._local.network.watch_process(self.address)

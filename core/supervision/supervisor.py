@@ -12,7 +12,7 @@ keeps its name and its address. By default a supervisor restarts nothing: the fi
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeAlias, TypeVar, overload
 
 from ..actor import Actor, endpoint
 from ..errors import (
@@ -41,6 +41,7 @@ log = get_logger(__name__)
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
 Setup = TypeVar("Setup")
+Env: TypeAlias = Mapping[str, str] | None
 
 NO_RESTARTS = Intensity(max_restarts=0)
 STATISTICS_TIMEOUT_S = 10.0
@@ -160,7 +161,7 @@ class Supervisor(Actor):
 
     @overload
     async def spawn(
-        self, actor_class: str, name: str, setup: object = None, *, process: bool = True
+        self, actor_class: str, name: str, setup: object = None, *, process: bool = True, env: Env = None
     ) -> ActorRef[Any]: ...
     @overload
     async def spawn(
@@ -176,20 +177,22 @@ class Supervisor(Actor):
         self, actor_class: Callable[[Setup], AnyActor], name: str, setup: Setup, *, process: bool = True
     ) -> ActorRef[AnyActor]: ...
     async def spawn(
-        self, actor_class: Any, name: str, setup: object = None, *, process: bool = True
+        self, actor_class: Any, name: str, setup: object = None, *, process: bool = True, env: Env = None
     ) -> ActorRef[Any]:
         """Starts an actor, in a new process or in this one, and returns after its ``on_start``.
 
         ``actor_class``: a class, or its import path (``package.module:Class``). ``setup``: the keyword arguments of its
-        constructor as a mapping, or its single argument as any other plain data (a frozen dataclass, say).
+        constructor as a mapping, or its single argument as any other plain data (a frozen dataclass, say). ``env``:
+        variables of its process beside the supervisor's ``env``, which must have been given.
 
         A first start that fails is not repeated: it raises the error of the constructor or of ``on_start``, for a
         process as ActorFailed; ActorDead if the process ended otherwise or is not ready within an hour. With
-        one-for-all it is a failure without a remedy. Raises ValueError if the name is invalid or in use,
-        LocalProtocolError if a process could not import the class.
+        one-for-all it is a failure without a remedy. Raises ValueError if the name is invalid or in use, or the
+        environment is not known; LocalProtocolError if a process could not import the class.
         """
         self._check_free(name, process=process)
-        child = self._children[name] = self._child(name, ActorSpec(actor_class, setup), process=process)
+        spec = ActorSpec(actor_class, setup, env or {})
+        child = self._children[name] = self._child(name, spec, process=process)
         try:
             await child.launch()
         except BaseException as error:

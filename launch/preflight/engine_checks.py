@@ -1,17 +1,14 @@
-"""Looks for the packages that engines need, without importing them."""
+"""Looks for the libraries that engines need, without importing them."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from ..run_config import RunConfig
 
 
 def engine_problems(config: RunConfig) -> Iterator[str]:
-    """A line for each policy whose engine's package is missing."""
+    """A line for each policy whose engine can't be used on this machine."""
     for name, policy in config.policies.items():
-        engine = policy.engine
-        if engine.package is not None and find_spec(engine.package) is None:
-            yield (
-                f"policies.{name}.engine.name={engine.name}: the package {engine.package} is not installed: "
-                f"{engine.install}"
-            )
+        model = policy.used_model
+        problem = None if model is None else policy.engine.unavailable(model.device)
+        if problem is not None:
+            yield f"policies.{name}.engine.name={policy.engine.name}: {problem}"

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from flexmarl.actors.errors import EngineFailed, InvalidRequest, PromptTooLong
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
-from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
+from flexmarl.actors.inference.inference_config import SimulatedEngineConfig, VllmEngineConfig
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.pretrained import empty_model
+from flexmarl.actors.pretrained import empty_model, outline_of
 from flexmarl.transport.errors import StateMismatch
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.state import StateTransport
@@ -30,22 +31,37 @@ LLAMA = {
 
 @dataclass
 class Subject:
-    """``weights(version)``: of a policy that the engine can serve."""
+    """``weights(version)``: of a policy that the engine can serve. ``exact_draws``: see ``EngineOptions``."""
 
     engine: Engine
     weights: Callable[[int], dict[str, Tensor]]
+    exact_draws: bool = True
 
 
 async def _embedded() -> Subject:
     torch.set_num_threads(1)
     model = empty_model(ModelConfig(config=LLAMA, tokenizer="none"))
+    return Subject(ThreadedEngine(TransformersEngine(model, [], max_batch=2)), _drawn_for(model))
+
+
+async def _vllm() -> Subject:
+    from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
+
+    # vLLM's attention on CPUs needs heads of 32 or more.
+    outline = outline_of(ModelConfig(config=LLAMA | {"head_dim": 32}, tokenizer="none"))
+    options = VllmEngineConfig(max_batch=2, kv_cache_bytes=2**24)
+    engine = await asyncio.to_thread(VllmEngine, outline, [], options)
+    return Subject(ThreadedEngine(engine), _drawn_for(outline), exact_draws=options.exact_draws)
+
+
+def _drawn_for(model: PreTrainedModel) -> Callable[[int], dict[str, Tensor]]:
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
 
     def weights(version: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(version)
         return {name: torch.randn(shape, generator=generator) / 2 for name, shape in shapes.items()}
 
-    return Subject(ThreadedEngine(TransformersEngine(model, [], max_batch=2)), weights)
+    return weights
 
 
 async def _simulated() -> Subject:
@@ -56,10 +72,14 @@ async def _simulated() -> Subject:
     return Subject(SimulatedEngine(config), lambda version: {"state": torch.tensor([version, 7])})
 
 
-ENGINES: dict[str, Callable[[], Awaitable[Subject]]] = {"embedded": _embedded, "simulated": _simulated}
+ENGINES: dict[str, Callable[[], Awaitable[Subject]]] = {
+    "embedded": _embedded,
+    "simulated": _simulated,
+    "vllm": _vllm,
+}
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["embedded", "simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     subject = await ENGINES[request.param]()
     yield subject
@@ -83,8 +103,10 @@ async def published(subject: Subject, transport: StateTransport, version: int) -
     return await transport.set("solver", subject.weights(version), version=version)
 
 
-def request_of(name: str = "a", prompt: int = 3, new: int = 4, seed: int = 0) -> EngineRequest:
-    return EngineRequest(name, (1,) * prompt, seed, 1.0, new)
+def request_of(
+    name: str = "a", prompt: int = 3, new: int = 4, seed: int = 0, temperature: float = 1.0
+) -> EngineRequest:
+    return EngineRequest(name, (1,) * prompt, seed, temperature, new)
 
 
 async def test_every_request_has_its_answer(engine: Engine) -> None:
@@ -139,16 +161,23 @@ async def test_a_cancelled_request_is_aborted(engine: Engine) -> None:
     assert (await engine.generate(request_of("a"))).finish_reason == "length", "its id is free again"
 
 
-async def test_what_was_interrupted_goes_on_where_it_ended(engine: Engine) -> None:
-    whole = await engine.generate(request_of("whole", new=60))
-    turn = asyncio.ensure_future(engine.generate(request_of("part", new=60)))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_what_was_interrupted_goes_on_where_it_ended(
+    subject: Subject, engine: Engine, temperature: float
+) -> None:
+    if temperature and not subject.exact_draws:
+        pytest.skip("its draws depend on the interruption")
+    whole = await engine.generate(request_of("whole", new=60, temperature=temperature))
+    turn = asyncio.ensure_future(engine.generate(request_of("part", new=60, temperature=temperature)))
     await engine.generate(request_of("meanwhile", new=20))
     await engine.interrupt()
     part = await turn
     assert part.finish_reason == "interrupted" and part.tokens == whole.tokens[: len(part.tokens)]
     done = len(part.tokens)
     assert 0 < done < 60
-    rest = await engine.generate(EngineRequest("part", (1, 1, 1, *part.tokens), 0, 1.0, 60 - done, done))
+    rest = await engine.generate(
+        EngineRequest("part", (1, 1, 1, *part.tokens), 0, temperature, 60 - done, done)
+    )
     assert part.tokens + rest.tokens == whole.tokens
     assert part.logprobs + rest.logprobs == pytest.approx(whole.logprobs, rel=1e-4)
 

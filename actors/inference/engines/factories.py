@@ -1,20 +1,45 @@
 """The factory of each engine that a config can name."""
 
+import asyncio
+from typing import TYPE_CHECKING
+
+from ...errors import EngineUnavailable
 from ...messages import ModelConfig
-from ..inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
+from ..inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig, VllmEngineConfig
 from .engine_factory import EngineFactory
+
+if TYPE_CHECKING:
+    from .embedded import EmbeddedFactory
+    from .vllm_engine import VllmFactory
 
 
 async def factory_of(model: ModelConfig | None, engine: EngineConfig) -> EngineFactory:
-    """Reads the tokenizer and the config of ``model``. Raises OSError if they can't be read, UnsupportedModel."""
+    """Reads the tokenizer and the config of ``model``. Raises OSError if they can't be read, UnsupportedModel, and
+    EngineUnavailable if the engine's library is missing or does not fit."""
     if isinstance(engine, SimulatedEngineConfig):
         from .simulated_engine import SimulatedFactory
 
         return SimulatedFactory(engine)
     assert model is not None, "only a simulated policy has no model"
-    # Imported here: an engine's library takes seconds to import, and may not be installed.
+    if (problem := engine.unavailable(model.device)) is not None:
+        raise EngineUnavailable(engine.name, problem)
     match engine:
         case EmbeddedEngineConfig():
-            from .embedded import EmbeddedFactory
+            return await (await asyncio.to_thread(_embedded)).open(model, engine)
+        case VllmEngineConfig():
+            return await (await asyncio.to_thread(_vllm)).open(model, engine)
 
-            return await EmbeddedFactory.open(model, engine)
+
+# Each library is imported by the processes alone that need it, in a thread: it takes seconds.
+
+
+def _embedded() -> "type[EmbeddedFactory]":
+    from .embedded import EmbeddedFactory
+
+    return EmbeddedFactory
+
+
+def _vllm() -> "type[VllmFactory]":
+    from .vllm_engine import VllmFactory
+
+    return VllmFactory

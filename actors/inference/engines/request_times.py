@@ -19,6 +19,9 @@ class RequestTimes:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._added or request_id in self._begun
 
+    def has_begun(self, request_id: str) -> bool:
+        return request_id in self._begun
+
     def __len__(self) -> int:
         return len(self._added) + len(self._begun)
 

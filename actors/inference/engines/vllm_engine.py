@@ -1,0 +1,320 @@
+"""vLLM as a step engine: its scheduler, model and cache in the instance's process, driven by ``ThreadedEngine``.
+
+    add ──> LLMEngine.add_request ──> step: LLMEngine.step, one token of every running request ──> finished
+
+``LLMEngine`` and not ``AsyncLLM``: that one starts another process for the scheduler, sends it pickles over ZeroMQ, and
+takes 16 s to start on a CPU. Here an engine that dies is an instance that dies: it is noticed and restarted like any
+other. With tensor parallelism vLLM starts one process for each device, on CPUs and GPUs alike.
+"""
+
+import math
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import xxhash
+from transformers import PreTrainedModel
+from vllm import SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from ....core.errors import text_of
+from ....transport.state_dict import without_ties
+from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
+from ...pretrained import outline_of
+from ..inference_config import VllmEngineConfig
+from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
+from .hugging_face_factory import HuggingFaceFactory
+from .request_times import RequestTimes
+from .step_engine import StepEngine
+from .vllm_weights import BACKEND, StagedWeights, WorkerExtension
+
+TEMPERATURES: Final = (0.01, 2.0)
+"""vLLM samples with the first if a lower one is asked for, except 0, and refuses those above the second."""
+
+_FINISHED: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
+
+
+class VllmFactory(HuggingFaceFactory[VllmEngineConfig]):
+    """Serves a Hugging Face causal language model that vLLM knows."""
+
+    def _build(self) -> StepEngine:
+        outline = outline_of(self._model)
+        return VllmEngine(outline, self._end_tokens(outline), self._options)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A request that has not ended, and its tokens so far."""
+
+    request: EngineRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def result(self, finish_reason: FinishReason) -> EngineResult:
+        return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), finish_reason)
+
+
+class VllmEngine(StepEngine):
+    """Generates with vLLM's own model of the architecture of ``outline``, a model on the device ``meta``.
+
+    ``eos_token_ids`` end a sequence. Raises what vLLM raises if it can't run the model or has no room for one sequence.
+    """
+
+    def __init__(
+        self, outline: PreTrainedModel, eos_token_ids: Collection[int], options: VllmEngineConfig
+    ) -> None:
+        self._llm = _llm_engine(outline, options)
+        self._staged = StagedWeights(without_ties(outline.state_dict(keep_vars=True)))
+        model_config, cache_config = self._llm.model_config, self._llm.vllm_config.cache_config
+        self._max_context: int = model_config.max_model_len
+        self._vocabulary: int = model_config.get_vocab_size()
+        self._cache_tokens = (cache_config.num_gpu_blocks or 0) * cache_config.block_size
+        self._stops = sorted(eos_token_ids)
+        self._max_batch = options.max_batch
+        self._loads = 0
+        self._turns: dict[str, _Turn] = {}
+        self._ready: list[EngineResult] = []
+        self._is_stained = False
+        """A request with logits that are not finite has left keys and values like them."""
+        self._counted = _Counted()
+        try:
+            self._llm.collective_rpc("init_weight_transfer_engine", args=(self._staged.location(),))
+            self._compute_a_token()
+        except BaseException:
+            self.close()
+            raise
+
+    def _compute_a_token(self) -> None:
+        """A model that vLLM has no kernels for fails here and not in the first turn."""
+        self.add(EngineRequest("first", (0,), 0, 0.0, 1))
+        while self._turns:
+            for output in self._llm.step():
+                del self._turns[output.request_id]
+        self._counted = _Counted()
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest) -> None:
+        name, prompt = request.request_id, request.prompt_tokens
+        self._refuse(request)
+        params = SamplingParams(
+            temperature=request.temperature,
+            seed=_seed(request),
+            max_tokens=request.max_new_tokens,
+            stop_token_ids=self._stops,
+            ignore_eos=True,  # it is one of ours
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        try:
+            self._llm.add_request(name, tokens_input(list(prompt)), params)
+        except ValueError as error:
+            raise InvalidRequest(name, f"vLLM refuses it: {text_of(error)}") from error
+        self._turns[name] = _Turn(request)
+        self._counted.added(request)
+
+    def _refuse(self, request: EngineRequest) -> None:
+        name, prompt = request.request_id, request.prompt_tokens
+        if name in self._turns:
+            raise InvalidRequest(name, "the id is in use by a pending request")
+        if len(prompt) + request.max_new_tokens > self._max_context:
+            raise PromptTooLong(name, len(prompt), request.max_new_tokens, self._max_context)
+        if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
+            raise InvalidRequest(name, f"a token is outside the vocabulary of {self._vocabulary}")
+        least, most = TEMPERATURES
+        if request.temperature and not least <= request.temperature <= most:
+            raise InvalidRequest(
+                name, f"temperature is {request.temperature}, vLLM takes 0 and {least} to {most}"
+            )
+
+    def step(self) -> list[EngineResult]:
+        results, self._ready = self._ready, []
+        if not self._turns:
+            return results
+        began = time.perf_counter()
+        if self._is_stained:
+            self._llm.collective_rpc("clean_keys_and_values")
+            self._is_stained = False
+        outputs: list[Any] = self._llm.step()
+        broken = []
+        first_tokens = 0
+        for output in outputs:
+            turn, part = self._turns[output.request_id], output.outputs[0]
+            if not turn.tokens:
+                first_tokens += 1
+                self._counted.begun(turn.request, output.num_cached_tokens or 0)
+            logprobs: Sequence[float] = part.logprobs.logprobs
+            turn.tokens += part.token_ids
+            turn.logprobs += logprobs
+            if not all(map(math.isfinite, logprobs)):
+                broken.append(output.request_id)
+            elif output.finished:
+                results.append(self._finished(turn, part))
+        self._counted.step(time.perf_counter() - began, len(outputs), first_tokens)
+        if broken:
+            self._is_stained = True
+            self._ready = results
+            raise NonFiniteLogits(tuple(broken))
+        return results
+
+    def _finished(self, turn: _Turn, part: Any) -> EngineResult:
+        """Raises EngineFailed if vLLM ended the turn for a reason of its own, or other weights generated a token."""
+        spans = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
+        if spans != [(str(self._loads), 0, len(turn.tokens))] or part.finish_reason not in _FINISHED:
+            raise EngineFailed(
+                f"vLLM ended request {turn.request.request_id} with {part.finish_reason}, its tokens are of the loads "
+                f"{spans}, the last load is {self._loads}"
+            )
+        del self._turns[turn.request.request_id]
+        self._counted.ended(turn.request)
+        return turn.result(_FINISHED[part.finish_reason])
+
+    def abort(self, request_id: str) -> EngineResult | None:
+        turn = self._turns.pop(request_id, None)
+        if turn is None:
+            return None
+        self._llm.abort_request([request_id])
+        self._counted.ended(turn.request, interrupted=True)
+        return turn.result("interrupted")
+
+    @property
+    def pending(self) -> int:
+        return len(self._turns) + len(self._ready)
+
+    # ------------------------------------------------------------------ weights
+
+    def weights(self) -> dict[str, Any]:
+        return self._staged.tensors
+
+    def weights_loaded(self) -> None:
+        """See ``StepEngine``. Raises EngineFailed after an error of vLLM's: it may hold a part of the weights."""
+        if self.pending:
+            raise RequestsInFlight(self.pending)
+        try:
+            self._llm.collective_rpc("start_weight_update")
+            self._llm.collective_rpc("update_weights", args=({},))
+            self._llm.collective_rpc("finish_weight_update")
+            if not self._llm.reset_prefix_cache():
+                raise RuntimeError("keys and values of the former weights are still in use")
+        except Exception as error:
+            raise EngineFailed(
+                f"vLLM could not take over new weights and may hold a part of them: {text_of(error)}"
+            ) from error
+        self._loads += 1
+        self._llm.set_weight_version(str(self._loads))
+
+    # ------------------------------------------------------------------ the rest
+
+    def statistics(self) -> EngineStatistics:
+        return self._counted.statistics(self._max_batch, self._cache_tokens)
+
+    def close(self) -> None:
+        self._llm.engine_core.shutdown()
+        self._staged.close()
+        del self._llm
+        cleanup_dist_env_and_memory()
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The figures of ``EngineStatistics``. A request begins with its first token, and a step that gives a first token
+    counts as prefill."""
+
+    steps: int = 0
+    steps_with_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    first_tokens: int = 0
+    interrupted: int = 0
+    prefill_chunks: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    running: int = 0
+    times: RequestTimes = field(default_factory=lambda: RequestTimes(time.perf_counter))
+
+    def added(self, request: EngineRequest) -> None:
+        self.times.add(request.request_id)
+
+    def begun(self, request: EngineRequest, reused_tokens: int) -> None:
+        self.running += 1
+        self.times.begin(request.request_id)
+        self.prompt_tokens += len(request.prompt_tokens)
+        self.reused_tokens += reused_tokens
+
+    def ended(self, request: EngineRequest, *, interrupted: bool = False) -> None:
+        self.interrupted += interrupted
+        self.running -= self.times.has_begun(request.request_id)
+        self.times.end(request.request_id)
+
+    def step(self, seconds: float, tokens: int, first_tokens: int) -> None:
+        self.steps += 1
+        self.steps_with_tokens += bool(tokens)
+        self.generated_tokens += tokens
+        self.first_tokens += first_tokens
+        if first_tokens or not tokens:  # without tokens: a part of a long prompt
+            self.prefill_chunks += 1
+            self.prefill_s += seconds
+        else:
+            self.decode_s += seconds
+
+    def statistics(self, max_batch: int, cache_tokens: int) -> EngineStatistics:
+        rows = self.steps_with_tokens * max_batch
+        return EngineStatistics(
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            interrupted=self.interrupted,
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+            batch_occupancy=self.generated_tokens / rows if rows else 0.0,
+            running=self.running,
+            waiting=len(self.times) - self.running,
+            cache_tokens=cache_tokens,
+            reused_tokens=self.reused_tokens,
+            prefill_chunks=self.prefill_chunks,
+            decoded_tokens=self.generated_tokens - self.first_tokens,
+            queue_s=self.times.queue_s,
+            service_s=self.times.service_s,
+        )
+
+
+def _seed(request: EngineRequest) -> int:
+    """A resumed request draws other numbers than its beginning did."""
+    return xxhash.xxh3_64_intdigest(f"{request.seed} {request.resumed_tokens}".encode()) >> 1
+
+
+def _llm_engine(outline: PreTrainedModel, options: VllmEngineConfig) -> LLMEngine:
+    """vLLM with random weights. It reads the architecture from a folder, and no weights from a disk or a hub."""
+    outline.config.architectures = [type(outline).__name__]
+    with tempfile.TemporaryDirectory(prefix="flexmarl-vllm-") as folder:
+        outline.config.save_pretrained(folder)
+        arguments = EngineArgs(
+            model=folder,
+            skip_tokenizer_init=True,
+            generation_config="vllm",  # no limits of a model's own
+            load_format="dummy",
+            dtype=str(outline.dtype).removeprefix("torch."),
+            max_model_len=options.max_context,
+            max_num_seqs=options.max_batch,
+            kv_cache_memory_bytes=options.kv_cache_bytes,
+            enable_prefix_caching=options.prefix_reuse,
+            enforce_eager=options.enforce_eager or current_platform.is_cpu(),
+            tensor_parallel_size=options.tensor_parallel,
+            distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
+            logprobs_mode="processed_logprobs",  # of the distribution that the token was drawn from
+            disable_log_stats=True,
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+        )
+        return LLMEngine.from_engine_args(arguments)

@@ -1,0 +1,146 @@
+"""New weights for vLLM: the memory that they arrive in, and the weight transfer engine that its workers read them with.
+
+    transport ──copy, digest──> StagedWeights (one memfd) <──mapped── StagedTransferEngine in every worker of vLLM
+
+vLLM replaces weights in three calls: ``start_weight_update``, ``update_weights`` and ``finish_weight_update``. Names,
+shapes and the digest were checked before the first of them: until then a failure leaves vLLM's weights as they are.
+After an error within the three, parts of the model have no memory, and the engine is lost.
+
+Workers may be processes of their own (tensor parallelism): no tensor is sent to them, only the memfd's path.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from ....transport.handle import ALIGNMENT
+
+BACKEND: Final = "flexmarl"
+"""The name of ``StagedTransferEngine`` in vLLM's config."""
+
+
+class StagedWeights:
+    """Memory for one version of a policy's weights, which other processes of this user can map.
+
+    ``tensors``: by their names in Hugging Face's state dict, to be overwritten in place.
+    """
+
+    def __init__(self, outline: Mapping[str, Tensor]) -> None:
+        """``outline``: names, shapes and dtypes, on any device. Raises OSError if there is too little memory."""
+        self._layout: list[tuple[str, list[int], str, int]] = []
+        end = 0
+        for name, tensor in outline.items():
+            begin = -(-end // ALIGNMENT) * ALIGNMENT
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self._layout.append((name, list(tensor.shape), dtype, begin))
+            end = begin + tensor.numel() * tensor.element_size()
+        self._file = os.fdopen(os.memfd_create("flexmarl-staged-weights"), "r+b", buffering=0)
+        os.posix_fallocate(self._file.fileno(), 0, end)  # else a full memory would kill this process later
+        self.tensors = _mapped(self._file.fileno(), self._layout)
+
+    def location(self) -> dict[str, Any]:
+        """The keyword arguments of ``StagedLocation``. Valid until ``close``."""
+        return {"path": f"/proc/{os.getpid()}/fd/{self._file.fileno()}", "layout": self._layout}
+
+    def close(self) -> None:
+        """The memory is freed with the last tensor, here and in the workers."""
+        self._file.close()
+
+
+def _mapped(descriptor: int, layout: list[tuple[str, list[int], str, int]]) -> dict[str, Tensor]:
+    flat = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
+    tensors = {}
+    for name, shape, dtype_name, begin in layout:
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        tensors[name] = flat[begin : begin + size].view(dtype).view(shape)
+    return tensors
+
+
+@dataclass
+class StagedLocation(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not checked
+    path: str
+    layout: list[tuple[str, list[int], str, int]]
+
+
+@dataclass
+class WholeVersion(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not checked
+    """There is nothing to say: all tensors are replaced by those that are staged."""
+
+
+class StagedTransferEngine(WeightTransferEngine[StagedLocation, WholeVersion]):  # type: ignore[misc]  # vLLM is not checked
+    """Loads the staged weights into the model of one of vLLM's workers, in place and layer by layer."""
+
+    init_info_cls = StagedLocation
+    update_info_cls = WholeVersion
+
+    _staged: dict[str, Tensor]
+
+    def init_transfer_engine(self, init_info: StagedLocation) -> None:
+        with Path(init_info.path).open("r+b") as file:
+            self._staged = _mapped(file.fileno(), init_info.layout)
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: WholeVersion) -> None:
+        loaded: set[str] = self.model.load_weights(iter(self._staged.items()))
+        self._loaded = loaded
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        _process_tied(self.model)
+        # Only now: until here tied parameters are two. vLLM itself keeps the old values of such a name.
+        if missing := {name for name, _ in self.model.named_parameters()} - self._loaded:
+            raise ValueError(f"no weight of the policy is for vLLM's {', '.join(sorted(missing))}")
+
+    def shutdown(self) -> None:
+        self._staged = {}
+
+
+def _process_tied(model: nn.Module) -> None:
+    """Computes again what later modules of a tied parameter made of its values. vLLM's reload does it for the first
+    module alone, and its CPU engine generates with a packed copy."""
+    known: set[int] = set()
+    for module in model.modules():
+        own = {id(parameter) for parameter in module.parameters(recurse=False)}
+        if own & known:
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, QuantizeMethodBase):
+                method.process_weights_after_loading(module)
+        known |= own
+
+
+class WorkerExtension:
+    """Named in vLLM's config: its methods are added to every worker. So each imports this module, which registers the
+    transfer engine."""
+
+    model_runner: Any
+
+    def clean_keys_and_values(self) -> None:
+        """Puts zeros in place of keys and values that are not finite.
+
+        Attention multiplies the unused part of a block by zero, and zero times NaN is NaN: the blocks of a broken
+        request would break the requests that get them next.
+        """
+        for cache in self.model_runner.kv_caches:
+            torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, StagedTransferEngine)

@@ -1,0 +1,284 @@
+"""vLLM as an engine: the distribution it draws from, versions, whole weights or none, and requests that fail alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexmarl.actors.errors import EngineFailed, InvalidRequest, NonFiniteLogits, RequestsInFlight
+from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine
+from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
+from flexmarl.actors.inference.inference_config import VllmEngineConfig
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.pretrained import empty_model, outline_of
+from flexmarl.transport.arena import Arena
+from flexmarl.transport.errors import CorruptState, StateMismatch
+from flexmarl.transport.state import StateTransport
+
+from .vllm_engines import VOCABULARY, Learner, far_apart, model_of, request_of
+
+pytestmark = pytest.mark.vllm
+
+OPTIONS = VllmEngineConfig(max_batch=4, kv_cache_bytes=2**24)
+
+
+def made(model: ModelConfig, options: VllmEngineConfig = OPTIONS) -> Any:
+    from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
+
+    return VllmEngine(outline_of(model), [], options)
+
+
+@pytest.fixture
+async def transport(private: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(private) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = ThreadedEngine(await asyncio.to_thread(made, model_of()))
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def steps() -> Iterator[Any]:
+    """The step engine alone, with random weights."""
+    engine = made(model_of())
+    learner = Learner(model_of())
+    for name, tensor in learner.weights().items():
+        engine.weights()[name].copy_(tensor)
+    engine.weights_loaded()
+    yield engine
+    engine.close()
+
+
+async def load(engine: Engine, learner: Learner, transport: StateTransport, version: int) -> None:
+    await engine.load(await transport.set("solver", learner.weights(), version=version), transport)
+
+
+def requests(version: int) -> list[EngineRequest]:
+    temperatures = (1.0, 0.6, 0.0, 1.0)
+    return [
+        request_of(f"{version}-{n}", tuple(range(1, 2 + 3 * n)), seed=n, temperature=temperature)
+        for n, temperature in enumerate(temperatures)
+    ]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_through_ten_updates(
+    tied: bool, transport: StateTransport
+) -> None:
+    model = model_of(tied=tied)
+    learner = Learner(model)
+    vllm: Engine = ThreadedEngine(await asyncio.to_thread(made, model))
+    embedded: Engine = ThreadedEngine(TransformersEngine(empty_model(model), [], max_batch=4))
+    before: list[tuple[int, ...]] = []
+    try:
+        for version in range(11):
+            for engine in (vllm, embedded):
+                await load(engine, learner, transport, version)
+                asked = requests(version)
+                results = await asyncio.gather(*(engine.generate(request) for request in asked))
+                apart = [far_apart(learner, one, found) for one, found in zip(asked, results, strict=True)]
+                assert max(apart) < 1e-4, (version, engine, apart)
+            rows = [(one.prompt_tokens, found.tokens) for one, found in zip(asked, results, strict=True)]
+            before = before or [found.tokens for found in results]
+            learner.update(rows)
+        assert [found.tokens for found in results] != before, "the updates changed something"
+    finally:
+        await vllm.close()
+        await embedded.close()
+
+
+async def test_an_interrupted_turn_keeps_its_tokens_and_is_continued_by_other_weights(
+    engine: Engine, transport: StateTransport
+) -> None:
+    old, new = Learner(model_of(), seed=1), Learner(model_of(), seed=2)
+    await load(engine, old, transport, 1)
+    request = request_of("a", new=400)
+    turn = asyncio.ensure_future(engine.generate(request))
+    await engine.generate(request_of("meanwhile", new=8))
+    await engine.interrupt()
+    part = await turn
+    assert part.finish_reason == "interrupted" and 0 < len(part.tokens) < 400
+    assert far_apart(old, request, part) < 1e-4
+    await load(engine, new, transport, 2)
+    done = len(part.tokens)
+    rest_of = EngineRequest("a", request.prompt_tokens + part.tokens, 0, 1.0, 400 - done, done)
+    rest = await engine.generate(rest_of)
+    assert rest.finish_reason == "length" and done + len(rest.tokens) == 400
+    assert far_apart(new, rest_of, rest) < 1e-4 < far_apart(old, rest_of, rest)
+
+
+def test_a_resumed_part_draws_other_numbers_than_its_beginning(steps: Any) -> None:
+    uniform = (1,) * 40
+    drawn = []
+    for resumed in (0, 20):
+        steps.add(EngineRequest("a", uniform, 5, 2.0, 20, resumed))
+        drawn.append(_drained(steps)[0].tokens)
+    assert drawn[0] != drawn[1]
+
+
+async def test_keys_and_values_are_reused_but_never_those_of_former_weights(
+    engine: Engine, transport: StateTransport
+) -> None:
+    prompt = tuple(n % VOCABULARY for n in range(300))
+    reused = []
+    for version in (1, 2):
+        learner = Learner(model_of(), seed=version)
+        await load(engine, learner, transport, version)
+        for name in "abc":
+            request = request_of(name, prompt)
+            assert far_apart(learner, request, await engine.generate(request)) < 1e-4
+            reused.append(engine.statistics().reused_tokens)
+    first, second, third, after_load, *_ = reused
+    assert first == 0 < second < third == after_load < reused[-1]
+
+
+async def test_weights_with_other_names_are_refused_before_any_is_replaced(
+    engine: Engine, transport: StateTransport
+) -> None:
+    learner = Learner(model_of())
+    weights = learner.weights()
+    removed = weights.pop("model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(StateMismatch, match=r"up_proj.weight: not in the state"):
+        await engine.load(await transport.set("solver", weights, version=1), transport)
+    await engine.load(
+        await transport.set("solver", weights | {"model.layers.1.mlp.up_proj.weight": removed}, version=2),
+        transport,
+    )
+    request = request_of("a")
+    assert far_apart(learner, request, await engine.generate(request)) < 1e-4
+
+
+async def test_weights_with_another_digest_are_refused_before_any_is_replaced(
+    engine: Engine, transport: StateTransport, private: Path
+) -> None:
+    learner = Learner(model_of())
+    handle = await transport.set("solver", learner.weights(), version=1)
+    arena = Arena.open(private, handle.location)
+    arena.memory[arena.offset(handle.slot)] ^= 1
+    with pytest.raises(CorruptState):
+        await engine.load(handle, transport)
+    await load(engine, learner, transport, 2)
+    request = request_of("a")
+    assert far_apart(learner, request, await engine.generate(request)) < 1e-4
+
+
+@pytest.mark.parametrize("call", ["start_weight_update", "receive_weights", "finish_weight_update"])
+async def test_an_error_in_the_middle_of_an_update_ends_the_engine(
+    engine: Engine, transport: StateTransport, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    from flexmarl.actors.inference.engines.vllm_weights import StagedTransferEngine
+
+    learner = Learner(model_of())
+    await load(engine, learner, transport, 1)
+    whole = getattr(StagedTransferEngine, call)
+
+    def torn(worker: Any, *arguments: Any) -> None:
+        whole(worker, *arguments)
+        raise OSError("out of memory")
+
+    monkeypatch.setattr(StagedTransferEngine, call, torn)
+    with pytest.raises(EngineFailed, match="may hold a part of them: out of memory"):
+        await load(engine, learner, transport, 2)
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await engine.wait_closed()
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await engine.generate(request_of("a"))
+
+
+async def test_a_weight_of_vllms_that_the_policy_lacks_ends_the_engine(
+    engine: Engine, transport: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flexmarl.actors.inference.engines.vllm_weights import StagedTransferEngine
+
+    whole = StagedTransferEngine.receive_weights
+
+    def without_the_last(worker: Any, update: Any) -> None:
+        worker._staged = dict(list(worker._staged.items())[:-1])
+        whole(worker, update)
+
+    monkeypatch.setattr(StagedTransferEngine, "receive_weights", without_the_last)
+    with pytest.raises(EngineFailed, match=r"no weight of the policy is for vLLM's lm_head\.weight"):
+        await load(engine, Learner(model_of()), transport, 1)
+
+
+async def test_a_turn_whose_logits_are_not_finite_fails_alone(
+    engine: Engine, transport: StateTransport
+) -> None:
+    learner = Learner(model_of())
+    weights = {name: tensor.clone() for name, tensor in learner.weights().items()}
+    weights["model.embed_tokens.weight"][7] = torch.nan
+    await engine.load(await transport.set("solver", weights, version=1), transport)
+    asked = [
+        request_of("a", (2, 3)),
+        request_of("nan", (2, 7)),
+        request_of("last", (7,), new=1),
+        request_of("b"),
+    ]
+    results = await asyncio.gather(*(engine.generate(one) for one in asked), return_exceptions=True)
+    for one, found in zip(asked, results, strict=True):
+        if 7 in one.prompt_tokens:
+            assert isinstance(found, NonFiniteLogits) and found.request_ids == (one.request_id,)
+        elif isinstance(found, EngineResult):  # it may have drawn the broken token itself
+            assert far_apart(learner, one, found) < 1e-4
+        else:
+            assert isinstance(found, NonFiniteLogits)
+    assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
+    await load(engine, learner, transport, 2)
+    healed = await asyncio.gather(*(engine.generate(one) for one in asked))
+    assert max(far_apart(learner, *pair) for pair in zip(asked, healed, strict=True)) < 1e-4
+
+
+def _drained(engine: Any) -> list[EngineResult]:
+    found = []
+    while engine.pending:
+        found += engine.step()
+    return found
+
+
+def test_end_tokens_end_a_turn_and_are_its_last(steps: Any) -> None:
+    steps.add(request_of("long", new=60, temperature=0.0))
+    (whole,) = _drained(steps)
+    steps._stops = [whole.tokens[9]]
+    steps.add(request_of("short", new=60, temperature=0.0))
+    (short,) = _drained(steps)
+    end = whole.tokens.index(whole.tokens[9]) + 1
+    assert (short.tokens, short.finish_reason) == (whole.tokens[:end], "stop")
+    assert short.logprobs == pytest.approx(whole.logprobs[:end], abs=1e-5)
+
+
+def test_a_turn_with_tokens_of_two_loads_ends_the_engine(steps: Any) -> None:
+    steps.add(request_of("a"))
+    steps.step()
+    steps._llm.set_weight_version("of another load")
+    with pytest.raises(EngineFailed, match="its tokens are of the loads"):
+        _drained(steps)
+
+
+def test_weights_change_only_between_requests(steps: Any) -> None:
+    steps.add(request_of("a"))
+    with pytest.raises(RequestsInFlight):
+        steps.weights_loaded()
+    assert steps.abort("a") is not None and steps.abort("a") is None
+    steps.weights_loaded()
+
+
+@pytest.mark.parametrize("temperature", [0.001, 2.5])
+def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(steps: Any, temperature: float) -> None:
+    with pytest.raises(
+        InvalidRequest, match=rf"temperature is {temperature}, vLLM takes 0 and 0\.01 to 2\.0"
+    ):
+        steps.add(request_of("a", temperature=temperature))
+    assert steps.pending == 0
+
+
+def test_a_model_that_vllm_has_no_kernel_for_is_refused_at_the_start() -> None:
+    with pytest.raises(RuntimeError, match="Unsupported CPU attention configuration: head_dim=16"):
+        made(model_of(head_dim=16))
