@@ -45,16 +45,23 @@ async def engine() -> AsyncIterator[Engine]:
     await engine.close()
 
 
-@pytest.fixture
-def steps() -> Iterator[Any]:
-    """The step engine alone, with random weights."""
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Any]:
     engine = made(model_of())
-    learner = Learner(model_of())
-    for name, tensor in learner.weights().items():
-        engine.weights()[name].copy_(tensor)
-    engine.weights_loaded()
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def steps(shared: Any) -> Any:
+    """The step engine alone, with random weights and without requests."""
+    for name in [*shared._turns]:
+        shared.abort(name)
+    shared._stops = []
+    for name, tensor in Learner(model_of()).weights().items():
+        shared.weights()[name].copy_(tensor)
+    shared.weights_loaded()
+    return shared
 
 
 async def load(engine: Engine, learner: Learner, transport: StateTransport, version: int) -> None:
