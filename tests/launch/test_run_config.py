@@ -93,7 +93,10 @@ class TestRefusals:
             ("agents={metrics: {}}", "agent name 'metrics' is taken"),
             ("agents={1: {}}", "agents.1.*valid string"),
             ("agent_defaults=[1]", r"agent_defaults=\[1\]: must be a section"),
-            ("engine.name=vlm", "engine.name='vlm': there is no such engine; there are: embedded, vllm, simulated"),
+            (
+                "engine.name=vlm",
+                "engine.name='vlm': there is no such engine; there are: embedded, vllm, simulated",
+            ),
             ("agents.solver.engine.name=3", "agents.solver.engine.name=3: there is no such engine"),
             ("agents.solver.engine=3", "agents.solver.engine=3: Input should be a valid dictionary"),
             (
