@@ -48,15 +48,20 @@ class TestDeath:
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         """The only one of its policy, three times: the run takes no restart of its own."""
-        slow = "engine={name: simulated, token_s: 0.05, median_tokens: 40}"
-        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, slow)
+        slow = (
+            "engine={name: simulated, token_s: 0.05, median_tokens: 40}",
+            "agent_defaults.sampling.max_new_tokens=20",
+        )
+        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, *slow)
+        back = "solver-0 serves solver: it was started again"
         for step in (1, 2, 3):
             run.wait_for_output(f"checkpoints/step_00000{step}")
             wait_until(lambda: "solver-0" in run.actors(), "the instance")  # it may be starting again
             run.actors()["solver-0"].kill()
+            wait_until(lambda times=step: run.text.count(back) == times, f"{back}, {step} times")  # type: ignore[misc]
         assert run.wait() == 0, run.text
         assert run.text.count("solver-0 may be lost") == 3
-        assert run.text.count("solver-0 serves solver: it was started again") >= 2
+        assert run.text.count(back) == 3
         news = [event["state"] for event in run.events if event["event"] == "instance_changed"]
         assert news[:3] == ["suspected", "gone", "serving"]
         assert sum(line["retried_turns"] for line in run.metrics) > 0
