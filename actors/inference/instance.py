@@ -134,8 +134,10 @@ class Instance(Actor, InstanceApi):
     async def _load(self, published: Published) -> Loaded:
         policy, version = published.policy, published.version
         clock = (await self._factory(policy)).clock
-        began = clock()
         self._served = None
+        if self._engine is not None:
+            await self._engine.interrupt()
+        began = clock()
         engine = await self._engine_for(policy)
         times = await engine.load(published.handle, self._transport)
         self._served = _Served(policy, version)
@@ -145,7 +147,6 @@ class Instance(Actor, InstanceApi):
         """The engine without requests: the present one if it can take the policy's weights, or a new one."""
         factory = await self._factory(policy)
         if self._engine is not None:
-            await self._engine.interrupt()
             if factory.architecture == self._factories[self._built_for].architecture:
                 self._built_for = policy
                 return self._engine

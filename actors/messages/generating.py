@@ -81,7 +81,7 @@ class Generation:
 class Loaded:
     """A version that an instance serves from now on, and the seconds that this took.
 
-    ``pause_s``: from the interruption of the running turns until new ones may begin; the others are parts of it.
+    ``pause_s``: from the last token of the interrupted turns until new ones may begin; the others are parts of it.
     ``transfer_s``: copying the bytes. ``load_s``: the engine's own work with them.
     """
 
