@@ -107,7 +107,7 @@ class TestSignals:
     ) -> None:
         run = launcher.train(f"early-{number.name}", *ONE_AGENT)
         run.wait_for_output("starting actors")
-        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        wait_until(lambda: len(run.actors()) == 6, "six processes")
         run.signal(number)
         assert run.wait() == 130
         assert f"The run was stopped by {number.name}" in run.text
@@ -118,7 +118,7 @@ class TestSignals:
     ) -> None:
         run = launcher.train("orphans", *ONE_AGENT)
         run.wait_for_output("starting actors")
-        wait_until(lambda: len(run.actors()) == 5, "five processes")
+        wait_until(lambda: len(run.actors()) == 6, "six processes")
         run.signal(signal.SIGKILL)
         run.wait()
         run.assert_nothing_is_left()
