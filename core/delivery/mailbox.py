@@ -35,8 +35,6 @@ class Requester(Protocol):
     node: str
     window_bytes: int
     lease: Lease
-    now: Callable[[], float]
-    """The clock of the lease."""
 
     def may_begin(self, delivery: "Delivery", now: float) -> bool:
         """Asked at ``lease.check_at`` or later. False: the request is taken back, and perhaps delivered again."""
@@ -138,12 +136,13 @@ class _Endpoint:
 
 
 class Mailbox:
-    def __init__(self, name: str, node: str, context: Any) -> None:
+    def __init__(self, name: str, node: str, context: Any, now: Callable[[], float]) -> None:
         """``node``: the name of the actor's system. ``context``: passed to the validation of arguments; it makes
-        references ready to use."""
+        references ready to use. ``now``: the clock of the requesters' leases."""
         self.name = name
         self.node = node
         self._context = context
+        self._now = now
         self._loop = asyncio.get_running_loop()
         # The context of the callback that delivers holds variables of other requests.
         self._clean = copy_context()
@@ -183,14 +182,16 @@ class Mailbox:
 
     def take_waiting(self, asker: Requester) -> list[Delivery]:
         """Removes the requests of one peer that have not begun, and returns them in order."""
-        taken = [delivery for delivery in self._queue if delivery.asker is asker]
-        self._queue = deque(delivery for delivery in self._queue if delivery.asker is not asker)
-        return taken
+        waiting = [*self._queue]
+        self._queue.clear()
+        self._queue += (delivery for delivery in waiting if delivery.asker is not asker)
+        return [delivery for delivery in waiting if delivery.asker is asker]
 
     def fail(self, error: BaseException) -> list[asyncio.Task[None]]:
         """The actor has ended: fails all its requests. Returns the tasks that are being cancelled."""
         self._actor = None
-        waiting, self._queue = self._queue, deque()
+        waiting = [*self._queue]
+        self._queue.clear()
         running = [*self._running] if self._current is None else [*self._running, self._current]
         for delivery in (*waiting, *running):
             delivery.cancelled = Fault.DEAD
@@ -244,21 +245,23 @@ class Mailbox:
         self._ready -= 1
         task = asyncio.current_task()
         assert task is not None
+        # Looked up once for all requests of this step.
+        queue, now, set_current = self._queue, self._now, current_delivery.set
         try:
             for _ in range(_BUDGET):
-                if not self._queue:
+                if not queue:
                     return
-                delivery = self._queue.popleft()
+                delivery = queue.popleft()
                 if delivery.cancelled is not None:
                     self._count_cancelled(delivery)
                     continue
                 asker = delivery.asker
                 # Here and not on arrival: the loop may have been blocked, or the process stopped, in between.
-                if (now := asker.now()) >= asker.lease.check_at and not asker.may_begin(delivery, now):
+                if (time_s := now()) >= asker.lease.check_at and not asker.may_begin(delivery, time_s):
                     continue
                 delivery.task = task
                 self._current = delivery
-                current_delivery.set(delivery)
+                set_current(delivery)
                 before = copy_context()
                 try:
                     asker.answer(delivery, await self._begin(delivery))

@@ -94,7 +94,7 @@ class Serving:
         """The name of the peer in keys of remembered answers: other systems may have the same name."""
         self._incarnation = 0
         self.window_bytes = home.settings.window_bytes
-        self.now = home.now
+        self._now = home.now
         self._home = home
         self._link = link
         self._session = session
@@ -373,14 +373,14 @@ class Serving:
             self._mark_again(min(2 * waited_s, self._home.settings.heartbeat_s))
 
     def _send_mark(self) -> None:
-        self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self.now())]))
+        self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self._now())]))
 
     def on_mark(self, mark: int) -> None:
         """The peer has returned a mark."""
         sent_at = self._unread.confirmed(mark)
         if sent_at is not None:
             self.lease.confirmed(sent_at)
-        if self._held is None or self._unread.is_full or self.lease.is_over(self.now()):
+        if self._held is None or self._unread.is_full or self.lease.is_over(self._now()):
             return
         held = self._drop_held()
         for delivery in held:

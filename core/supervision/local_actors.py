@@ -112,14 +112,14 @@ class LocalActors:
             raise ValueError(f"{self.name} already has an actor named {name!r}")
         await self._start(actor, name)
         self._reserved.discard(name)
-        mailbox = self._mailboxes.setdefault(name, Mailbox(name, self.name, self.network))
+        mailbox = self._mailboxes.setdefault(name, Mailbox(name, self.name, self.network, self.network.now))
         mailbox.open(actor)
         return self.ref(name, self.address, type(actor))
 
     def reserve(self, name: str) -> None:
         """Reserves a name: requests to it are queued until ``add``."""
         self._reserved.add(checked_name(name))
-        self._mailboxes[name] = Mailbox(name, self.name, self.network)
+        self._mailboxes[name] = Mailbox(name, self.name, self.network, self.network.now)
 
     async def restart(self, name: str, actor: Actor) -> None:
         """Replaces an actor that has failed. References to it stay valid, and requests that arrived meanwhile are

@@ -83,7 +83,7 @@ class Fuzzed:
         self.mailboxes: dict[str, Mailbox] = {}
         self.network = Network("fuzzed", self.wire, Settings(), self.mailboxes)
         self.network.start(None)
-        self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None)
+        self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None, self.wire.now)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
         pong = messages.join([codec.Encoder().pack([Kind.PONG, 0, []])])

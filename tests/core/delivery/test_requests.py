@@ -86,7 +86,7 @@ class House:
         mailboxes: dict[str, Mailbox] = {}
         self.network = Network("here", self.wire, SETTINGS, mailboxes)
         self.network.start(None)
-        mailboxes["actor"] = mailbox = Mailbox("actor", "here", None)
+        mailboxes["actor"] = mailbox = Mailbox("actor", "here", None, self.wire.now)
         mailbox.open(self.actor)
         self.peer = self.wire.connect("a peer")
 
