@@ -292,7 +292,7 @@ async def test_a_put_that_waits_for_room_when_its_writer_is_retired_is_refused(h
     limits = ArenaLimits(segment_bytes=2**12, memory_bytes=2**12, disk_bytes=0)
     store = await house.open(limits=limits, patience_s=PATIENCE_S)
     await house.writer.put([sample(0)], report("q0"))
-    waiting = asyncio.create_task(house.writer.put([sample(n, tokens=300) for n in range(8, 10)]))
+    waiting = asyncio.create_task(house.writer.put([sample(n, tokens=200) for n in range(8, 10)]))
     async with asyncio.timeout(PATIENCE_S):
         while not (await store.api.table_statistics())["solver"].ready or waiting.done():
             await asyncio.sleep(0.01)
