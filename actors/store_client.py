@@ -8,7 +8,6 @@ To a reader on another host, which has no access to the segments, the store send
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +47,9 @@ SCALAR_COLUMNS: Final = (
 
 _TRAINING: Final = frozenset({"agent", *SCALAR_COLUMNS, *ARRAY_COLUMNS})
 _CHUNK_TIMEOUT_S: Final = 60.0
-_TRIES: Final = 4
+# A store that is restarted reads its journal, well below a second; on a busy machine it may be given up several times.
+_STORE_RESTARTS_S: Final = 30.0
+_PAUSE_S: Final = 0.05
 
 Array = np.ndarray[Any, Any]
 
@@ -89,14 +90,20 @@ class ExperienceWriter:
     async def _put(self, parts: dict[str, dict[str, Any]], report: GroupClosed | None) -> None:
         """Repeats a put if the store dies meanwhile: it is restarted, or the next try fails too.
 
-        The store recognises a repeated put by its bytes. If ``put`` were idempotent for the runtime, each answer would
-        be journaled once more, which is a tenth of the store's time.
+        Each try waits for the connection, so a busy machine's pauses may cost several. The store recognises a repeated
+        put by its bytes. If ``put`` were idempotent for the runtime, each answer would be journaled once more, which is
+        a tenth of the store's time.
         """
         store = self._store.within(WORK_TIMEOUT_S)
-        for _ in range(_TRIES - 1):
-            with suppress(ActorDead):
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _STORE_RESTARTS_S
+        while True:
+            try:
                 return await store.put(self._name, parts, report)
-        return await store.put(self._name, parts, report)
+            except ActorDead:
+                if loop.time() >= give_up_at:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
     async def _write(self, contents: Sequence[Content]) -> list[ByteRef]:
         while True:
