@@ -3,10 +3,10 @@
 There are fewer slots than the policies need all at once. A policy's gang, all its ranks, is bound when a computation is
 ready, kept while it has work, and suspended only for another policy that waits. Three rules, the strongest first:
 
-1. **Due.** A gang that has waited while ``patience`` computations per slot began is due. The one that has waited longest
-   takes the next slots at which a computation ends, so that small gangs don't overtake a large one for ever. Each gang
-   that was bound runs at least one computation, and claims wait for nothing but computations and copies under way:
-   there is no deadlock, and each ready computation runs after a bounded number of others.
+1. **Due.** A gang that has waited while ``patience`` computations per slot began is due. The one that has waited
+   longest takes the next slots at which a computation ends, so that small gangs don't overtake a large one for ever.
+   A gang that was bound runs at least one computation, and a claim to slots waits for nothing but computations and
+   copies under way: there is no deadlock, and each ready computation runs after a bounded number of others.
 2. **Critical.** Work that is ready can't end before ``max(all work / slots, the longest policy's work)``. A waiting
    policy whose own work fills that time, up to ``margin``, takes the slots of policies with less work, between two
    of their computations (zero laxity first, for a common deadline: McNaughton 1959, Lee 1994). It does so only if the
@@ -150,7 +150,7 @@ class Allocator:
     def slot_lost(self, slot: SlotName, now: float) -> list[Decision]:
         """A slot is gone, and so is all that was on it. Of each gang that was there, the other slots are dropped.
 
-        A computation that ran has not ended: the owner reports ``ready`` for what is to be computed again.
+        A computation that ran there has not ended. If it is to be computed again, the owner reports it as ``ready``.
         """
         if slot not in self._slots:
             raise ProtocolViolation(f"slot {slot} was reported lost, but the pool has {_listed(self._slots)}")
