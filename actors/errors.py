@@ -42,6 +42,16 @@ class ProtocolViolation(FlexmarlError):
     """An event that can't happen in the state the pipeline is in: a defect, never a user's mistake."""
 
 
+class GangTooLarge(FlexmarlError):
+    """A policy has more ranks than the training pool has slots: it could never be bound."""
+
+    def __init__(self, policy: str, ranks: int, slots: int) -> None:
+        super().__init__(f"policy {policy} has {ranks} ranks, but the training pool has {slots} slots")
+        self.policy = policy
+        self.ranks = ranks
+        self.slots = slots
+
+
 class StoreError(FlexmarlError):
     """A write or a lease that a table refuses; the table is unchanged."""
 

@@ -13,3 +13,6 @@ Step = NewType("Step", int)
 
 Version = NewType("Version", int)
 """Optimizer steps of one policy: 0 before its first."""
+
+SlotName = NewType("SlotName", str)
+"""A place of the training pool that computes for one policy at a time: a device, or a share of the CPU."""
