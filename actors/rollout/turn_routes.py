@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Final, NamedTuple
 
-from ...core.errors import ActorDead
+from ...core.errors import CANCELLED, ActorDead, RemoteError
 from ...core.ref import ActorRef
 from ..errors import WrongVersion
 from ..messages import WORK_TIMEOUT_S, InstanceApi, RouterApi, Routes, TurnAsked, TurnEnded, VersionRange
@@ -29,8 +28,10 @@ class TurnRoute(NamedTuple):
 class TurnRoutes:
     """Messages of one round of the event loop travel together."""
 
-    def __init__(self, router: ActorRef[RouterApi]) -> None:
+    def __init__(self, router: ActorRef[RouterApi], name: str) -> None:
+        """``name``: of the rollout actor."""
         self._router = router
+        self._name = name
         self._loop = asyncio.get_running_loop()
         self._stream: AsyncIterator[Routes] = router.within(WORK_TIMEOUT_S).routes()
         self._session = 0
@@ -49,10 +50,19 @@ class TurnRoutes:
         self._session = first.session
 
     async def run(self) -> None:
-        """Passes routes on, until the router ends."""
-        with suppress(ActorDead):  # its watcher knows more
+        """Passes routes on, until the router is stopped in good order. Raises ActorDead if it is lost, or has given up
+        this actor: it has forgotten all turns then, and no route would ever come."""
+        try:
             async for routes in self._stream:
                 self._take(routes)
+        except ActorDead as dead:
+            if not dead.stopped:
+                raise
+        except RemoteError as error:
+            if error.kind != CANCELLED:
+                raise
+            reason = f"{self._router.name} has given it up for its silence"
+            raise ActorDead(self._name, reason) from error
 
     def _take(self, routes: Routes) -> None:
         self._instances |= routes.instances
