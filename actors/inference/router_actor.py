@@ -20,12 +20,13 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 
 from ...core.actor import Actor, DeadActor, endpoint
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError, text_of
+from ...core.errors import FlexmarlError, is_loss, text_of
 from ...core.ref import ActorRef
 from ..errors import EngineFailed, NoInstance, WrongPolicy
 from ..messages import (
     WORK_TIMEOUT_S,
     InstanceApi,
+    Loaded,
     Published,
     RouterApi,
     Routes,
@@ -73,7 +74,9 @@ class RouterActor(Actor, RouterApi):
         self._sessions: dict[int, _Session] = {}
         self._opened = 0
         self._published: dict[PolicyName, Published] = {}
-        self._installs: dict[PolicyName, asyncio.Future[None]] = {}
+        self._installs: dict[PolicyName, asyncio.Future[list[Loaded]]] = {}
+        self._loaded: dict[PolicyName, list[Loaded]] = {}
+        """The figures of the published version, of each instance that has acknowledged it."""
         self._loads: dict[int, Load] = {}
         """The newest load of each instance that is loading."""
         self._watches: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -140,14 +143,14 @@ class RouterActor(Actor, RouterApi):
             await asyncio.shield(gone)
 
     @endpoint
-    async def publish(self, published: Published) -> None:
+    async def publish(self, published: Published) -> list[Loaded]:
         policy = published.policy
-        self._published[policy] = published
+        self._published[policy], self._loaded[policy] = published, []
         installed = self._installs.setdefault(policy, self._loop.create_future())
         self._router.published(policy, published.version, self._loop.time())
         self._decide_soon()
         async with asyncio.timeout(WORK_TIMEOUT_S):
-            await asyncio.shield(installed)
+            return await asyncio.shield(installed)
 
     async def on_dead(self, dead: DeadActor) -> None:
         number = self._watches[dead.actor].popleft()  # by now it may have been started again
@@ -207,7 +210,7 @@ class RouterActor(Actor, RouterApi):
                 ref = self._instances[instance]
                 self.background(self._probe(instance, ref), f"probe {ref.name}")
             case Installed(policy):
-                self._installs.pop(policy).set_result(None)
+                self._installs.pop(policy).set_result(self._loaded[policy])
             case Changed():
                 self._report(decision)
             case Moved(_, instance, giver, taker, reason):
@@ -246,17 +249,19 @@ class RouterActor(Actor, RouterApi):
             loaded = None
             while (wanted := self._loads[number]) != loaded:
                 published = self._published[wanted.policy]
-                await instance.within(WORK_TIMEOUT_S).load(published)
+                figures = await instance.within(WORK_TIMEOUT_S).load(published)
+                if published is self._published[wanted.policy]:
+                    self._loaded[wanted.policy].append(figures)
                 self._router.loaded(number, published.version, self._loop.time())
                 self._decide_soon()
                 if number not in self._watches[instance.name]:  # before, its start may not have ended
                     self._watches[instance.name].append(number)
                     self.watch(instance)
                 loaded = wanted
-        except (ActorDead, CallTimeout, EngineFailed) as error:
-            self._router.suspected(number, text_of(error), self._loop.time())
         except FlexmarlError as error:
-            self._router.failed(number, text_of(error), self._loop.time())
+            may_return = is_loss(error) or isinstance(error, EngineFailed)
+            report = self._router.suspected if may_return else self._router.failed
+            report(number, text_of(error), self._loop.time())
         finally:
             del self._loads[number]
         self._decide_soon()

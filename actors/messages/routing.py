@@ -12,7 +12,7 @@ from ...core.actor import endpoint
 from ...core.ref import ActorRef
 from ..errors import WrongPolicy
 from ..names import PolicyName, Version
-from .generating import InstanceApi
+from .generating import InstanceApi, Loaded
 from .training import Published
 
 
@@ -88,8 +88,9 @@ class RouterApi(Protocol):
     async def leave(self, instance: str) -> None:
         """Returns once the instance, given by its name, has no more turns and gets none: it may be stopped."""
 
-    async def publish(self, published: Published) -> None:
-        """Has every instance of the policy load a version; returns once all live ones have acknowledged it.
+    async def publish(self, published: Published) -> list[Loaded]:
+        """Has every instance of the policy load a version; returns once all live ones have acknowledged it, with the
+        figures of each.
 
         Turns that wait for the version are routed from the first acknowledgement on. An instance that dies meanwhile,
         or does not acknowledge in time, is left out.
