@@ -60,6 +60,9 @@ class _PolicyRecord:
         )
         if (stepped := self.stepped) is None:
             return measured
+        pause_s = _mean_and_max([one.pause_s for one in self.loaded])
+        transfer_s = _mean_and_max([one.transfer_s for one in self.loaded])
+        load_s = _mean_and_max([one.load_s for one in self.loaded])
         return replace(
             measured,
             samples=stepped.samples,
@@ -75,15 +78,17 @@ class _PolicyRecord:
             publish_s=self.publish_s,
             value_loss=stepped.value_loss,
             explained_variance=stepped.explained_variance,
-            **_mean_and_max("pause", [one.pause_s for one in self.loaded]),
-            **_mean_and_max("transfer", [one.transfer_s for one in self.loaded]),
-            **_mean_and_max("load", [one.load_s for one in self.loaded]),
+            pause_mean_s=pause_s[0],
+            pause_max_s=pause_s[1],
+            transfer_mean_s=transfer_s[0],
+            transfer_max_s=transfer_s[1],
+            load_mean_s=load_s[0],
+            load_max_s=load_s[1],
         )
 
 
-def _mean_and_max(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """The fields of ``PolicyMetrics``; none without an instance."""
-    return {f"{name}_mean_s": fmean(seconds), f"{name}_max_s": max(seconds)} if seconds else {}
+def _mean_and_max(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    return (fmean(seconds), max(seconds)) if seconds else (None, None)
 
 
 class StepRecord:

@@ -117,7 +117,7 @@ def test_an_instance_that_was_lost_in_its_load_may_return_and_one_that_can_not_l
 ) -> None:
     async def case(house: House) -> None:
         await house.add("solver-0", Instance(1.0, error))
-        await house.add("solver-1", Instance(1.0))
+        await house.add("solver-1", Instance(0.5))
         assert len(await house.publish(0)) == 1
         await asyncio.sleep(60.0)
         assert [state for name, state in house.console.seen if name == "solver-0"] == states
