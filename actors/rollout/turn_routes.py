@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from ...core.errors import CANCELLED, ActorDead, RemoteError
+from ...core.errors import CANCELLED, ActorDead, RemoteError, is_loss
 from ...core.ref import ActorRef
 from ..errors import WrongVersion
 from ..messages import WORK_TIMEOUT_S, InstanceApi, RouterApi, Routes, TurnAsked, TurnEnded, VersionRange
@@ -123,11 +124,22 @@ class TurnRoutes:
         self._soon, self._timer = False, None
         asked, self._asked = self._asked, []
         ended, self._ended = self._ended, []
-        # Not awaited: without credit it waits in order. An error is that of the stream too, whose reader raises it.
-        sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
-        sent.add_done_callback(_retrieve)
+        # Not awaited: without credit they wait in order.
+        if asked:
+            answer = self._router.ask("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
+            answer.add_done_callback(partial(self._answered, asked))
+        else:
+            sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
+            sent.add_done_callback(_error_of)
+
+    def _answered(self, asked: list[TurnAsked], answer: "asyncio.Future[Routes]") -> None:
+        if (error := _error_of(answer)) is None:
+            self._take(answer.result())
+        elif not is_loss(error):  # else the stream ends with it, and this actor
+            for request in asked:
+                if (waiting := self._waiting.pop(request.turn, None)) is not None and not waiting[0].done():
+                    waiting[0].set_exception(error)
 
 
-def _retrieve(sent: "asyncio.Future[None]") -> None:
-    if not sent.cancelled():
-        sent.exception()
+def _error_of(sent: "asyncio.Future[Any]") -> BaseException | None:
+    return asyncio.CancelledError() if sent.cancelled() else sent.exception()
