@@ -62,6 +62,17 @@ class PolicyMetrics:
     """Seconds of the optimizer step."""
     publish_s: float | None = None
     """Seconds until all instances have applied the new weights."""
+    pause_mean_s: float | None = None
+    """Seconds from the last token of the turns that the new weights interrupted until an instance generates again; the
+    mean of the instances. The next two kinds are parts of it."""
+    pause_max_s: float | None = None
+    """The longest of the instances, as the maxima below."""
+    transfer_mean_s: float | None = None
+    """Seconds of copying the bytes of the new weights to an instance."""
+    transfer_max_s: float | None = None
+    load_mean_s: float | None = None
+    """Seconds of an engine's own work with the new weights."""
+    load_max_s: float | None = None
     value_loss: float | None = None
     """The critic's loss, if the policy has a critic."""
     explained_variance: float | None = None

@@ -70,6 +70,8 @@ class Router:
         self._touched: dict[PolicyName, None] = {}
         self._deadlines: list[tuple[float, int]] = []
         """Deadlines of loads, by instance; those that are over are dropped later."""
+        self._due_s: float | None = math.inf
+        """``due_s``; None if it has to be found again."""
         self._queue_times_s: deque[float] = deque(maxlen=_REMEMBERED_TURNS)
         self._moves = 0
 
@@ -142,7 +144,7 @@ class Router:
         self._instances[instance.number] = books.instances[instance.number] = instance
         self._numbers[name] = instance.number
         books.coming += 1
-        books.alone_since_s = None
+        books.alone_since_s = self._due_s = None
         self._bring_up(instance, now)
         return instance.number
 
@@ -297,6 +299,7 @@ class Router:
         if reason:
             self._decided.append(Changed(instance.number, instance.name, instance.policy, after, reason))
         self._touched[instance.policy] = None
+        self._due_s = None
 
     def statistics(self) -> dict[str, float]:
         """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
@@ -321,11 +324,16 @@ class Router:
         books.room.clear()
         if not books.coming and books.alone_since_s is None:
             books.alone_since_s = now
-        self._touched[policy] = None
+        self._touched[policy] = self._due_s = None
 
     @property
     def due_s(self) -> float:
         """The time at which ``decisions`` should be called although there was no event."""
+        if self._due_s is None:
+            self._due_s = self._first_due_s()
+        return self._due_s
+
+    def _first_due_s(self) -> float:
         deadlines = self._deadlines
         while deadlines and self._load_by(deadlines[0][1]) != deadlines[0][0]:
             heappop(deadlines)
@@ -364,6 +372,7 @@ class Router:
             if self._deserted_s(books) <= now:
                 self._decided.append(Deserted(policy, self._config.return_timeout_s, books.last_loss))
                 books.alone_since_s = math.inf
+        self._due_s = None
 
     def _check_install(self, policy: PolicyName) -> None:
         books = self._policies[policy]

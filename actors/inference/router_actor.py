@@ -10,8 +10,9 @@
     Moved        console.event                                      -
     Deserted     raises NoInstance: the run ends                    -
 
-Decisions are taken once per round of the event loop, after all its messages: turns that are asked for at once are
-ordered among each other, and instances that acknowledge at once share them.
+Decisions are taken at once for the turns of one message, which are ordered among each other: the routes that there are
+travel in its answer. All others are taken once per round of the event loop, after its messages: instances that
+acknowledge at once share the turns that wait.
 """
 
 import asyncio
@@ -20,12 +21,13 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 
 from ...core.actor import Actor, DeadActor, endpoint
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError, text_of
+from ...core.errors import FlexmarlError, is_loss, text_of
 from ...core.ref import ActorRef
 from ..errors import EngineFailed, NoInstance, WrongPolicy
 from ..messages import (
     WORK_TIMEOUT_S,
     InstanceApi,
+    Loaded,
     Published,
     RouterApi,
     Routes,
@@ -51,16 +53,37 @@ _NEWS: dict[InstanceState, InstanceNews] = {
 
 
 class _Session:
-    """The routes that a rollout actor has not been sent yet. ``known``: numbers of the instances that it knows."""
+    """The routes that a rollout actor has not been sent yet. ``filled``: there are some.
+
+    They travel by its stream or in an answer, and may overtake each other there: each way names its instances itself.
+    """
 
     def __init__(self) -> None:
-        self.known: set[int] = set()
-        self.routes = Routes()
         self.filled = asyncio.Event()
+        self._routes = Routes()
+        self._instances: dict[int, ActorRef[InstanceApi]] = {}
+        """Those that its turns were routed to, by number."""
+        self._named_by_stream: set[int] = set()
+        self._named_in_answers: set[int] = set()
 
-    def take(self) -> Routes:
-        routes, self.routes = self.routes, Routes()
+    def add(self, routed: TurnRouted, instances: Mapping[int, ActorRef[InstanceApi]]) -> None:
+        if routed.instance not in self._instances:  # it may be gone when the route leaves
+            self._instances[routed.instance] = instances[routed.instance]
+        self._routes.routed.append(routed)
+        self.filled.set()
+
+    def refuse(self, refused: TurnRefused) -> None:
+        self._routes.refused.append(refused)
+        self.filled.set()
+
+    def take(self, *, in_answer: bool) -> Routes:
+        routes, self._routes = self._routes, Routes()
         self.filled.clear()
+        named = self._named_in_answers if in_answer else self._named_by_stream
+        for routed in routes.routed:
+            if routed.instance not in named:
+                named.add(routed.instance)
+                routes.instances[routed.instance] = self._instances[routed.instance]
         return routes
 
 
@@ -73,7 +96,9 @@ class RouterActor(Actor, RouterApi):
         self._sessions: dict[int, _Session] = {}
         self._opened = 0
         self._published: dict[PolicyName, Published] = {}
-        self._installs: dict[PolicyName, asyncio.Future[None]] = {}
+        self._installs: dict[PolicyName, asyncio.Future[list[Loaded]]] = {}
+        self._loaded: dict[PolicyName, list[Loaded]] = {}
+        """The figures of the published version, of each instance that has acknowledged it."""
         self._loads: dict[int, Load] = {}
         """The newest load of each instance that is loading."""
         self._watches: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -101,16 +126,18 @@ class RouterActor(Actor, RouterApi):
             yield Routes(session=number)
             while True:
                 await session.filled.wait()
-                yield session.take()
+                if session.filled.is_set():  # else they have travelled in an answer
+                    yield session.take(in_answer=False)
         finally:
             del self._sessions[number]
             self._router.session_ended(number, self._loop.time())
             self._decide_soon()
 
     @endpoint
-    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> None:
-        if session not in self._sessions:
-            return  # it has ended: its last messages need no answer
+    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+        asker = self._sessions.get(session)
+        if asker is None:
+            return Routes()  # it has ended: its last messages need no answer
         now = self._loop.time()
         for turn, tokens, lost in ended:
             instance = self._router.ended(session, turn, tokens, now)
@@ -118,7 +145,11 @@ class RouterActor(Actor, RouterApi):
                 self._router.suspected(instance.number, "a rollout actor can't reach it", now)
         for request in asked:
             self._router.asked(session, request, now)
-        self._decide_soon()
+        if not asked:
+            self._decide_soon()
+            return Routes()
+        self._decide()
+        return asker.take(in_answer=True)
 
     @endpoint
     async def join(self, instance: ActorRef[InstanceApi], policy: PolicyName, capacity: int) -> None:
@@ -140,14 +171,14 @@ class RouterActor(Actor, RouterApi):
             await asyncio.shield(gone)
 
     @endpoint
-    async def publish(self, published: Published) -> None:
+    async def publish(self, published: Published) -> list[Loaded]:
         policy = published.policy
-        self._published[policy] = published
+        self._published[policy], self._loaded[policy] = published, []
         installed = self._installs.setdefault(policy, self._loop.create_future())
         self._router.published(policy, published.version, self._loop.time())
         self._decide_soon()
         async with asyncio.timeout(WORK_TIMEOUT_S):
-            await asyncio.shield(installed)
+            return await asyncio.shield(installed)
 
     async def on_dead(self, dead: DeadActor) -> None:
         number = self._watches[dead.actor].popleft()  # by now it may have been started again
@@ -173,10 +204,13 @@ class RouterActor(Actor, RouterApi):
     def _decide_soon(self) -> None:
         if not self._deciding:
             self._deciding = True
-            self._loop.call_soon(self._decide)
+            self._loop.call_soon(self._decide_now)
+
+    def _decide_now(self) -> None:
+        self._deciding = False
+        self._decide()
 
     def _decide(self) -> None:
-        self._deciding = False
         for decision in self._router.decisions(self._loop.time()):
             self._carry_out(decision)
         due_s = self._router.due_s
@@ -193,11 +227,10 @@ class RouterActor(Actor, RouterApi):
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case Route(number, routed):
-                self._send_route(number, routed)
+                self._sessions[number].add(routed, self._instances)
             case Refuse((number, turn), served):
                 if (session := self._sessions.get(number)) is not None:
-                    session.routes.refused.append(TurnRefused(turn, served))
-                    session.filled.set()
+                    session.refuse(TurnRefused(turn, served))
             case Load(instance):
                 if instance not in self._loads:
                     ref = self._instances[instance]
@@ -207,21 +240,13 @@ class RouterActor(Actor, RouterApi):
                 ref = self._instances[instance]
                 self.background(self._probe(instance, ref), f"probe {ref.name}")
             case Installed(policy):
-                self._installs.pop(policy).set_result(None)
+                self._installs.pop(policy).set_result(self._loaded[policy])
             case Changed():
                 self._report(decision)
             case Moved(_, instance, giver, taker, reason):
                 self._report_event(InstanceMoved(instance, giver, taker, reason))
             case Deserted(policy, seconds, reason):
                 self.background(_fail(NoInstance(policy, seconds, reason)), "end")
-
-    def _send_route(self, number: int, routed: TurnRouted) -> None:
-        session, instance = self._sessions[number], routed.instance
-        if instance not in session.known:
-            session.known.add(instance)
-            session.routes.instances[instance] = self._instances[instance]
-        session.routes.routed.append(routed)
-        session.filled.set()
 
     def _report(self, changed: Changed) -> None:
         if changed.state is InstanceState.GONE:
@@ -246,17 +271,19 @@ class RouterActor(Actor, RouterApi):
             loaded = None
             while (wanted := self._loads[number]) != loaded:
                 published = self._published[wanted.policy]
-                await instance.within(WORK_TIMEOUT_S).load(published)
+                figures = await instance.within(WORK_TIMEOUT_S).load(published)
+                if published is self._published[wanted.policy]:
+                    self._loaded[wanted.policy].append(figures)
                 self._router.loaded(number, published.version, self._loop.time())
                 self._decide_soon()
                 if number not in self._watches[instance.name]:  # before, its start may not have ended
                     self._watches[instance.name].append(number)
                     self.watch(instance)
                 loaded = wanted
-        except (ActorDead, CallTimeout, EngineFailed) as error:
-            self._router.suspected(number, text_of(error), self._loop.time())
         except FlexmarlError as error:
-            self._router.failed(number, text_of(error), self._loop.time())
+            may_return = is_loss(error) or isinstance(error, EngineFailed)
+            report = self._router.suspected if may_return else self._router.failed
+            report(number, text_of(error), self._loop.time())
         finally:
             del self._loads[number]
         self._decide_soon()

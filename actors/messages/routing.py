@@ -12,7 +12,7 @@ from ...core.actor import endpoint
 from ...core.ref import ActorRef
 from ..errors import WrongPolicy
 from ..names import PolicyName, Version
-from .generating import InstanceApi
+from .generating import InstanceApi, Loaded
 from .training import Published
 
 
@@ -62,8 +62,8 @@ class TurnRefused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """``instances``: by number; only those that the session has not been sent yet. An instance that is restarted gets
-    another number. ``session``: of this stream, in its first item; None later."""
+    """``instances``: by number; only those that the session has not been sent yet, by the stream or in answers. An
+    instance that is restarted gets another number. ``session``: of this stream, in its first item; None later."""
 
     routed: list[TurnRouted] = field(default_factory=list)
     refused: list[TurnRefused] = field(default_factory=list)
@@ -77,8 +77,9 @@ class RouterApi(Protocol):
         """Opens the session of a rollout actor: routes of the turns that it asks for. The end of the stream is the end
         of the session and of all its turns."""
 
-    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> None:
-        """Adds turns, and ends others, routed or not. To be sent one-way: the routes come by ``routes``."""
+    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+        """Adds turns, and ends others, routed or not. Returns the routes of those that need not wait; the others come
+        by ``routes``. Without ``asked`` it may be sent one-way."""
 
     @endpoint(raises=[WrongPolicy])
     async def join(self, instance: ActorRef[InstanceApi], policy: PolicyName, capacity: int) -> None:
@@ -88,8 +89,9 @@ class RouterApi(Protocol):
     async def leave(self, instance: str) -> None:
         """Returns once the instance, given by its name, has no more turns and gets none: it may be stopped."""
 
-    async def publish(self, published: Published) -> None:
-        """Has every instance of the policy load a version; returns once all live ones have acknowledged it.
+    async def publish(self, published: Published) -> list[Loaded]:
+        """Has every instance of the policy load a version; returns once all live ones have acknowledged it, with the
+        figures of each.
 
         Turns that wait for the version are routed from the first acknowledgement on. An instance that dies meanwhile,
         or does not acknowledge in time, is left out.

@@ -303,8 +303,8 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _publish(self, decision: Publish) -> None:
         published = self._published[decision.policy]
-        await self._router.publish(published)
-        self._records[decision.step].applied(decision.policy, time.monotonic())
+        loaded = await self._router.publish(published)
+        self._records[decision.step].applied(decision.policy, loaded, time.monotonic())
         self._carry_out(self._running.applied(decision.policy, decision.step, published.version))
 
     async def _commit(self, decision: CommitCheckpoint) -> None:

@@ -1,11 +1,11 @@
 """Measures one step while it runs. Pure: every event comes with its time."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from ..messages import AgentTurns, GroupClosed, MicroBatchTrained, PolicyStepped
+from ..messages import AgentTurns, GroupClosed, Loaded, MicroBatchTrained, PolicyStepped
 from ..names import AgentName, PolicyName, Step, Version
 from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 
@@ -36,6 +36,7 @@ class _PolicyRecord:
     stepped: PolicyStepped | None = None
     stepped_at: float = 0.0
     publish_s: float | None = None
+    loaded: Sequence[Loaded] = ()
 
     def trained(self, result: MicroBatchTrained, version: int) -> None:
         self.backward_s += result.busy_s
@@ -43,8 +44,9 @@ class _PolicyRecord:
         self.stale += sum(n for generated_by, n in result.versions.items() if generated_by != version)
         self.staleness = max([self.staleness, *(version - generated_by for generated_by in result.versions)])
 
-    def applied(self, now: float) -> None:
+    def applied(self, loaded: Sequence[Loaded], now: float) -> None:
         assert self.stepped is not None, "weights are published after an optimizer step"
+        self.loaded = loaded
         self.publish_s = self.stepped.publish_s + now - self.stepped_at
 
     def metrics(self, version: Version, carried: int) -> PolicyMetrics:
@@ -58,6 +60,9 @@ class _PolicyRecord:
         )
         if (stepped := self.stepped) is None:
             return measured
+        pause_s = _mean_and_max([one.pause_s for one in self.loaded])
+        transfer_s = _mean_and_max([one.transfer_s for one in self.loaded])
+        load_s = _mean_and_max([one.load_s for one in self.loaded])
         return replace(
             measured,
             samples=stepped.samples,
@@ -73,7 +78,17 @@ class _PolicyRecord:
             publish_s=self.publish_s,
             value_loss=stepped.value_loss,
             explained_variance=stepped.explained_variance,
+            pause_mean_s=pause_s[0],
+            pause_max_s=pause_s[1],
+            transfer_mean_s=transfer_s[0],
+            transfer_max_s=transfer_s[1],
+            load_mean_s=load_s[0],
+            load_max_s=load_s[1],
         )
+
+
+def _mean_and_max(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    return (fmean(seconds), max(seconds)) if seconds else (None, None)
 
 
 class StepRecord:
@@ -141,9 +156,9 @@ class StepRecord:
         record = self._policies[policy]
         record.stepped, record.stepped_at = result, now
 
-    def applied(self, policy: PolicyName, now: float) -> None:
-        """All instances of ``policy`` have applied its new weights."""
-        self._policies[policy].applied(now)
+    def applied(self, policy: PolicyName, loaded: Sequence[Loaded], now: float) -> None:
+        """All instances of ``policy`` have applied its new weights. ``loaded``: the figures of each."""
+        self._policies[policy].applied(loaded, now)
 
     # ------------------------------------------------------------------ results
 

@@ -26,7 +26,7 @@ class ResumableTurn:
         self.tokens_behind = 0.0
         """Expected, of the turns that wait for this one."""
         self.retries = 0
-        """Instances that were lost."""
+        """Instances that were lost, or did nothing for the turn."""
         self.text = ""
         self.prompt_tokens: tuple[int, ...] = ()
         self.tokens: tuple[int, ...] = ()
@@ -36,6 +36,7 @@ class ResumableTurn:
         self.version_changes: tuple[int, ...] = ()
         """In the form of ``Sample.version_changes``."""
         self._newest = request.versions.oldest
+        self._idle_at: tuple[str, Version] | None = None
 
     @property
     def prompt_size(self) -> int:
@@ -63,6 +64,13 @@ class ResumableTurn:
         if not self.ended:
             self.request = replace(self.request, prompt=(generation.prompt_tokens,), completion=self.tokens)
             self.ask_for(version)
+
+    def is_idle_again(self, instance: str, generation: Generation) -> bool:
+        """True if this answer and the one before were interrupted without a token, by the same version of the same
+        instance: its next ones may be so too, without an end. To be called for each answer, once."""
+        idle = not self.ended and not generation.tokens
+        before, self._idle_at = self._idle_at, (instance, generation.policy_version) if idle else None
+        return self._idle_at is not None and self._idle_at == before
 
     def ask_for(self, oldest: Version) -> None:
         """Makes ``request`` ask for ``oldest`` or a later version."""

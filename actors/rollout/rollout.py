@@ -23,7 +23,7 @@ from typing import Any
 
 import xxhash
 
-from ...core.actor import Actor, DeadActor, endpoint
+from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.task_groups import first_error
 from ..errors import EngineFailed, RecipeError, WorkerReplaced, WriterRetired, WrongPolicy, WrongVersion
@@ -76,17 +76,12 @@ class Rollout(Actor, RolloutApi):
         places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
         self.writer = f"{self.ref.name}-{secrets.token_hex(8)}"
         self._experience = ExperienceWriter(self._setup.store, self.writer, places)
-        self._routes = TurnRoutes(self._setup.router)
+        self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
-        self.watch(self._setup.router)
         self._block_watch = BlockWatch(
             self._recipe.folder, report_file(self._setup.runtime_dir, self.ref.name)
         )
-
-    async def on_dead(self, dead: DeadActor) -> None:
-        if not dead.stopped:
-            raise ActorDead(dead.actor, dead.reason)  # it has forgotten all turns
 
     async def on_stop(self) -> None:
         self._block_watch.stop()
@@ -304,6 +299,8 @@ class Rollout(Actor, RolloutApi):
             generation = await self._ask(agent, route, turn.request, trajectory, limit_s)
             tokens = len(generation.tokens)
             turn.take(generation)
+            if turn.is_idle_again(route.instance.name, generation):
+                raise _idle(route, request)
         except (WrongPolicy, WrongVersion) as error:  # it has begun to load, has moved, or was started again
             self._retry(turn, trajectory, error)
         except (ActorDead, EngineFailed) as error:
@@ -350,6 +347,13 @@ class Rollout(Actor, RolloutApi):
 
     def _tokenizer(self, agent: AgentName) -> str:
         return self._setup.policies[self._agents[agent].policy].tokenizer
+
+
+def _idle(route: TurnRoute, request: GenerateRequest) -> EngineFailed:
+    name = route.instance.name
+    return EngineFailed(
+        f"{name} interrupts turn {request.sample_id} again and again without a token, and serves no later version"
+    )
 
 
 def _refuse_equal_ids(queries: Sequence[Query], where: str) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from ...core.errors import ActorDead
+from ...core.errors import CANCELLED, ActorDead, RemoteError, is_loss
 from ...core.ref import ActorRef
 from ..errors import WrongVersion
 from ..messages import WORK_TIMEOUT_S, InstanceApi, RouterApi, Routes, TurnAsked, TurnEnded, VersionRange
@@ -29,8 +29,10 @@ class TurnRoute(NamedTuple):
 class TurnRoutes:
     """Messages of one round of the event loop travel together."""
 
-    def __init__(self, router: ActorRef[RouterApi]) -> None:
+    def __init__(self, router: ActorRef[RouterApi], name: str) -> None:
+        """``name``: of the rollout actor."""
         self._router = router
+        self._name = name
         self._loop = asyncio.get_running_loop()
         self._stream: AsyncIterator[Routes] = router.within(WORK_TIMEOUT_S).routes()
         self._session = 0
@@ -49,10 +51,19 @@ class TurnRoutes:
         self._session = first.session
 
     async def run(self) -> None:
-        """Passes routes on, until the router ends."""
-        with suppress(ActorDead):  # its watcher knows more
+        """Passes routes on, until the router is stopped in good order. Raises ActorDead if it is lost, or has given up
+        this actor: it has forgotten all turns then, and no route would ever come."""
+        try:
             async for routes in self._stream:
                 self._take(routes)
+        except ActorDead as dead:
+            if not dead.stopped:
+                raise
+        except RemoteError as error:
+            if error.kind != CANCELLED:
+                raise
+            reason = f"{self._router.name} has given it up for its silence"
+            raise ActorDead(self._name, reason) from error
 
     def _take(self, routes: Routes) -> None:
         self._instances |= routes.instances
@@ -113,11 +124,22 @@ class TurnRoutes:
         self._soon, self._timer = False, None
         asked, self._asked = self._asked, []
         ended, self._ended = self._ended, []
-        # Not awaited: without credit it waits in order. An error is that of the stream too, whose reader raises it.
-        sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
-        sent.add_done_callback(_retrieve)
+        # Not awaited: without credit they wait in order.
+        if asked:
+            answer = self._router.ask("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
+            answer.add_done_callback(partial(self._answered, asked))
+        else:
+            sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
+            sent.add_done_callback(_error_of)
+
+    def _answered(self, asked: list[TurnAsked], answer: "asyncio.Future[Routes]") -> None:
+        if (error := _error_of(answer)) is None:
+            self._take(answer.result())
+        elif not is_loss(error):  # else the stream ends with it, and this actor
+            for request in asked:
+                if (waiting := self._waiting.pop(request.turn, None)) is not None and not waiting[0].done():
+                    waiting[0].set_exception(error)
 
 
-def _retrieve(sent: "asyncio.Future[None]") -> None:
-    if not sent.cancelled():
-        sent.exception()
+def _error_of(sent: "asyncio.Future[Any]") -> BaseException | None:
+    return asyncio.CancelledError() if sent.cancelled() else sent.exception()

@@ -196,7 +196,7 @@ async def _start(system: ActorSystem, options: Options) -> _Workers:
         await api.api.join(instance, POLICY, _CAPACITY)
     handle = StateHandle("bench", 0, "shm", "none", "none", "none", 0, 1, 0, 0, ())
     await api.within(_TIMEOUT_S).publish(Published(POLICY, Version(0), handle))
-    sessions = [TurnRoutes(api) for _ in range(options.workers)]
+    sessions = [TurnRoutes(api, f"rollout-{number}") for number in range(options.workers)]
     for session in sessions:
         await session.open()
     readers = [asyncio.create_task(session.run()) for session in sessions]

@@ -1,12 +1,17 @@
-"""The section of the report about inference instances: their turns and tokens, and their moves between policies."""
+"""The section of the report about inference instances: their turns and tokens, the new weights that they load, and
+their moves between policies."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
+from ...actors.names import PolicyName
 from ...actors.run_events import InstanceMoved
+from ...actors.step_metrics import PolicyMetrics
 from ..formatting import clock, compact, count
 from .page_parts import note, table
 from .run_history import History
+
+Read: TypeAlias = Callable[[PolicyMetrics], float | None]
 
 _ROUTER: Final = "router"
 _MOVES_SHOWN: Final = 50
@@ -14,12 +19,21 @@ _WORDS: Final = (
     "Since the start of each instance, up to the last step. Queue: from the first instance that served the "
     "turn's version until one had room. Service: at the instance. Batch: sequences decoded together, the mean."
 )
+_LOADS_WORDS: Final = (
+    "Milliseconds at an instance, over all steps. Pause: from the last token of the turns that new weights interrupted "
+    "until the instance generates again. Transfer, copying the bytes, and load, the engine's own work, are parts of it."
+)
+_LOADS: Final[Mapping[str, tuple[Read, Read]]] = {  # their means and maxima
+    "pause": (lambda policy: policy.pause_mean_s, lambda policy: policy.pause_max_s),
+    "transfer": (lambda policy: policy.transfer_mean_s, lambda policy: policy.transfer_max_s),
+    "load": (lambda policy: policy.load_mean_s, lambda policy: policy.load_max_s),
+}
 
 
 def instances(history: History) -> str:
     rows = _rows(history.steps[-1].by_actor) if history.steps else []
-    moves = _moves(history)
-    if not rows and not moves:
+    loads, moves = _loads(history), _moves(history)
+    if not (rows or loads or moves):
         return ""
     heads = [
         "instance",
@@ -31,7 +45,7 @@ def instances(history: History) -> str:
         "decode tokens",
     ]
     shown = table(heads, rows) + note(_WORDS) if rows else ""
-    return f"<h2>Instances</h2>{shown}{moves}"
+    return f"<h2>Instances</h2>{shown}{loads}{moves}"
 
 
 def _rows(by_actor: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
@@ -48,6 +62,25 @@ def _rows(by_actor: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
         tokens = (engine.get(f"engine_{kind}_tokens") for kind in ("prompt", "generated"))
         rows.append([*row, *("–" if number is None else compact(number) for number in tokens)])
     return rows
+
+
+def _loads(history: History) -> str:
+    rows = [row for policy in history.policies if (row := _loads_of(policy, history))]
+    if not rows:
+        return ""
+    heads = [f"{part}, {kind} ms" for part in _LOADS for kind in ("mean", "max")]
+    return f"<h3>New weights</h3>{table(['policy', *heads], rows)}{note(_LOADS_WORDS)}"
+
+
+def _loads_of(policy: PolicyName, history: History) -> list[str]:
+    """Empty if the policy got no new weights."""
+    row = []
+    for mean, longest in _LOADS.values():
+        means, maxima = ([y for _, y in history.of_policy(policy, read)] for read in (mean, longest))
+        if not means or not maxima:
+            return []
+        row += [f"{1000 * sum(means) / len(means):.3g}", f"{1000 * max(maxima):.3g}"]
+    return [policy, *row]
 
 
 def _moves(history: History) -> str:

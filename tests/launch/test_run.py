@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,15 +254,49 @@ def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
     resumed = launcher.resume(f"broken-{run}")
     assert resumed.wait() == 0, resumed.text
 
+    assert_bit_equal(resumed, whole, 4, policies, measured_names)
+
+
+def assert_bit_equal(
+    run: Launched, other: Launched, steps: int, policies: Iterable[str], measured_names: int
+) -> None:
+    """Losses, norms of the gradients and rewards of all steps, and the last weights."""
+
     def measured(run: Launched) -> list[tuple[float, ...]]:
         names = [name for name in run.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
-        assert len(names) >= measured_names
+        assert len(names) >= measured_names and len(run.metrics) == steps
         return [tuple(line[name] for name in names) for line in run.metrics]
 
-    assert measured(resumed) == measured(whole)
+    assert measured(run) == measured(other)
     for policy in policies:
-        file = Path("checkpoints") / "step_000004" / policy / "model.safetensors"
-        assert (resumed.directory / file).read_bytes() == (whole.directory / file).read_bytes()
+        file = Path("checkpoints") / f"step_{steps:06d}" / policy / "model.safetensors"
+        assert (run.directory / file).read_bytes() == (other.directory / file).read_bytes()
+
+
+def test_a_deterministic_run_does_not_depend_on_the_number_of_its_rollout_workers(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Each trajectory has its random numbers from its own name, whichever worker runs it."""
+    settings = (
+        "deterministic=true",
+        "training.queries_per_step=6",
+        "training.micro_batch=5",
+        "training.steps=3",
+    )
+    runs = []
+    for workers in (1, 3):
+        run = launcher.train(
+            f"with-{workers}-workers",
+            *settings,
+            *TWO_POLICIES,
+            f"rollout.workers={workers}",
+            "checkpoint.every=3",
+        )
+        assert run.wait() == 0, run.text
+        runs.append(run)
+    dealt = [{name for name in run.metrics[-1] if name.startswith("cpu_s/rollout-")} for run in runs]
+    assert [len(workers) for workers in dealt] == [1, 3]
+    assert_bit_equal(runs[1], runs[0], 3, ("solver", "checker"), 6)
 
 
 # --------------------------------------------------------------------------- other shapes of runs

@@ -47,18 +47,22 @@ class TestDeath:
     def test_of_an_instance_costs_its_turns_a_retry_at_the_next_one(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
-        """The only one of its policy, three times: the run takes no restart of its own."""
+        """The only one of its policy, three times: the run takes no restart of its own. It can't end before the last
+        time."""
+        hold = tmp_path / "hold"
+        hold.write_text("5")
         slow = (
             "engine={name: simulated, token_s: 0.05, median_tokens: 40}",
             "agent_defaults.sampling.max_new_tokens=20",
         )
-        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, *slow)
+        run = launcher.train(f"immortal-{tmp_path.name}", *SMALL, *slow, f"data.hold={hold}")
         back = "solver-0 serves solver: it was started again"
         for step in (1, 2, 3):
             run.wait_for_output(f"checkpoints/step_00000{step}")
             wait_until(lambda: "solver-0" in run.actors(), "the instance")  # it may be starting again
             run.actors()["solver-0"].kill()
             wait_until(lambda times=step: run.text.count(back) == times, f"{back}, {step} times")  # type: ignore[misc]
+        hold.unlink()
         assert run.wait() == 0, run.text
         assert run.text.count("solver-0 may be lost") == 3
         assert run.text.count(back) == 3

@@ -15,7 +15,7 @@ class TestFaults:
             *ONE_AGENT,
             "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
             "data.faults=[raise, nan, long prompt, hang]",
-            "rollout.trajectory_timeout_s=1",
+            "rollout.trajectory_timeout_s=4",
         )
         run.wait_for_step(1)
         assert run.wait() == 0, run.text
@@ -28,7 +28,7 @@ class TestFaults:
         assert "in _misbehave" in failures[0]["traceback"]
         assert "reward of 'solver' is nan" in not_a_number
         assert "100 prompt tokens + 3 new ones exceed" in too_long and "64" in too_long
-        assert timed_out == "not done within rollout.trajectory_timeout_s=1"
+        assert timed_out == "not done within rollout.trajectory_timeout_s=4"
         assert "warning: trajectory 1:q000_" in run.text
         run.assert_nothing_is_left()
         run.assert_logs_are_clean()

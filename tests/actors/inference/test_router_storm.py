@@ -1,5 +1,7 @@
 """Any order of the router's events: after each, its decisions and its books keep the rules."""
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,6 +13,7 @@ from flexmarl.actors.inference.router import Router
 from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
     Changed,
+    Decision,
     Deserted,
     Installed,
     Load,
@@ -65,7 +68,18 @@ class RouterMachine(RuleBasedStateMachine):
         self.decide()
 
     def decide(self) -> None:
-        for decision in self.router.decisions(self.now):
+        waiting, instances = len(self.waiting), len(self.numbers)
+        decided = self.router.decisions(self.now)
+        kinds = Counter(type(decision) for decision in decided)
+        assert kinds[Route] + kinds[Refuse] <= waiting and kinds[Probe] <= instances + 1
+        assert max(kinds[Load], kinds[Moved]) <= instances + 1 and kinds[Changed] <= 3 * (instances + 1)
+        assert max(kinds[Installed], kinds[Deserted]) <= len(self.published)
+        self.follow(decided)
+        assert self.router.decisions(self.now) == [], "decisions make no others"
+        assert self.router.due_s > self.now, "the router would be due again and again"
+
+    def follow(self, decided: list[Decision]) -> None:
+        for decision in decided:
             match decision:
                 case Route(session, TurnRouted(own_number, number, version)):
                     turn = (session, own_number)

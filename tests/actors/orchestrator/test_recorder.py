@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from flexmarl.actors.messages import AgentTurns, GroupClosed, MicroBatchTrained, PolicyStepped, Published
+from flexmarl.actors.messages import (
+    AgentTurns,
+    GroupClosed,
+    Loaded,
+    MicroBatchTrained,
+    PolicyStepped,
+    Published,
+)
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
@@ -13,6 +20,7 @@ from flexmarl.transport.handle import StateHandle
 A, B = PolicyName("a"), PolicyName("b")
 SHARED = PolicyName("shared")
 AGENT = AgentName("a")
+LOADED = [Loaded(A, Version(8), 0.5, 0.25, 0.125), Loaded(A, Version(8), 1.0, 0.5, 0.25)]
 
 
 def closed(waited_s: float, rewards: list[float]) -> GroupClosed:
@@ -57,7 +65,7 @@ def ended(step: StepRecord, carried: int = 0) -> StepMetrics:
 def test_the_metrics() -> None:
     step = record()
     step.optimizer_stepped(A, stepped(8), now=114.0)
-    step.applied(A, now=114.5)
+    step.applied(A, LOADED, now=114.5)
     metrics = ended(step, carried=2)
     policy = metrics.by_policy[A]
     assert metrics.step == 3 and metrics.time_s == 64.5 and metrics.step_s == 10.0
@@ -67,6 +75,9 @@ def test_the_metrics() -> None:
     assert metrics.by_agent == {"a": AgentMetrics(reward=0.75, turns=4, tokens=20, truncated_turns=2)}
     assert policy.samples == 4 and policy.nonzero_advantage_share == 1.5
     assert policy.backward_s == 8.0 and policy.publish_s == 0.625
+    assert (policy.pause_mean_s, policy.pause_max_s) == (0.75, 1.0)
+    assert (policy.transfer_mean_s, policy.transfer_max_s) == (0.375, 0.5)
+    assert (policy.load_mean_s, policy.load_max_s) == (0.1875, 0.25)
     assert policy.clip_fraction == 0.1 and policy.ratio_deviation == 2e-6
     assert metrics.stale_samples == 3, "samples of another version are counted from the rows themselves"
     assert metrics.max_staleness == 1 and policy.carried_samples == 2
@@ -76,7 +87,7 @@ def test_the_metrics() -> None:
 def test_a_critics_figures_are_shown_if_there_are_any() -> None:
     step = record()
     step.optimizer_stepped(A, replace(stepped(8), value_loss=0.25), now=114.0)
-    step.applied(A, now=114.5)
+    step.applied(A, LOADED, now=114.5)
     policy = ended(step).by_policy[A]
     assert policy.value_loss == 0.25 and policy.explained_variance is None
     step.optimizer_stepped(A, replace(stepped(8), value_loss=0.25, explained_variance=-0.5), now=114.0)
@@ -113,10 +124,11 @@ def test_two_agents_on_one_policy_have_two_rewards_and_one_loss() -> None:
     step.group_closed(replace(closed(0.0, []), rewards={AGENT: [1.0, 0.0], AgentName("b"): [0.25]}), now=1.0)
     step.trained(SHARED, trained(1.0, {7: 3, 5: 1}), version=7, now=2.0)
     step.optimizer_stepped(SHARED, stepped(8), now=3.0)
-    step.applied(SHARED, now=3.0)
+    step.applied(SHARED, [], now=3.0)
     metrics = step.metrics({SHARED: Version(8)}, {}, 0.0, 0.0, 3.0)
     assert {name: agent.reward for name, agent in metrics.by_agent.items()} == {"a": 0.5, "b": 0.25}
     (policy,) = metrics.by_policy.values()
     assert isinstance(policy, PolicyMetrics)
     assert (policy.version, policy.loss, policy.samples) == (8, 0.5, 4)
+    assert policy.pause_mean_s is policy.load_max_s is None, "no instance has acknowledged them"
     assert (policy.stale_samples, policy.max_staleness) == (1, 2)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from flexmarl.actors.messages import GenerateRequest, Generation
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.run_events import InstanceChanged
 from flexmarl.core.actor import endpoint
+from flexmarl.core.errors import ActorDead, is_loss
 
 from .house import QUERY, SOLVER, FakeInstance, House, serve, start_step
 
@@ -121,6 +123,41 @@ async def test_what_another_instance_would_refuse_too_fails_the_trajectory(
     group = await house.closed()
     assert [failed.error for failed in group.failures] == [f"{type(error).__name__}: {error}"] * 2
     assert group.retried_turns == 0 and news(house) == []
+
+
+class Idle(FakeInstance):
+    """Interrupts every turn at once, and serves the same version."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: ())
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        assert len(self.asked) < 100, "a turn is asked for without an end"
+        return replace(await super().generate(request), finish_reason="interrupted")
+
+
+async def test_a_turn_that_is_interrupted_without_a_token_is_not_asked_for_for_ever(house: House) -> None:
+    house.instances["solver"] = [Idle()]
+    rollout = await house.open(ONE_TURN, turn_retries=2)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 1, {"solver": 0, "judge": 0}, allow_newer=True)
+    group = await house.closed()
+    assert [failed.error for failed in group.failures] == [
+        "EngineFailed: the engine has failed: solver-0 interrupts turn 1:q7_0_0 again and again without a token, "
+        "and serves no later version"
+    ]
+    assert group.retried_turns == 2 and len(house.instances["solver"][0].asked) == 4
+
+
+async def test_a_rollout_actor_that_the_router_has_given_up_is_lost(house: House) -> None:
+    """As after SIGSTOP for longer than the heartbeats, and SIGCONT: the router has forgotten its turns."""
+    rollout = await house.open(ONE_TURN)
+    for peer in house.system._local.network.peers:
+        peer.serving.end_streams()
+    lost = await asyncio.wait_for(house.system.failure, 60.0)
+    assert isinstance(lost, ActorDead) and is_loss(lost)
+    assert str(lost) == f"actor {rollout.ref.name} died: router has given it up for its silence"
 
 
 async def test_a_version_that_is_over_fails_the_turn(house: House) -> None:

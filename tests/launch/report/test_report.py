@@ -150,6 +150,24 @@ def test_instances_and_their_moves_are_shown(tmp_path: Path) -> None:
     assert "<h2>Instances</h2>" not in written(tmp_path, [record(1)])
 
 
+def test_the_times_of_new_weights_are_shown(tmp_path: Path) -> None:
+    def loads(step: int, seconds: float) -> dict[str, Any]:
+        kinds = {"pause": 1.0, "transfer": 0.5, "load": 0.25}
+        means = {f"{kind}_mean_s/sorter": seconds * part for kind, part in kinds.items()}
+        return (
+            record(step)
+            | means
+            | {f"{kind}_max_s/sorter": 2 * seconds * part for kind, part in kinds.items()}
+        )
+
+    page = written(tmp_path, [loads(1, 0.01), loads(2, 0.03), record(3)])
+    check(page)
+    section = page.partition("<h3>New weights</h3>")[2].partition("</table>")[0]
+    row = "".join(f"<td>{cell}</td>" for cell in ("20", "60", "10", "30", "5", "15"))
+    assert f'<th scope="row">sorter</th>{row}' in section and "checker" not in section
+    assert "New weights" not in written(tmp_path, [record(1)])
+
+
 def test_agents_of_one_policy_have_two_rewards_and_one_loss(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("agents: {sorter: {policy: shared}, checker: {policy: shared}}")
     lines = [

@@ -1,0 +1,125 @@
+"""The router actor with instances that only acknowledge, in virtual time: the figures that ``publish`` returns, and
+instances that do not acknowledge."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from flexmarl.actors.errors import LoadFailed
+from flexmarl.actors.inference.router_actor import RouterActor
+from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, RouterApi
+from flexmarl.actors.names import PolicyName, Version
+from flexmarl.actors.run_events import InstanceChanged, RunEvent
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.errors import CANCELLED, RemoteError
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.wire.memory import MemoryNetwork
+from flexmarl.transport.handle import StateHandle
+
+SOLVER = PolicyName("solver")
+HOUR_S = 3600.0
+
+
+class Instance(Actor, InstanceApi):
+    """Takes ``seconds`` for a load, or raises ``errors`` one after the other."""
+
+    def __init__(self, seconds: float, *errors: Exception) -> None:
+        self.seconds, self.errors = seconds, list(errors)
+
+    @endpoint
+    async def load(self, published: Published) -> Loaded:
+        if self.errors:
+            raise self.errors.pop(0)
+        await asyncio.sleep(self.seconds)
+        return Loaded(published.policy, published.version, self.seconds, self.seconds / 2, self.seconds / 4)
+
+    @endpoint
+    async def served_version(self) -> Version | None:
+        return None
+
+    @endpoint
+    async def generate(self, request: GenerateRequest) -> Generation:
+        raise NotImplementedError
+
+
+class Console(Actor):
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    @endpoint
+    async def event(self, event: RunEvent) -> None:
+        assert isinstance(event, InstanceChanged)
+        self.seen.append((event.instance, event.state))
+
+
+class House:
+    def __init__(self, system: ActorSystem, router: ActorRef[RouterApi], console: Console) -> None:
+        self.system, self.router, self.console = system, router, console
+
+    async def add(self, name: str, instance: Instance) -> None:
+        await self.router.api.join(await self.system.add(instance, name), SOLVER, 4)
+
+    async def publish(self, version: int) -> list[Loaded]:
+        handle = StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ())
+        return await self.router.within(HOUR_S).publish(Published(SOLVER, Version(version), handle))
+
+
+def in_virtual_time(case: Callable[[House], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
+            console = Console()
+            setup = RouterSetup((SOLVER,), await system.add(console, "console"))  # type: ignore[arg-type]
+            router: ActorRef[RouterApi] = await system.add(RouterActor(setup), "router")
+            await case(House(system, router, console))
+
+    virtual_time.run(main())
+
+
+def test_publish_returns_the_figures_of_every_instance_that_has_acknowledged() -> None:
+    async def case(house: House) -> None:
+        for number, seconds in enumerate((8.0, 2.0, 4.0)):
+            await house.add(f"solver-{number}", Instance(seconds))
+        for version in (0, 1):
+            loaded = await house.publish(version)
+            assert loaded == [Loaded(SOLVER, Version(version), s, s / 2, s / 4) for s in (2.0, 4.0, 8.0)]
+        publishing = asyncio.ensure_future(house.publish(2))
+        await asyncio.sleep(3.0)
+        await house.system.remove("solver-2")
+        assert [one.pause_s for one in await publishing] == [2.0, 8.0]
+
+    in_virtual_time(case)
+
+
+def test_figures_of_a_version_that_is_over_are_left_out() -> None:
+    async def case(house: House) -> None:
+        await house.add("solver-0", Instance(8.0))
+        first = asyncio.ensure_future(house.publish(0))
+        await asyncio.sleep(1.0)
+        assert [one.version for one in await house.publish(1)] == [1]
+        assert [one.version for one in await first] == [1]
+
+    in_virtual_time(case)
+
+
+@pytest.mark.parametrize(
+    ("error", "states"),
+    [
+        (RemoteError("solver-0", "load", CANCELLED, "cancelled", ""), ["suspected", "serving"]),
+        (LoadFailed(SOLVER, Version(0), "another digest"), ["gone"]),
+    ],
+)
+def test_an_instance_that_was_lost_in_its_load_may_return_and_one_that_can_not_load_is_gone(
+    error: Exception, states: list[str]
+) -> None:
+    async def case(house: House) -> None:
+        await house.add("solver-0", Instance(1.0, error))
+        await house.add("solver-1", Instance(0.5))
+        assert len(await house.publish(0)) == 1
+        await asyncio.sleep(60.0)
+        assert [state for name, state in house.console.seen if name == "solver-0"] == states
+
+    in_virtual_time(case)
