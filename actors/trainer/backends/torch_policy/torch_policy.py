@@ -10,7 +10,7 @@ streams: its critic steps when the policy does, so within a step a sample's valu
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -20,35 +20,24 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....core.telemetry import get_logger
-from ....errors import CheckpointMismatch, NonFiniteGradient, StaleSample
-from ....json_files import read_json, write_json
+from ....errors import NonFiniteGradient
 from ....messages import Sample
-from ....names import AgentName, PolicyName
+from ....names import PolicyName
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
-from ...objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
+from ...objective import CompletionTokens, batch_loss, critic_advantages, step_advantages
 from ...padding import TokenRow, pad_rows
-from ...policy_files import check_tensors, read_tensors_into, write_tensors
-from ...saved_policy import CRITIC_FILE, POSITION_FILE, REFERENCE_FILE, STATE_FILE, WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, StepStats
-from .adamw import (
-    apply_gradient,
-    drop_gradient,
-    forget_moments,
-    gradient_norm,
-    learning_rate,
-    make_adamw,
-    moments,
-)
-from .completion_model import CompletionModel, derived_seed, dropout_settings, named_weights
+from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
+from .checked_samples import checked_samples
+from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
 from .forward_batches import Chunk, TrainedSample, make_chunks
 from .step_totals import StepTotals
+from .trained_models import TrainedModels
 
 log = get_logger(__name__)
-
-FORMAT = 1
 
 
 def _finite(number: float) -> float:
@@ -64,18 +53,11 @@ class TorchPolicy:
         self.name = name
         self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
-        model, loss = setup.real_model, setup.loss
-        self._device = torch.device(model.device)
-        self._autocast = model.dtype == "bfloat16"
-        own_seed = derived_seed(seed, name)
-        self._completions = CompletionModel(model, own_seed)
-        self.model = self._completions.model
-        self._vocab_size = self._completions.vocab_size
-        self._reference = CompletionModel(model, own_seed) if loss.kl_coefficient else None
-        if self._reference is not None:
-            self._reference.model.requires_grad_(False)
-        self._critic = CriticModel(self._completions, loss.critic, setup.optimizer) if loss.critic else None
-        self._optimizer = make_adamw(self.model, setup.optimizer)
+        self._device = torch.device(setup.real_model.device)
+        self._models = models = TrainedModels(setup, derived_seed(seed, name))
+        self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
+        self.model, self._optimizer = models.completions.model, models.optimizer
+        self._vocab_size = models.completions.vocab_size
         if dropouts := dropout_settings(self.model):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
         self._version = 0
@@ -112,22 +94,12 @@ class TorchPolicy:
             return
         log.info("warmed up", policy=self.name, batches=self._sft_batches, loss=self._sft_loss)
         forget_moments(self._optimizer)
-        self._start_from_here()
+        self._models.start_from_here()
         self._sft_batches = 0
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
-        weights = self._master_weights()
-        check_tensors(folder / WEIGHTS_FILE, weights)
-        read_tensors_into(folder / WEIGHTS_FILE, weights)
-        self._start_from_here()
-
-    def _start_from_here(self) -> None:
-        """Reinforcement learning starts from the present weights: so do reference and critic."""
-        if self._reference is not None:
-            self._reference.model.load_state_dict(self.model.state_dict())
-        if self._critic is not None:
-            self._critic.start_from(self._completions)
+        self._models.start_from(folder)
 
     # ----------------------------------------------------------------------- reinforcement learning
 
@@ -140,7 +112,7 @@ class TorchPolicy:
         started = perf_counter()
         if self._sft_batches:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
-        checked = self._checked(batch)
+        checked = checked_samples(batch, self.name, self._setup, self._version)
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
         totals.stale = sum(sample.policy_version < self._version for sample in batch)
         if self._loss.streams:
@@ -261,12 +233,7 @@ class TorchPolicy:
             in_a_row=self._non_finite_steps,
             max_non_finite_steps=config.max_non_finite_steps,
         )
-        self._drop_gradients()
-
-    def _drop_gradients(self) -> None:
-        drop_gradient(self._optimizer)
-        if self._critic is not None:
-            self._critic.drop_gradient()
+        self._models.drop_gradients()
 
     def _check_deviation(self, totals: StepTotals) -> None:
         """Logs a warning if trainer and engine disagree on samples of one and the same version: in the 1st, 2nd, 4th,
@@ -286,31 +253,6 @@ class TorchPolicy:
                 likely_causes="randomness in the model's forward, an engine with other weights or another "
                 "temperature, an engine that changes its probabilities (top-p, penalties), a lower precision",
             )
-
-    def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
-        """Every sample with its advantage from its group's rewards. Raises as ``accumulate`` does."""
-        checked = []
-        for sample in batch:
-            if not 0 <= self._version - sample.policy_version <= self._setup.max_staleness:
-                raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
-            if not len(sample.tokens) == len(sample.logprobs) > 0:
-                counts = f"{len(sample.tokens)} tokens, {len(sample.logprobs)} log-probabilities"
-                raise ValueError(
-                    f"sample {sample.sample_id}: {counts}; need as many of each, and one at least"
-                )
-            if not sample.temperature > 0:
-                raise ValueError(
-                    f"sample {sample.sample_id}: drawn at temperature {sample.temperature}, which has no "
-                    "log-probabilities to train on"
-                )
-            credit = self._setup.credit.get(AgentName(sample.agent))
-            if credit is None:
-                users = ", ".join(self._setup.credit)
-                raise ValueError(
-                    f"sample {sample.sample_id}: agent {sample.agent} does not use policy {self.name}; {users} do"
-                )
-            checked.append(TrainedSample(sample, sample_advantage(credit, sample)))
-        return checked
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
         """The forwards of the samples that have a gradient."""
@@ -352,56 +294,16 @@ class TorchPolicy:
     # ----------------------------------------------------------------------- weights and files
 
     def weights(self) -> dict[str, Tensor]:
-        """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
-
-        float32 ones are the live weights themselves, bfloat16 ones are copies.
-        """
-        if not self._autocast:
-            return self._master_weights()
-        dtype = torch.bfloat16
-        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self._master_weights().items()}
+        """See ``TrainedModels.published``."""
+        return self._models.published()
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.model.config.save_pretrained(folder)
-        self.model.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        for name, tensors in self._files().items():
-            write_tensors(folder / name, tensors)
-        write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
+        """See ``TrainedModels.save``."""
+        self._models.save(folder, tokenizer, self._version)
 
     def load(self, folder: Path) -> None:
         """See ``PolicyBackend.load``. A SFT under way ends."""
-        position = read_json(folder / POSITION_FILE)
-        if position.get("format") != FORMAT:
-            found = str(position.get("format"))
-            raise CheckpointMismatch(folder / POSITION_FILE, "format", str(FORMAT), found)
-        version = position.get("version")
-        if type(version) is not int or version < 0:
-            raise CheckpointMismatch(folder / POSITION_FILE, "version", "a count", repr(version))
-        files = self._files()
-        for name, tensors in files.items():
-            check_tensors(folder / name, tensors)
-        for name, tensors in files.items():
-            read_tensors_into(folder / name, tensors)
-        self._version = version
+        self._version = self._models.load(folder)
         self._totals = StepTotals()
         self._held = []
         self._sft_batches = 0
-        self._drop_gradients()
-
-    def _master_weights(self) -> dict[str, Tensor]:
-        return named_weights(self.model)
-
-    def _files(self) -> dict[str, Mapping[str, Tensor]]:
-        """The live tensors of a saved policy, by the file that they are in."""
-        files: dict[str, Mapping[str, Tensor]] = {
-            WEIGHTS_FILE: self._master_weights(),
-            STATE_FILE: moments(self.model, self._optimizer),  # all that a bit-equal continuation needs
-        }
-        if self._reference is not None:
-            files[REFERENCE_FILE] = named_weights(self._reference.model)
-        if self._critic is not None:
-            files[CRITIC_FILE] = self._critic.state()
-        return files
