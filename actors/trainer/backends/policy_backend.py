@@ -50,8 +50,26 @@ class StepStats:
     explained_variance: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """All of a policy's state that is not in ``PolicyBackend.base_state``: its position, and what it has accumulated
+    in this step.
+
+    ``tensors``: the gradient by name, empty if nothing was accumulated. ``data``: plain data for MessagePack, of the
+    backend's kind: version, sums, held samples, counters.
+    """
+
+    tensors: Mapping[str, Any]
+    data: dict[str, Any]
+
+
 class PolicyBackend(Protocol):
-    """The weights of one policy, its optimizer and the gradient accumulated so far in this step."""
+    """The weights of one policy, its optimizer and the gradient accumulated so far in this step.
+
+    Its whole state is ``base_state()``, which an optimizer step or a SFT changes, and ``step_state()``, which every
+    micro-batch changes. It may move between any two calls: copy the tensors of both out, copy those of the first into
+    the ``base_state()`` of another backend of the same setup, and give it the second by ``load_state``.
+    """
 
     @property
     def version(self) -> int:
@@ -91,6 +109,27 @@ class PolicyBackend(Protocol):
     def weights(self) -> Mapping[str, Any]:
         """The named weights to publish, tied ones once. They may alias the live ones: copy or set them
         before the next ``optimizer_step``."""
+        ...
+
+    def base_state(self) -> Mapping[str, Any]:
+        """The live tensors of weights, moments, step counters, reference and critic, by name.
+
+        They change only by ``sft``, ``sft_done``, ``start_from``, ``load`` and ``optimizer_step``. Names, shapes and
+        dtypes are the same for all policies of a setup, whatever they have trained.
+        """
+        ...
+
+    def step_state(self) -> TrainingStep:
+        """The rest of the state. The tensors are live. Directly after an optimizer step there are none, and the data
+        with a copy of ``base_state()`` is a whole state to return to."""
+        ...
+
+    def load_state(self, step: TrainingStep) -> None:
+        """Continues bit for bit from a state whose ``base_state()`` the caller has copied into this one's.
+
+        Raises ``ValueError``, which names the tensor or the field, for a step of other names, shapes, dtypes or
+        kind; the policy is unchanged then.
+        """
         ...
 
     def save(self, folder: Path, tokenizer: Any) -> None:

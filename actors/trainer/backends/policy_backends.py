@@ -22,6 +22,17 @@ class PolicyBackends(ABC):
         """The policy's backend before its first step. To be called within ``compute``."""
 
     @abstractmethod
+    def host(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
+        """The policy's backend, to have a state loaded before any other call: its weights are not set.
+
+        It may take the memory of a backend that was released. To be called within ``compute``.
+        """
+
+    @abstractmethod
+    def release(self, backend: PolicyBackend) -> None:
+        """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed."""
+
+    @abstractmethod
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         """The policy's tokenizer. To be called within ``compute``."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
+from .policy_backend import PolicyBackend
 from .policy_backends import PolicyBackends
 from .simulated_policy import SimulatedPolicy
 
@@ -31,6 +32,12 @@ class SimulatedPolicies(PolicyBackends):
         return SimulatedPolicy(
             policy, setup.trainer, seed=self._seed, sleep=self._owe, max_staleness=setup.max_staleness
         )
+
+    def host(self, policy: PolicyName, setup: PolicySetup) -> SimulatedPolicy:
+        return self.build(policy, setup)
+
+    def release(self, backend: PolicyBackend) -> None:
+        """There is no memory to keep."""
 
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         return cast("PreTrainedTokenizerBase", _Bytes())

@@ -31,17 +31,11 @@ def make_adamw(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
     """
     parameters = list(model.parameters())
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
-        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in parameters if parameter.dim() > 1], "decays": True},
+        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "decays": False},
     ]
-    optimizer = optim.AdamW(
-        groups,
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=parameters[0].device.type in ("cpu", "cuda"),
-    )
+    optimizer = optim.AdamW(groups, lr=config.lr, fused=parameters[0].device.type in ("cpu", "cuda"))
+    configure(optimizer, config)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
         optimizer.state[parameter] = {
@@ -52,9 +46,16 @@ def make_adamw(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
     return optimizer
 
 
+def configure(optimizer: optim.AdamW, config: OptimizerConfig) -> None:
+    """Sets all settings but the learning rate, which every step is given."""
+    for group in optimizer.param_groups:
+        decay = config.weight_decay if group["decays"] else 0.0
+        group.update(betas=config.betas, eps=config.eps, weight_decay=decay)
+
+
 def gradient_norm(model: nn.Module, divisor: int) -> float:
     """The norm of the accumulated gradient divided by ``divisor``."""
-    return float(nn.utils.get_total_norm(_gradients(model))) / divisor
+    return float(nn.utils.get_total_norm(gradients(model).values())) / divisor
 
 
 def apply_gradient(
@@ -63,7 +64,7 @@ def apply_gradient(
     """Divides the accumulated gradient by ``divisor``, clips it from ``norm`` to ``max_norm``, steps and zeroes it."""
     # Dividing and clipping are one factor, so one pass over the gradient.
     clip = min(1.0, max_norm / (norm + _CLIP_EPSILON))
-    for gradient in _gradients(model):
+    for gradient in gradients(model).values():
         gradient.mul_(clip / divisor)
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -92,5 +93,6 @@ def moments(model: nn.Module, optimizer: optim.AdamW) -> dict[str, Tensor]:
     }
 
 
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The live gradients by the parameter's name."""
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}

@@ -9,22 +9,25 @@ from torch import Tensor, nn
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
-from ....pretrained import load_model
+from ....pretrained import load_model, unset_model
 from ...loss import token_logprobs
 from ...padding import PaddedRows
 from .fused_norm import fuse_norms
 
 
-def build_model(config: ModelConfig, seed: int) -> Any:
+def build_model(config: ModelConfig, seed: int | None) -> Any:
     """A Hugging Face causal language model with float32 master weights, on the CPU, in evaluation mode.
 
     Without dropout, as in the engine: the gradient is that of the policy that generated. TRL does the same. ``seed``
     fixes the random weights of a model made from ``config.config``, independently of models built before in this
-    process. Torch's global generator is left as it was.
+    process; None leaves the weights unset. Torch's global generator is left as it was.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(random_stream(seed))
-        model: Any = load_model(config, torch.float32)
+    if seed is None:
+        model: Any = unset_model(config, torch.float32)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random_stream(seed))
+            model = load_model(config, torch.float32)
     model.config.architectures = [type(model).__name__]
     evaluating: Any = model.eval()
     return evaluating
@@ -41,9 +44,9 @@ def dropout_settings(model: Any) -> dict[str, float]:
 
 
 class CompletionModel:
-    """``model`` is the live module on the config's device, its parameters float32."""
+    """``model`` is the live module on the config's device, its parameters float32. ``seed``: see ``build_model``."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None) -> None:
         self._device = torch.device(config.device)
         self.model = fuse_norms(build_model(config, seed)).to(self._device)
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...padding import PaddedRows
 from ...trainer_config import CriticConfig, OptimizerConfig
-from .adamw import apply_gradient, drop_gradient, gradient_norm, learning_rate, make_adamw, moments
+from .adamw import apply_gradient, configure, drop_gradient, gradient_norm, learning_rate, make_adamw, moments
 from .completion_model import CompletionModel, named_weights
 
 
@@ -41,8 +41,13 @@ class CriticModel:
         nn.init.zeros_(head.bias)
         self.model = BodyAndHead(copy.deepcopy(body), head)
         self._autocast = policy.autocast
-        self._config = optimizer.model_copy(update={"lr": critic.lr, "max_grad_norm": critic.max_grad_norm})
+        self._config = _settings(critic, optimizer)
         self._optimizer = make_adamw(self.model, self._config)
+
+    def take_settings(self, critic: CriticConfig, optimizer: OptimizerConfig) -> None:
+        """The optimizer continues with the settings of another policy of the same shape."""
+        self._config = _settings(critic, optimizer)
+        configure(self._optimizer, self._config)
 
     def values(self, rows: PaddedRows) -> Tensor:
         """The value before each completion token is drawn: ``[N]``, with gradient, float32 at least."""
@@ -75,3 +80,7 @@ class CriticModel:
     def state(self) -> dict[str, Tensor]:
         """The live tensors that a bit-equal continuation needs: weights and moments."""
         return named_weights(self.model) | moments(self.model, self._optimizer)
+
+
+def _settings(critic: CriticConfig, optimizer: OptimizerConfig) -> OptimizerConfig:
+    return optimizer.model_copy(update={"lr": critic.lr, "max_grad_norm": critic.max_grad_norm})

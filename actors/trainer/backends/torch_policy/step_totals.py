@@ -1,9 +1,7 @@
 """The sums of a policy's optimizer step, and the figures that they give."""
 
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -18,11 +16,16 @@ class StepTotals:
     clipped: float = 0.0
     deviation: float = 0.0
     stale: int = 0
-    values: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    values: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     def add(self, other: "StepTotals") -> None:
-        for name in self.__slots__:
+        for name in ("samples", "tokens", "trained_tokens", "loss", "clipped", "deviation", "stale"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.add_values(other.values)
+
+    def add_values(self, sums: Iterable[float]) -> None:
+        first, second, third, fourth = (a + b for a, b in zip(self.values, sums, strict=True))
+        self.values = first, second, third, fourth
 
     @property
     def clip_fraction(self) -> float:
@@ -34,4 +37,4 @@ class StepTotals:
 
     @property
     def value_loss(self) -> float:
-        return float(self.values[3]) / 2 / max(1, self.tokens)
+        return self.values[3] / 2 / max(1, self.tokens)

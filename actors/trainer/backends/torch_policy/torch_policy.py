@@ -28,14 +28,15 @@ from ...loss import denominator
 from ...objective import CompletionTokens, batch_loss, critic_advantages, step_advantages
 from ...padding import TokenRow, pad_rows
 from ...trainer_setup import PolicySetup
-from ..policy_backend import MicroBatchStats, StepStats
+from ..policy_backend import MicroBatchStats, StepStats, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
 from .forward_batches import Chunk, TrainedSample, make_chunks
+from .policy_position import PolicyPosition, read_position
 from .step_totals import StepTotals
-from .trained_models import TrainedModels
+from .trained_models import TrainedModels, copy_into
 
 log = get_logger(__name__)
 
@@ -48,58 +49,71 @@ def _finite(number: float) -> float:
 class TorchPolicy:
     """A ``PolicyBackend`` on one device. ``model`` is the live module, its parameters the master weights."""
 
-    def __init__(self, name: PolicyName, setup: PolicySetup, *, seed: int, total_steps: int) -> None:
-        """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run."""
+    def __init__(
+        self,
+        name: PolicyName,
+        setup: PolicySetup,
+        *,
+        seed: int,
+        total_steps: int,
+        models: TrainedModels | None = None,
+    ) -> None:
+        """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run.
+
+        ``models``: built for such a ``setup``; None: built now, with the initial weights.
+        """
         self.name = name
         self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
         self._device = torch.device(setup.real_model.device)
-        self._models = models = TrainedModels(setup, derived_seed(seed, name))
+        used = models is not None
+        self.models = models = models or TrainedModels(setup, derived_seed(seed, name))
         self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
         self.model, self._optimizer = models.completions.model, models.optimizer
         self._vocab_size = models.completions.vocab_size
         if dropouts := dropout_settings(self.model):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
-        self._version = 0
-        self._totals = StepTotals()
-        self._held: list[Sample] = []
-        self._sft_batches, self._sft_loss = 0, math.nan
-        self._deviating_steps = self._non_finite_steps = 0
+        # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
+        self._position = PolicyPosition(accumulated=used)
 
     @property
     def version(self) -> int:
         """Optimizer steps taken; the schedule's position too."""
-        return self._version
+        return self._position.version
 
     # ----------------------------------------------------------------------- SFT
 
     def sft(self, examples: Sequence[TokenRow]) -> float:
         """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
-        if self._version or self._totals.samples:
+        if self._position.version or self._position.totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         rows = pad_rows(examples, self._vocab_size).to(self._device)
         loss = -self._completions.logprobs(rows).mean()
+        self._position.accumulated = True
         torch.autograd.backward(loss)
         norm = gradient_norm(self.model, 1)
         if not math.isfinite(norm):
-            raise NonFiniteGradient(self.name, self._version, norm)
+            raise NonFiniteGradient(self.name, self._position.version, norm)
         self._apply_gradient(1, norm, self._setup.sft.lr)
-        self._sft_batches += 1
-        self._sft_loss = loss.item()
-        return self._sft_loss
+        self._position.accumulated = False
+        self._position.sft_batches += 1
+        self._position.sft_loss = loss.item()
+        return self._position.sft_loss
 
     def sft_done(self) -> None:
         """See ``PolicyBackend.sft_done``. Does nothing without a SFT."""
-        if not self._sft_batches:
+        if not self._position.sft_batches:
             return
-        log.info("warmed up", policy=self.name, batches=self._sft_batches, loss=self._sft_loss)
+        log.info(
+            "warmed up", policy=self.name, batches=self._position.sft_batches, loss=self._position.sft_loss
+        )
         forget_moments(self._optimizer)
-        self._models.start_from_here()
-        self._sft_batches = 0
+        self.models.start_from_here()
+        self._position.sft_batches = 0
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
-        self._models.start_from(folder)
+        self.models.start_from(folder)
 
     # ----------------------------------------------------------------------- reinforcement learning
 
@@ -110,17 +124,17 @@ class TorchPolicy:
         its tokens count, the model never sees it.
         """
         started = perf_counter()
-        if self._sft_batches:
+        if self._position.sft_batches:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
-        checked = checked_samples(batch, self.name, self._setup, self._version)
+        checked = checked_samples(batch, self.name, self._setup, self._position.version)
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
-        totals.stale = sum(sample.policy_version < self._version for sample in batch)
+        totals.stale = sum(sample.policy_version < self._position.version for sample in batch)
         if self._loss.streams:
             self._backward(self._chunks(checked), totals)
         else:
             pad_rows([(sample.prompt_tokens, sample.tokens) for sample in batch], self._vocab_size)
-            self._held += batch
-        self._totals.add(totals)
+            self._position.held += batch
+        self._position.totals.add(totals)
         return MicroBatchStats(
             samples=totals.samples,
             tokens=totals.tokens,
@@ -130,6 +144,7 @@ class TorchPolicy:
 
     def _backward(self, chunks: Sequence[Chunk], totals: StepTotals) -> None:
         """Adds the gradient of ``chunks``, and their sums to ``totals``."""
+        self._position.accumulated |= bool(chunks)
         sums = torch.zeros(3, device=self._device)
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._needs_references else None
@@ -153,12 +168,12 @@ class TorchPolicy:
             self._loss, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
         )
         torch.autograd.backward(value_loss(values, returns).sum())
-        totals.values += value_sums(values, returns).cpu()
+        totals.add_values(value_sums(values, returns).tolist())
         return advantages
 
     def _backward_held(self) -> None:
         """Adds the gradient of all samples that were held until the step was complete."""
-        samples, self._held = self._held, []
+        samples, self._position.held = self._position.held, []
         references = None
         if self._loss.penalises_rewards:
             references = self._reference_logprobs_of(samples)
@@ -168,26 +183,27 @@ class TorchPolicy:
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
         totals = StepTotals()
         self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
-        self._totals.add(totals)
+        self._position.totals.add(totals)
 
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """See ``PolicyBackend.optimizer_step``: divide by the step's count, clip, AdamW, schedule."""
-        if self._held:
+        if self._position.held:
             self._backward_held()
-        totals = self._totals
+        totals = self._position.totals
         divisor = denominator(
             self._loss.aggregation,
             tokens=totals.tokens,
             sequences=totals.samples,
             constant=self._loss.constant_length,
         )
-        position = self._version if run_step is None else run_step
+        position = self._position.version if run_step is None else run_step
         lr = learning_rate(self._setup.optimizer, position, self._total_steps)
         grad_norm = gradient_norm(self.model, divisor)
         skipped = self._update(totals, divisor, grad_norm, lr, position)
         self._check_deviation(totals)
-        self._version += 1
-        self._totals = StepTotals()
+        self._position.version += 1
+        self._position.totals = StepTotals()
+        self._position.accumulated = False
         return StepStats(
             samples=totals.samples,
             tokens=totals.tokens,
@@ -211,7 +227,7 @@ class TorchPolicy:
         if not (math.isfinite(grad_norm) and math.isfinite(critic_norm)):
             self._skip_non_finite(critic_norm if math.isfinite(grad_norm) else grad_norm)
             return True
-        self._non_finite_steps = 0
+        self._position.non_finite_steps = 0
         if critic is not None:
             critic.optimizer_step(tokens, critic_norm, position, self._total_steps)
         if grad_norm == 0.0 and self._setup.optimizer.zero_gradient == "skip":
@@ -223,17 +239,20 @@ class TorchPolicy:
     def _skip_non_finite(self, norm: float) -> None:
         """Drops the step's gradients. Raises NonFiniteGradient if the step may not be skipped."""
         config = self._setup.optimizer
-        if config.non_finite_gradient == "end" or self._non_finite_steps >= config.max_non_finite_steps:
-            raise NonFiniteGradient(self.name, self._version, norm)
-        self._non_finite_steps += 1
+        if (
+            config.non_finite_gradient == "end"
+            or self._position.non_finite_steps >= config.max_non_finite_steps
+        ):
+            raise NonFiniteGradient(self.name, self._position.version, norm)
+        self._position.non_finite_steps += 1
         log.warning(
             "the gradient is not finite: the update is left out",
             policy=self.name,
-            version=self._version,
-            in_a_row=self._non_finite_steps,
+            version=self._position.version,
+            in_a_row=self._position.non_finite_steps,
             max_non_finite_steps=config.max_non_finite_steps,
         )
-        self._models.drop_gradients()
+        self.models.drop_gradients()
 
     def _check_deviation(self, totals: StepTotals) -> None:
         """Logs a warning if trainer and engine disagree on samples of one and the same version: in the 1st, 2nd, 4th,
@@ -241,15 +260,15 @@ class TorchPolicy:
         bound = self._loss.deviation_bound(self._setup.real_model.dtype)
         if totals.stale or totals.ratio_deviation <= bound:
             return
-        self._deviating_steps += 1
-        if self._deviating_steps & (self._deviating_steps - 1) == 0:
+        self._position.deviating_steps += 1
+        if self._position.deviating_steps & (self._position.deviating_steps - 1) == 0:
             log.warning(
                 "trainer and engine disagree on the probabilities of tokens",
                 policy=self.name,
                 ratio_deviation=totals.ratio_deviation,
                 bound=bound,
                 bound_is=f"policies.{self.name}.algorithm.ratio_deviation_warning",
-                steps=self._deviating_steps,
+                steps=self._position.deviating_steps,
                 likely_causes="randomness in the model's forward, an engine with other weights or another "
                 "temperature, an engine that changes its probabilities (top-p, penalties), a lower precision",
             )
@@ -291,19 +310,33 @@ class TorchPolicy:
             lr=lr,
         )
 
-    # ----------------------------------------------------------------------- weights and files
+    # ----------------------------------------------------------------------- state, weights and files
+
+    def base_state(self) -> dict[str, Tensor]:
+        """See ``TrainedModels.base_state``."""
+        return self.models.base_state()
+
+    def step_state(self) -> TrainingStep:
+        """See ``PolicyBackend.step_state``."""
+        gradients = self.models.gradients() if self._position.accumulated else {}
+        return TrainingStep(gradients, self._position.plain())
+
+    def load_state(self, step: TrainingStep) -> None:
+        """See ``PolicyBackend.load_state``."""
+        position = read_position(step.data)
+        copy_into(self.models.gradients() if position.accumulated else {}, step.tensors)
+        if self._position.accumulated and not position.accumulated:
+            self.models.drop_gradients()
+        self._position = position
 
     def weights(self) -> dict[str, Tensor]:
         """See ``TrainedModels.published``."""
-        return self._models.published()
+        return self.models.published()
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """See ``TrainedModels.save``."""
-        self._models.save(folder, tokenizer, self._version)
+        self.models.save(folder, tokenizer, self._position.version)
 
     def load(self, folder: Path) -> None:
         """See ``PolicyBackend.load``. A SFT under way ends."""
-        self._version = self._models.load(folder)
-        self._totals = StepTotals()
-        self._held = []
-        self._sft_batches = 0
+        self._position = PolicyPosition(self.models.load(folder))

@@ -12,7 +12,7 @@ from ....json_files import read_json, write_json
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
 from ...saved_policy import CRITIC_FILE, POSITION_FILE, REFERENCE_FILE, STATE_FILE, WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
-from .adamw import drop_gradient, make_adamw, moments
+from .adamw import configure, drop_gradient, gradients, make_adamw, moments
 from .completion_model import CompletionModel, named_weights
 from .critic_model import CriticModel
 
@@ -20,10 +20,14 @@ FORMAT = 1
 
 
 class TrainedModels:
-    """``completions`` is the policy's model, ``reference`` and ``critic`` are those of its algorithm, if it has them."""
+    """``completions`` is the policy's model; ``reference`` and ``critic`` are there if the algorithm needs them.
 
-    def __init__(self, setup: PolicySetup, seed: int) -> None:
-        """``seed`` is the policy's own."""
+    Policies that ``fit`` can use the same models one after the other.
+    """
+
+    def __init__(self, setup: PolicySetup, seed: int | None) -> None:
+        """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded."""
+        self._setup = setup
         model, loss = setup.real_model, setup.loss
         self.completions = CompletionModel(model, seed)
         self.reference = CompletionModel(model, seed) if loss.kl_coefficient else None
@@ -32,6 +36,32 @@ class TrainedModels:
         self.critic = CriticModel(self.completions, loss.critic, setup.optimizer) if loss.critic else None
         self.optimizer = make_adamw(self.completions.model, setup.optimizer)
         self._bfloat16 = model.dtype == "bfloat16"
+
+    def fit(self, setup: PolicySetup) -> bool:
+        """True if a policy of ``setup`` has the same tensors."""
+        return _shape(setup) == _shape(self._setup)
+
+    def take_settings(self, setup: PolicySetup) -> None:
+        """The optimizers continue with the settings of ``setup``, which must ``fit``."""
+        self._setup = setup
+        configure(self.optimizer, setup.optimizer)
+        if self.critic is not None and setup.loss.critic is not None:
+            self.critic.take_settings(setup.loss.critic, setup.optimizer)
+
+    def base_state(self) -> dict[str, Tensor]:
+        """See ``PolicyBackend.base_state``: ``{file without its suffix}/{name in the file}``."""
+        return {
+            f"{Path(file).stem}/{name}": tensor
+            for file, tensors in self.files().items()
+            for name, tensor in tensors.items()
+        }
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The live gradients, ``gradient/{parameter}`` and ``critic_gradient/{parameter}``."""
+        found = {f"gradient/{name}": each for name, each in gradients(self.completions.model).items()}
+        if self.critic is not None:
+            found |= {f"critic_gradient/{name}": g for name, g in gradients(self.critic.model).items()}
+        return found
 
     def start_from_here(self) -> None:
         """Reinforcement learning starts from the present weights: so do reference and critic."""
@@ -98,6 +128,28 @@ class TrainedModels:
         check_tensors(folder / WEIGHTS_FILE, weights)
         read_tensors_into(folder / WEIGHTS_FILE, weights)
         self.start_from_here()
+
+
+def copy_into(destination: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copies every tensor of ``source`` into that of the same name.
+
+    Raises ``ValueError`` before anything is copied, which names the first difference of names, shapes or dtypes.
+    """
+    for name in sorted(destination.keys() | source.keys()):
+        ours, given = (_outline(tensors.get(name)) for tensors in (destination, source))
+        if ours != given:
+            raise ValueError(f"tensor {name}: need {ours}, there is {given}")
+    with torch.no_grad():
+        for name, tensor in destination.items():
+            tensor.copy_(source[name])
+
+
+def _outline(tensor: Tensor | None) -> str:
+    return "no such tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _shape(setup: PolicySetup) -> tuple[object, ...]:
+    return setup.real_model, setup.loss.critic is None, setup.loss.kl_coefficient == 0.0
 
 
 def _read_version(path: Path) -> int:
