@@ -1,4 +1,4 @@
-"""The interface between the trainer and the code that computes: one policy, on one rank.
+"""The interface between the trainer and the code that computes: one policy, or one rank of it.
 
 A backend is synchronous and owned by one caller at a time; the trainer actor decides the order of its calls.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...messages import Sample
+from ..shards import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class StepStats:
     are means over the tokens of samples that have a gradient. ``skipped_update``: the optimizer left the weights as
     they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
     ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
-    one; the latter also if all returns are equal.
+    one; the latter also if all returns are equal. ``padding_share``: of the positions of all forwards, None without a
+    forward.
     """
 
     samples: int
@@ -46,6 +48,7 @@ class StepStats:
     ratio_deviation: float
     lr: float
     skipped_update: bool = False
+    padding_share: float | None = None
     value_loss: float | None = None
     explained_variance: float | None = None
 
@@ -108,14 +111,24 @@ class PolicyBackend(Protocol):
 
     def weights(self) -> Mapping[str, Any]:
         """The named weights to publish, tied ones once. They may alias the live ones: copy or set them
-        before the next ``optimizer_step``."""
+        before the next ``optimizer_step``. In a gang the first rank gets them, gathered tensor by tensor, and the
+        others an empty mapping."""
         ...
 
     def base_state(self) -> Mapping[str, Any]:
         """The live tensors of weights, moments, step counters, reference and critic, by name.
 
         They change only by ``sft``, ``sft_done``, ``start_from``, ``load`` and ``optimizer_step``. Names, shapes and
-        dtypes are the same for all policies of a setup, whatever they have trained.
+        dtypes are the same for all policies of a setup.
+        """
+        ...
+
+    def parts(self) -> Mapping[str, Shard]:
+        """This rank's part of every tensor of ``base_state()`` and ``step_state()``, by name.
+
+        A policy of R ranks is R backends, one in each process of a gang. All of them make the same calls in the same
+        order, with the same arguments, and give the same results, but for the tensors: each has its part. To load a
+        state with another number of ranks, copy the rows that ``shards.pieces`` lists.
         """
         ...
 

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from ...errors import CheckpointMismatch, StaleSample
 from ...json_files import read_json, write_json
 from ...messages import Sample
+from ..shards import Shard, whole
 from .backend_config import SimulatedTrainerConfig
 from .policy_backend import MicroBatchStats, StepStats, TrainingStep
 
@@ -25,9 +26,9 @@ STATE_FILE = "simulated_policy.json"
 
 
 def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
-    """Seconds of forward and backward of one micro-batch."""
+    """Seconds of forward and backward of one micro-batch, whose tokens the ranks share."""
     tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
-    return config.micro_batch_s + config.token_s * tokens
+    return config.micro_batch_s + config.token_s * tokens / config.ranks
 
 
 class _Position(TypedDict):
@@ -130,6 +131,10 @@ class SimulatedPolicy:
     def base_state(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: uint64 ``[2]``, the version and the digest."""
         return {"state": self._state}
+
+    def parts(self) -> dict[str, Shard]:
+        """All of both tensors: a rank of a gang takes a share of the time, and has the whole state."""
+        return {"state": whole((2,)), "gradient": whole((1,))}
 
     def step_state(self) -> TrainingStep:
         """See ``PolicyBackend.step_state``: ``gradient`` is uint64 ``[1]``."""

@@ -1,6 +1,5 @@
 """A policy's position in its training: all of its state that is not a tensor."""
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ class PolicyPosition:
     held: list[Sample] = field(default_factory=list)
     accumulated: bool = False
     sft_batches: int = 0
-    sft_loss: float = math.nan
+    sft_loss: float = 0.0
     deviating_steps: int = 0
     non_finite_steps: int = 0
 

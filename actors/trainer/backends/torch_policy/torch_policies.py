@@ -12,6 +12,7 @@ from ....names import PolicyName
 from ...trainer_setup import PolicySetup
 from ..policy_backend import PolicyBackend
 from ..policy_backends import PolicyBackends
+from .gang_rank import ALONE, GangRank
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
 
@@ -26,20 +27,22 @@ class TorchPolicies(PolicyBackends):
         self._released: list[TrainedModels] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
-    def build(self, policy: PolicyName, setup: PolicySetup) -> TorchPolicy:
-        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps)
+    def build(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
+        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, gang=gang or ALONE)
 
-    def host(self, policy: PolicyName, setup: PolicySetup) -> TorchPolicy:
-        models = next((each for each in reversed(self._released) if each.fit(setup)), None)
+    def host(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
+        gang = gang or ALONE
+        models = next((each for each in reversed(self._released) if each.fit(setup, gang)), None)
         if models is not None:
             self._released.remove(models)
             models.take_settings(setup)
-        models = models or TrainedModels(setup, seed=None)
+        models = models or TrainedModels(setup, None, gang)
         return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, models=models)
 
     def release(self, backend: PolicyBackend) -> None:
         assert isinstance(backend, TorchPolicy)
-        self._released.append(backend.models)
+        if backend.models.gang is ALONE:  # the process group of any other ends
+            self._released.append(backend.models)
         del self._released[: -self._most_kept or None]
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:

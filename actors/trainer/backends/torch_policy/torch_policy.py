@@ -27,13 +27,15 @@ from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
 from ...objective import CompletionTokens, batch_loss, critic_advantages, step_advantages
 from ...padding import TokenRow, pad_rows
+from ...shards import Shard, divided
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, StepStats, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
-from .forward_batches import Chunk, TrainedSample, make_chunks
+from .forward_batches import IDLE_ROWS, Chunk, TrainedSample, make_chunks
+from .gang_rank import ALONE, GangRank
 from .policy_position import PolicyPosition, read_position
 from .step_totals import StepTotals
 from .trained_models import TrainedModels, copy_into
@@ -57,17 +59,19 @@ class TorchPolicy:
         seed: int,
         total_steps: int,
         models: TrainedModels | None = None,
+        gang: GangRank = ALONE,
     ) -> None:
         """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run.
 
-        ``models``: built for such a ``setup``; None: built now, with the initial weights.
+        ``models``: built for such a ``setup``; None: built now, with the initial weights, and divided over ``gang``.
         """
         self.name = name
         self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
         self._device = torch.device(setup.real_model.device)
         used = models is not None
-        self.models = models = models or TrainedModels(setup, derived_seed(seed, name))
+        self.models = models = models or TrainedModels(setup, derived_seed(seed, name), gang)
+        self._gang = models.gang
         self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
         self.model, self._optimizer = models.completions.model, models.optimizer
         self._vocab_size = models.completions.vocab_size
@@ -87,18 +91,28 @@ class TorchPolicy:
         """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
         if self._position.version or self._position.totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
-        rows = pad_rows(examples, self._vocab_size).to(self._device)
-        loss = -self._completions.logprobs(rows).mean()
+        loss = self._cross_entropy(examples)
         self._position.accumulated = True
         torch.autograd.backward(loss)
-        norm = gradient_norm(self.model, 1)
+        norm = gradient_norm(self.models.parameters, 1, self._gang)
         if not math.isfinite(norm):
             raise NonFiniteGradient(self.name, self._position.version, norm)
         self._apply_gradient(1, norm, self._setup.sft.lr)
         self._position.accumulated = False
         self._position.sft_batches += 1
-        self._position.sft_loss = loss.item()
+        self._position.sft_loss = self._gang.sum(loss.detach()).item()
         return self._position.sft_loss
+
+    def _cross_entropy(self, examples: Sequence[TokenRow]) -> Tensor:
+        """This rank's share of the mean over all completion tokens."""
+        own = examples
+        if self._gang.size > 1:
+            self._completions.check(examples)
+            lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
+            own = [examples[index] for index in divided(lengths, self._gang.size)[self._gang.rank]]
+        rows = pad_rows(own or IDLE_ROWS, self._vocab_size).to(self._device)
+        loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
+        return loss if own else 0.0 * loss
 
     def sft_done(self) -> None:
         """See ``PolicyBackend.sft_done``. Does nothing without a SFT."""
@@ -129,10 +143,11 @@ class TorchPolicy:
         checked = checked_samples(batch, self.name, self._setup, self._position.version)
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
         totals.stale = sum(sample.policy_version < self._position.version for sample in batch)
+        if self._gang.size > 1 or not self._loss.streams:
+            self._completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
         if self._loss.streams:
             self._backward(self._chunks(checked), totals)
         else:
-            pad_rows([(sample.prompt_tokens, sample.tokens) for sample in batch], self._vocab_size)
             self._position.held += batch
         self._position.totals.add(totals)
         return MicroBatchStats(
@@ -154,10 +169,17 @@ class TorchPolicy:
             logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
             tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
             loss, diagnostics = batch_loss(self._loss, tokens)
+            if chunk.idle:
+                torch.autograd.backward(0.0 * loss)
+                continue
             torch.autograd.backward(loss)
             sums += diagnostics
             totals.trained_tokens += len(chunk.advantages)
+            totals.positions += chunk.rows.input_ids.numel()
+            totals.padding += chunk.rows.padding
         totals.loss, totals.clipped, totals.deviation = sums.tolist()
+        if self._gang.size > 1:
+            totals.sum_over(self._gang, self._device)
 
     def _backward_values(
         self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: StepTotals
@@ -167,7 +189,11 @@ class TorchPolicy:
         advantages, returns = critic_advantages(
             self._loss, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
         )
-        torch.autograd.backward(value_loss(values, returns).sum())
+        loss = value_loss(values, returns).sum()
+        if chunk.idle:
+            torch.autograd.backward(0.0 * loss)
+            return advantages
+        torch.autograd.backward(loss)
         totals.add_values(value_sums(values, returns).tolist())
         return advantages
 
@@ -198,7 +224,7 @@ class TorchPolicy:
         )
         position = self._position.version if run_step is None else run_step
         lr = learning_rate(self._setup.optimizer, position, self._total_steps)
-        grad_norm = gradient_norm(self.model, divisor)
+        grad_norm = gradient_norm(self.models.parameters, divisor, self._gang)
         skipped = self._update(totals, divisor, grad_norm, lr, position)
         self._check_deviation(totals)
         self._position.version += 1
@@ -213,6 +239,7 @@ class TorchPolicy:
             ratio_deviation=_finite(totals.ratio_deviation),
             lr=lr,
             skipped_update=skipped,
+            padding_share=totals.padding_share,
             value_loss=_finite(totals.value_loss) if self._critic else None,
             explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
         )
@@ -277,7 +304,11 @@ class TorchPolicy:
         """The forwards of the samples that have a gradient."""
         every = self._loss.kl_in_loss or self._critic is not None
         trained = [row for row in samples if every or row.has_signal]
-        return make_chunks(trained, self._vocab_size, self._device)
+        return self._make_chunks(trained)
+
+    def _make_chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
+        most_tokens = self._setup.torch_trainer.tokens_per_forward
+        return make_chunks(samples, self._vocab_size, self._device, self._gang, most_tokens)
 
     @property
     def _needs_references(self) -> bool:
@@ -292,17 +323,22 @@ class TorchPolicy:
 
     def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The same, sample by sample, on the CPU."""
-        found: dict[int, Tensor] = {}
-        for chunk in make_chunks([TrainedSample(s, 0.0) for s in samples], self._vocab_size, self._device):
-            logprobs = self._reference_logprobs(chunk).cpu()
-            found |= zip(chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=True)
-        return [found[index] for index in range(len(samples))]
+        lengths = [len(sample.tokens) for sample in samples]
+        found = list(torch.split(torch.zeros(sum(lengths), device=self._device), lengths))
+        for chunk in self._make_chunks([TrainedSample(sample, 0.0) for sample in samples]):
+            logprobs = self._reference_logprobs(chunk)
+            for index, each in zip(
+                chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=False
+            ):
+                found[index] = each
+        every = self._gang.sum(torch.cat(found))
+        return list(torch.split(every.cpu(), lengths))
 
     # ----------------------------------------------------------------------- the optimizer
 
     def _apply_gradient(self, divisor: int, norm: float, lr: float) -> None:
         apply_gradient(
-            self.model,
+            self.models.parameters,
             self._optimizer,
             divisor=divisor,
             norm=norm,
@@ -315,6 +351,10 @@ class TorchPolicy:
     def base_state(self) -> dict[str, Tensor]:
         """See ``TrainedModels.base_state``."""
         return self.models.base_state()
+
+    def parts(self) -> dict[str, Shard]:
+        """See ``PolicyBackend.parts``."""
+        return self.models.parts()
 
     def step_state(self) -> TrainingStep:
         """See ``PolicyBackend.step_state``."""

@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ....errors import CheckpointMismatch
 from ....json_files import read_json, write_json
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
 from ...saved_policy import CRITIC_FILE, POSITION_FILE, REFERENCE_FILE, STATE_FILE, WEIGHTS_FILE
+from ...shards import Shard, whole
 from ...trainer_setup import PolicySetup
-from .adamw import configure, drop_gradient, gradients, make_adamw, moments
+from .adamw import configure, drop_gradient, gradients, make_adamw, moments, trained_parameters
 from .completion_model import CompletionModel, named_weights
 from .critic_model import CriticModel
+from .gang_rank import ALONE, GangRank, local
 
 FORMAT = 1
 
@@ -25,21 +27,36 @@ class TrainedModels:
     Policies that ``fit`` can use the same models one after the other.
     """
 
-    def __init__(self, setup: PolicySetup, seed: int | None) -> None:
-        """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded."""
+    def __init__(self, setup: PolicySetup, seed: int | None, gang: GangRank = ALONE) -> None:
+        """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded.
+
+        Each model is whole for a moment, one after the other, before it is divided over ``gang``; the policy's is so
+        together with its critic.
+        """
         self._setup = setup
+        self.gang = gang
         model, loss = setup.real_model, setup.loss
-        self.completions = CompletionModel(model, seed)
+        recompute = setup.torch_trainer.activation_checkpointing
         self.reference = CompletionModel(model, seed) if loss.kl_coefficient else None
         if self.reference is not None:
             self.reference.model.requires_grad_(False)
-        self.critic = CriticModel(self.completions, loss.critic, setup.optimizer) if loss.critic else None
-        self.optimizer = make_adamw(self.completions.model, setup.optimizer)
+            self.reference.shard(gang, trained=False)
+        self.completions = CompletionModel(model, seed)
+        self.critic = None
+        if loss.critic:
+            self.critic = CriticModel(
+                self.completions, loss.critic, setup.optimizer, gang, recompute=recompute
+            )
+        if recompute:
+            self.completions.recompute_layers()
+        self.completions.shard(gang, trained=True)
+        self.parameters = trained_parameters(self.completions.model)
+        self.optimizer = make_adamw(self.parameters, setup.optimizer)
         self._bfloat16 = model.dtype == "bfloat16"
 
-    def fit(self, setup: PolicySetup) -> bool:
-        """True if a policy of ``setup`` has the same tensors."""
-        return _shape(setup) == _shape(self._setup)
+    def fit(self, setup: PolicySetup, gang: GangRank) -> bool:
+        """True if a policy of ``setup`` has the same tensors in ``gang``."""
+        return self.gang is gang and _shape(setup) == _shape(self._setup)
 
     def take_settings(self, setup: PolicySetup) -> None:
         """The optimizers continue with the settings of ``setup``, which must ``fit``."""
@@ -58,15 +75,29 @@ class TrainedModels:
 
     def gradients(self) -> dict[str, Tensor]:
         """The live gradients, ``gradient/{parameter}`` and ``critic_gradient/{parameter}``."""
-        found = {f"gradient/{name}": each for name, each in gradients(self.completions.model).items()}
+        found = {f"gradient/{name}": each for name, each in gradients(self.parameters).items()}
         if self.critic is not None:
-            found |= {f"critic_gradient/{name}": g for name, g in gradients(self.critic.model).items()}
+            found |= {f"critic_gradient/{name}": each for name, each in self.critic.gradients().items()}
+        return found
+
+    def parts(self) -> dict[str, Shard]:
+        """See ``PolicyBackend.parts``."""
+        found = {
+            f"{Path(file).stem}/{name}": part
+            for file, parts in self._parts().items()
+            for name, part in parts.items()
+        }
+        for name in self.gradients():
+            kind, _, parameter = name.partition("/")
+            found[name] = found[("critic/" if kind == "critic_gradient" else "model/") + parameter]
         return found
 
     def start_from_here(self) -> None:
         """Reinforcement learning starts from the present weights: so do reference and critic."""
         if self.reference is not None:
-            self.reference.model.load_state_dict(self.completions.model.state_dict())
+            own = named_weights(self.reference.model)
+            for name, tensor in named_weights(self.completions.model).items():
+                local(own[name]).copy_(local(tensor))
         if self.critic is not None:
             self.critic.start_from(self.completions)
 
@@ -78,56 +109,87 @@ class TrainedModels:
     def published(self) -> dict[str, Tensor]:
         """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
 
-        float32 ones are the live weights themselves, bfloat16 ones are copies.
+        On one rank float32 ones are the live weights themselves, and others are copies.
         """
-        weights = named_weights(self.completions.model)
-        if not self._bfloat16:
-            return weights
-        return {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in weights.items()}
+        weights = {}
+        for name, tensor in named_weights(self.completions.model).items():
+            narrow = self._bfloat16 and tensor.is_floating_point()
+            gathered = self.gang.gathered(tensor.to(torch.bfloat16) if narrow else tensor)
+            if gathered is not None:
+                weights[name] = gathered
+        return weights
 
     # ----------------------------------------------------------------------- files
 
     def files(self) -> dict[str, Mapping[str, Tensor]]:
         """The live tensors of a saved policy, by the file that they are in."""
-        model = self.completions.model
         files: dict[str, Mapping[str, Tensor]] = {
-            WEIGHTS_FILE: named_weights(model),
-            STATE_FILE: moments(model, self.optimizer),  # all that a bit-equal continuation needs
+            WEIGHTS_FILE: _own_weights(self.completions.model),
+            STATE_FILE: moments(self.parameters, self.optimizer),  # all that a bit-equal continuation needs
         }
         if self.reference is not None:
-            files[REFERENCE_FILE] = named_weights(self.reference.model)
+            files[REFERENCE_FILE] = _own_weights(self.reference.model)
         if self.critic is not None:
             files[CRITIC_FILE] = self.critic.state()
         return files
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, version: int) -> None:
-        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32."""
-        model = self.completions.model
+        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32.
+
+        The files are those of one rank: each rank writes its own rows of every tensor, the first one everything else.
+        """
+        model, first = self.completions.model, self.gang.rank == 0
         folder.mkdir(parents=True, exist_ok=True)
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        if first:
+            model.config.save_pretrained(folder)
+            model.generation_config.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            write_json(folder / POSITION_FILE, {"format": FORMAT, "version": version})
+        parts = self._parts()
         for name, tensors in self.files().items():
-            write_tensors(folder / name, tensors)
-        write_json(folder / POSITION_FILE, {"format": FORMAT, "version": version})
+            write_tensors(folder / name, tensors, parts[name], first=first)
 
     def load(self, folder: Path) -> int:
-        """See ``PolicyBackend.load``; returns the version."""
+        """See ``PolicyBackend.load``; returns the version. The folder may be of any number of ranks."""
         version = _read_version(folder / POSITION_FILE)
-        files = self.files()
+        files, parts = self.files(), self._parts()
         for name, tensors in files.items():
-            check_tensors(folder / name, tensors)
+            check_tensors(folder / name, tensors, parts[name])
         for name, tensors in files.items():
-            read_tensors_into(folder / name, tensors)
+            read_tensors_into(folder / name, tensors, parts[name])
         self.drop_gradients()
         return version
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
-        weights = named_weights(self.completions.model)
-        check_tensors(folder / WEIGHTS_FILE, weights)
-        read_tensors_into(folder / WEIGHTS_FILE, weights)
+        weights, parts = _own_weights(self.completions.model), self._parts()[WEIGHTS_FILE]
+        check_tensors(folder / WEIGHTS_FILE, weights, parts)
+        read_tensors_into(folder / WEIGHTS_FILE, weights, parts)
         self.start_from_here()
+
+    def _parts(self) -> dict[str, dict[str, Shard]]:
+        """This rank's part of every tensor of ``files``."""
+        models = {WEIGHTS_FILE: self.completions.model, STATE_FILE: self.completions.model}
+        if self.reference is not None:
+            models[REFERENCE_FILE] = self.reference.model
+        if self.critic is not None:
+            models[CRITIC_FILE] = self.critic.model
+        files = self.files()
+        return {file: self._parts_of(model, files[file]) for file, model in models.items()}
+
+    def _parts_of(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Shard]:
+        """``tensors``: weights of ``model`` and moments of them, by name."""
+        weights = named_weights(model) | dict(model.named_parameters())
+        parts = {}
+        for name, tensor in tensors.items():
+            weight = weights[name if name in weights else name.partition(".")[2]]
+            parts[name] = self.gang.part(weight) if tensor.dim() else whole(())
+        return parts
+
+
+def _own_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The live weights, in a gang this rank's parts of them."""
+    return {name: local(tensor) for name, tensor in named_weights(model).items()}
 
 
 def copy_into(destination: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
@@ -149,7 +211,8 @@ def _outline(tensor: Tensor | None) -> str:
 
 
 def _shape(setup: PolicySetup) -> tuple[object, ...]:
-    return setup.real_model, setup.loss.critic is None, setup.loss.kl_coefficient == 0.0
+    recompute = setup.torch_trainer.activation_checkpointing
+    return setup.real_model, recompute, setup.loss.critic is None, setup.loss.kl_coefficient == 0.0
 
 
 def _read_version(path: Path) -> int:
