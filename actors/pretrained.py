@@ -45,6 +45,16 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
     return placed
 
 
+def unset_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The architecture on the CPU, for weights in ``dtype`` that are loaded later; in evaluation mode.
+
+    Parameters with random initial values have any values. Otherwise as ``empty_model``, with gradients.
+    """
+    with _NotInitialised():
+        made: PreTrainedModel = _from_config(architecture_of(model), dtype).train(False)
+    return made
+
+
 def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
     """The weights of a policy's model by name, tied ones once: float32 on the device ``meta``, which has shapes and no
     memory. Only the config of a ``path`` is read. Raises as ``empty_model``."""
@@ -66,8 +76,8 @@ def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:
     return _AUTO_MODEL.from_config(architecture, dtype=dtype, attn_implementation="sdpa")
 
 
-class _ZeroInitialised(TorchFunctionMode):
-    """Fills with zeros instead of random numbers: fast, and the global random state stays as it is.
+class _NotInitialised(TorchFunctionMode):
+    """Fills with nothing instead of random numbers: fast, and the global random state stays as it is.
 
     It holds for this thread only: a trainer that initialises its model in another thread is not affected.
     """
@@ -85,6 +95,16 @@ class _ZeroInitialised(TorchFunctionMode):
     ) -> Any:
         if func.__name__ in self._RANDOM:
             tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
-            with torch.no_grad():
-                return tensor.zero_()
+            return self.fill(tensor)
         return func(*args, **(kwargs or {}))
+
+    def fill(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+class _ZeroInitialised(_NotInitialised):
+    """Fills with zeros."""
+
+    def fill(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            return tensor.zero_()

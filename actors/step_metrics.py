@@ -56,6 +56,8 @@ class PolicyMetrics:
     """Share of the tokens whose ratio was clipped."""
     ratio_deviation: float | None = None
     """Train-inference mismatch: mean ``|ratio - 1|`` of a token's probabilities by trainer and engine."""
+    padding_share: float | None = None
+    """Share of the positions of all forwards that are padding."""
     skipped_updates: int | None = None
     """1 if the optimizer left the weights as they were, because the gradient was zero or not finite; otherwise 0."""
     optimizer_s: float | None = None

@@ -35,7 +35,7 @@ class PolicyStepped:
     ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
     about 1e-6 if they agree. ``skipped_update``: the weights are as before the step. ``busy_s``: seconds for the step
     and the weights to publish. ``value_loss`` and ``explained_variance``: of the policy's critic
-    (``critic.explained_variance``), if it has one.
+    (``critic.explained_variance``), if it has one. ``padding_share``: of the positions of all forwards.
     """
 
     published: Published
@@ -49,6 +49,7 @@ class PolicyStepped:
     busy_s: float
     publish_s: float
     skipped_update: bool = False
+    padding_share: float | None = None
     value_loss: float | None = None
     explained_variance: float | None = None
 

@@ -73,6 +73,7 @@ class _PolicyRecord:
             lr=stepped.lr,
             clip_fraction=stepped.clip_fraction,
             ratio_deviation=stepped.ratio_deviation,
+            padding_share=stepped.padding_share,
             skipped_updates=int(stepped.skipped_update),
             optimizer_s=stepped.busy_s,
             publish_s=self.publish_s,

@@ -4,6 +4,8 @@ A sample, one turn, is an episode of its own: its reward comes with its last tok
 ``[N]`` are the completion tokens of ``R`` sequences, one after the other; ``lengths`` ``[R]`` (int64, each at least 1).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -59,7 +61,7 @@ def value_sums(values: Tensor, returns: Tensor) -> Tensor:
     return torch.stack([targets.sum(), targets.square().sum(), errors.sum(), errors.square().sum()])
 
 
-def explained_variance(tokens: int, sums: Tensor) -> float | None:
+def explained_variance(tokens: int, sums: Tensor | Sequence[float]) -> float | None:
     """``1 - var(R - V) / var(R)`` over ``tokens`` tokens from their ``value_sums``: 1 is a perfect critic, 0 is as
     good as a constant, and less is worse. None if all returns are equal."""
     target, target_square, error, error_square = (float(each) / max(1, tokens) for each in sums)

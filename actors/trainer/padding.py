@@ -28,16 +28,19 @@ class PaddedRows:
     ``input_ids``: ``[rows, longest]`` int64, prompt and completion without the last token, whose logits
     are not needed. The padding is token 0; causal attention never looks right, so no mask is needed.
     ``positions``: ``[N]`` int64, indices into the flattened ``[rows * longest]`` input whose logits predict
-    the completion tokens, row by row. ``targets``: ``[N]`` int64, those tokens.
+    the completion tokens, row by row. ``targets``: ``[N]`` int64, those tokens. ``padding``: positions that are.
     """
 
     input_ids: Tensor
     positions: Tensor
     targets: Tensor
+    padding: int
 
     def to(self, device: torch.device) -> "PaddedRows":
         """The same on ``device``."""
-        return PaddedRows(self.input_ids.to(device), self.positions.to(device), self.targets.to(device))
+        return PaddedRows(
+            self.input_ids.to(device), self.positions.to(device), self.targets.to(device), self.padding
+        )
 
 
 def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
@@ -46,8 +49,7 @@ def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
     Raises ``ValueError`` for an empty prompt or completion, and for a token outside ``0 .. vocab_size - 1``
     (a GPU would answer with a device-side assertion that kills the process).
     """
-    if not all(prompt and completion for prompt, completion in rows):
-        raise ValueError("every row needs at least one prompt token and one completion token")
+    _check_filled(rows)
     prompts = np.fromiter((len(prompt) for prompt, _ in rows), np.int64, len(rows))
     completions = np.fromiter((len(completion) for _, completion in rows), np.int64, len(rows))
     lengths = prompts + completions
@@ -56,14 +58,32 @@ def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
     # A boolean mask is filled row by row, in the order of the chained rows.
     filled = columns < lengths[:, None]
     tokens[filled] = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64, int(lengths.sum()))
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"token {tokens.min()} or {tokens.max()} is outside the vocabulary of {vocab_size}")
+    _check_range(int(tokens.min()), int(tokens.max()), vocab_size)
     completion = filled & (columns >= prompts[:, None])
     return PaddedRows(
         input_ids=torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
         positions=torch.from_numpy(np.flatnonzero(completion[:, 1:])),
         targets=torch.from_numpy(tokens[completion]),
+        padding=tokens.size - int(lengths.sum()),
     )
+
+
+def check_tokens(rows: Sequence[TokenRow], vocab_size: int) -> None:
+    """Raises ``ValueError`` as ``pad_rows`` does."""
+    _check_filled(rows)
+    if rows:
+        every = [tokens for row in rows for tokens in row]
+        _check_range(min(map(min, every)), max(map(max, every)), vocab_size)
+
+
+def _check_filled(rows: Sequence[TokenRow]) -> None:
+    if not all(prompt and completion for prompt, completion in rows):
+        raise ValueError("every row needs at least one prompt token and one completion token")
+
+
+def _check_range(lowest: int, highest: int, vocab_size: int) -> None:
+    if lowest < 0 or highest >= vocab_size:
+        raise ValueError(f"token {lowest} or {highest} is outside the vocabulary of {vocab_size}")
 
 
 def split_by_length(

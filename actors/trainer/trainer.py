@@ -119,6 +119,7 @@ class Trainer(Actor, TrainerApi):
             busy_s=stepped - started,
             publish_s=publish_s,
             skipped_update=stats.skipped_update,
+            padding_share=stats.padding_share,
             value_loss=stats.value_loss,
             explained_variance=stats.explained_variance,
         )

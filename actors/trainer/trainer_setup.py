@@ -35,6 +35,12 @@ class PolicySetup(Config):
         assert self.model is not None, "the policy is simulated"
         return self.model
 
+    @property
+    def torch_trainer(self) -> TorchTrainerConfig:
+        """``trainer`` of a policy that is not simulated."""
+        assert isinstance(self.trainer, TorchTrainerConfig), "the policy is simulated"
+        return self.trainer
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:

@@ -1,4 +1,4 @@
-"""The interface between the trainer and the code that computes: one policy, on one rank.
+"""The interface between the trainer and the code that computes: one policy, or one rank of it.
 
 A backend is synchronous and owned by one caller at a time; the trainer actor decides the order of its calls.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...messages import Sample
+from ..shards import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class StepStats:
     are means over the tokens of samples that have a gradient. ``skipped_update``: the optimizer left the weights as
     they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
     ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
-    one; the latter also if all returns are equal.
+    one; the latter also if all returns are equal. ``padding_share``: of the positions of all forwards, None without a
+    forward.
     """
 
     samples: int
@@ -46,12 +48,31 @@ class StepStats:
     ratio_deviation: float
     lr: float
     skipped_update: bool = False
+    padding_share: float | None = None
     value_loss: float | None = None
     explained_variance: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """All of a policy's state that is not in ``PolicyBackend.base_state``: its position, and what it has accumulated
+    in this step.
+
+    ``tensors``: the gradient by name, empty if nothing was accumulated. ``data``: plain data for MessagePack, of the
+    backend's kind: version, sums, held samples, counters.
+    """
+
+    tensors: Mapping[str, Any]
+    data: dict[str, Any]
+
+
 class PolicyBackend(Protocol):
-    """The weights of one policy, its optimizer and the gradient accumulated so far in this step."""
+    """The weights of one policy, its optimizer and the gradient accumulated so far in this step.
+
+    Its whole state is ``base_state()``, which an optimizer step or a SFT changes, and ``step_state()``, which every
+    micro-batch changes. It may move between any two calls: copy the tensors of both out, copy those of the first into
+    the ``base_state()`` of another backend of the same setup, and give it the second by ``load_state``.
+    """
 
     @property
     def version(self) -> int:
@@ -90,7 +111,38 @@ class PolicyBackend(Protocol):
 
     def weights(self) -> Mapping[str, Any]:
         """The named weights to publish, tied ones once. They may alias the live ones: copy or set them
-        before the next ``optimizer_step``."""
+        before the next ``optimizer_step``. In a gang the first rank gets them, gathered tensor by tensor, and the
+        others an empty mapping."""
+        ...
+
+    def base_state(self) -> Mapping[str, Any]:
+        """The live tensors of weights, moments, step counters, reference and critic, by name.
+
+        They change only by ``sft``, ``sft_done``, ``start_from``, ``load`` and ``optimizer_step``. Names, shapes and
+        dtypes are the same for all policies of a setup.
+        """
+        ...
+
+    def parts(self) -> Mapping[str, Shard]:
+        """This rank's part of every tensor of ``base_state()`` and ``step_state()``, by name.
+
+        A policy of R ranks is R backends, one in each process of a gang. All of them make the same calls in the same
+        order, with the same arguments, and give the same results, but for the tensors: each has its part. To load a
+        state with another number of ranks, copy the rows that ``shards.pieces`` lists.
+        """
+        ...
+
+    def step_state(self) -> TrainingStep:
+        """The rest of the state. The tensors are live. Directly after an optimizer step there are none, and the data
+        with a copy of ``base_state()`` is a whole state to return to."""
+        ...
+
+    def load_state(self, step: TrainingStep) -> None:
+        """Continues bit for bit from a state whose ``base_state()`` the caller has copied into this one's.
+
+        Raises ``ValueError``, which names the tensor or the field, for a step of other names, shapes, dtypes or
+        kind; the policy is unchanged then.
+        """
         ...
 
     def save(self, folder: Path, tokenizer: Any) -> None:

@@ -11,6 +11,8 @@ from .policy_backend import PolicyBackend
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .torch_policy.gang_rank import GangRank
+
 T = TypeVar("T")
 
 
@@ -18,8 +20,22 @@ class PolicyBackends(ABC):
     """One kind of backend; ``trainer_setup`` names it. One computation runs at a time, in the order of the calls."""
 
     @abstractmethod
-    def build(self, policy: PolicyName, setup: PolicySetup) -> PolicyBackend:
-        """The policy's backend before its first step. To be called within ``compute``."""
+    def build(self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None) -> PolicyBackend:
+        """The policy's backend before its first step. To be called within ``compute``.
+
+        ``gang``: the ranks that this process computes the policy with, None: it does so alone.
+        """
+
+    @abstractmethod
+    def host(self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None) -> PolicyBackend:
+        """The policy's backend, to have a state loaded before any other call: its weights are not set.
+
+        It may take the memory of a backend of the same gang that was released. To be called within ``compute``.
+        """
+
+    @abstractmethod
+    def release(self, backend: PolicyBackend) -> None:
+        """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed."""
 
     @abstractmethod
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":

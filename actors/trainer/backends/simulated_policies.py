@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
+from .policy_backend import PolicyBackend
 from .policy_backends import PolicyBackends
 from .simulated_policy import SimulatedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .torch_policy.gang_rank import GangRank
 
 T = TypeVar("T")
 
@@ -26,11 +29,19 @@ class SimulatedPolicies(PolicyBackends):
         self._owed_s = 0.0
         self._free_s = 0.0  # the end of all computations so far, by the loop's clock
 
-    def build(self, policy: PolicyName, setup: PolicySetup) -> SimulatedPolicy:
+    def build(
+        self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None
+    ) -> SimulatedPolicy:
         assert isinstance(setup.trainer, SimulatedTrainerConfig)
         return SimulatedPolicy(
             policy, setup.trainer, seed=self._seed, sleep=self._owe, max_staleness=setup.max_staleness
         )
+
+    def host(self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None) -> SimulatedPolicy:
+        return self.build(policy, setup, gang)
+
+    def release(self, backend: PolicyBackend) -> None:
+        """There is no memory to keep."""
 
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         return cast("PreTrainedTokenizerBase", _Bytes())

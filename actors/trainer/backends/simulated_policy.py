@@ -5,27 +5,40 @@ trained samples: a sum over the samples of a step, the same for any order and an
 step. Two runs that trained the same samples in the same steps have the same losses, bit by bit.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
 from ...errors import CheckpointMismatch, StaleSample
 from ...json_files import read_json, write_json
 from ...messages import Sample
+from ..shards import Shard, whole
 from .backend_config import SimulatedTrainerConfig
-from .policy_backend import MicroBatchStats, StepStats
+from .policy_backend import MicroBatchStats, StepStats, TrainingStep
 
 STATE_FILE = "simulated_policy.json"
-_MASK_64 = (1 << 64) - 1
 
 
 def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
-    """Seconds of forward and backward of one micro-batch."""
+    """Seconds of forward and backward of one micro-batch, whose tokens the ranks share."""
     tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
-    return config.micro_batch_s + config.token_s * tokens
+    return config.micro_batch_s + config.token_s * tokens / config.ranks
+
+
+class _Position(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    trained: dict[int, list[str]]
+    tokens: int
+    accumulated: list[str]
+
+
+_POSITION = TypeAdapter(_Position)
 
 
 class SimulatedPolicy:
@@ -51,21 +64,25 @@ class SimulatedPolicy:
         self._config = config
         self._sleep = sleep
         self._max_staleness = max_staleness
-        self._version = 0
-        self._digest = xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode())
-        self._gradient = self._tokens = 0
+        self._state = np.array([0, xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode())], np.uint64)
+        self._gradient = np.zeros(1, np.uint64)
+        self._tokens = 0
         self._accumulated: list[str] = []
 
     @property
     def version(self) -> int:
-        return self._version
+        return int(self._state[0])
+
+    @property
+    def _digest(self) -> int:
+        return int(self._state[1])
 
     def sft(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
         """See ``PolicyBackend.sft``."""
-        if self._version or self._accumulated:
+        if self.version or self._accumulated:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         self._sleep(self._config.token_s * sum(len(prompt) + len(answer) for prompt, answer in examples))
-        self._digest = _mixed(self._digest, repr(examples))
+        self._state[1] = _mixed(self._digest, repr(examples))
         return self._loss()
 
     def sft_done(self) -> None:
@@ -74,8 +91,8 @@ class SimulatedPolicy:
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
         """See ``PolicyBackend.accumulate``."""
         for sample in batch:
-            if not 0 <= self._version - sample.policy_version <= self._max_staleness:
-                raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
+            if not 0 <= self.version - sample.policy_version <= self._max_staleness:
+                raise StaleSample(sample.sample_id, sample.policy_version, self.name, self.version)
             if not len(sample.tokens) == len(sample.logprobs) > 0:
                 raise ValueError(f"sample {sample.sample_id}: needs tokens, and a log-probability for each")
         seconds = micro_batch_s(self._config, batch)
@@ -85,7 +102,7 @@ class SimulatedPolicy:
         for sample in batch:
             self._accumulated.append(sample.sample_id)
             content = (sample.sample_id, sample.tokens, sample.reward)
-            self._gradient = (self._gradient + _mixed(0, repr(content))) & _MASK_64
+            self._gradient += np.uint64(_mixed(0, repr(content)))  # wraps around
         nonzero_advantage = sum(len(set(sample.group_rewards)) > 1 for sample in batch)
         return MicroBatchStats(len(batch), tokens, nonzero_advantage, seconds)
 
@@ -94,9 +111,8 @@ class SimulatedPolicy:
         There is no schedule."""
         self._sleep(self._config.optimizer_s)
         samples, tokens = len(self._accumulated), self._tokens
-        self._digest = _mixed(self._digest, str(self._gradient))
-        self.trained[self._version] = sorted(self._accumulated)
-        self._version += 1
+        self.trained[self.version] = sorted(self._accumulated)
+        self._state[:] = self.version + 1, _mixed(self._digest, str(self._gradient[0]))
         self._forget_gradient()
         return StepStats(
             samples=samples,
@@ -110,26 +126,52 @@ class SimulatedPolicy:
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
-        return {"state": np.array([self._version, self._digest >> 1], np.int64)}
+        return {"state": np.array([self.version, self._digest >> 1], np.int64)}
+
+    def base_state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """``state``: uint64 ``[2]``, the version and the digest."""
+        return {"state": self._state}
+
+    def parts(self) -> dict[str, Shard]:
+        """All of both tensors: a rank of a gang takes a share of the time, and has the whole state."""
+        return {"state": whole((2,)), "gradient": whole((1,))}
+
+    def step_state(self) -> TrainingStep:
+        """See ``PolicyBackend.step_state``: ``gradient`` is uint64 ``[1]``."""
+        tensors = {"gradient": self._gradient} if self._accumulated else {}
+        data = {"trained": self.trained, "tokens": self._tokens, "accumulated": self._accumulated}
+        return TrainingStep(tensors, copy.deepcopy(data))
+
+    def load_state(self, step: TrainingStep) -> None:
+        """See ``PolicyBackend.load_state``."""
+        position = _POSITION.validate_python(step.data)
+        if step.tensors.keys() != ({"gradient"} if position["accumulated"] else set()):
+            raise ValueError(f"tensors of the step: {', '.join(step.tensors) or 'none'}")
+        self._forget_gradient()
+        for gradient in step.tensors.values():
+            self._gradient[:] = gradient
+        self.trained, self._tokens = position["trained"], position["tokens"]
+        self._accumulated = position["accumulated"]
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """See ``PolicyBackend.save``: ``simulated_policy.json`` alone, with ``trained`` in it."""
         folder.mkdir(parents=True, exist_ok=True)
         trained = {str(version): ids for version, ids in self.trained.items()}
-        state = {"version": self._version, "digest": self._digest, "trained": trained}
+        state = {"version": self.version, "digest": self._digest, "trained": trained}
         write_json(folder / STATE_FILE, state)
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
-        _, self._digest, _ = _read_state(folder)
+        self._state[1] = _read_state(folder)[1]
 
     def load(self, folder: Path) -> None:
         """See ``PolicyBackend.load``."""
-        self._version, self._digest, self.trained = _read_state(folder)
+        version, digest, self.trained = _read_state(folder)
+        self._state[:] = version, digest
         self._forget_gradient()
 
     def _forget_gradient(self) -> None:
-        self._gradient = self._tokens = 0
+        self._gradient[:] = self._tokens = 0
         self._accumulated = []
 
     def _loss(self) -> float:

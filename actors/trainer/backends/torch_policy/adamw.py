@@ -1,11 +1,18 @@
-"""AdamW over a model whose gradient is a sum: allocated once, divided and clipped at the step."""
+"""AdamW over parameters whose gradient is a sum: allocated once, divided and clipped at the step.
+
+In a gang they are a rank's parts: AdamW takes each element by itself, and only the norm is over all ranks.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
+from torch.distributed.tensor import DTensor
 
 from ...trainer_config import OptimizerConfig
+from .gang_rank import GangRank, local
+
+Parameters = dict[str, nn.Parameter]
 
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
 
@@ -24,26 +31,31 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     return config.lr * max(0, total_steps - step) / max(1, total_steps - config.warmup_steps)
 
 
-def make_adamw(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
-    """With gradients and moments allocated now, once, and never again. All parameters are on one device.
+def trained_parameters(model: nn.Module) -> Parameters:
+    """The parameters by name, in a gang the parts that are on this rank; with gradients, allocated now and for ever."""
+    own: Parameters = {}
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        own[name] = parameter
+        if isinstance(parameter, DTensor):
+            own[name] = nn.Parameter(local(parameter))
+            own[name].grad = local(parameter.grad)
+    return own
+
+
+def make_adamw(parameters: Parameters, config: OptimizerConfig) -> optim.AdamW:
+    """With moments allocated now, once, and never again. All parameters are on one device.
 
     Norms and biases, all parameters with less than two dimensions, have no weight decay, as in transformers' trainer.
     """
-    parameters = list(model.parameters())
+    every = list(parameters.values())
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
-        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in every if parameter.dim() > 1], "decays": True},
+        {"params": [parameter for parameter in every if parameter.dim() <= 1], "decays": False},
     ]
-    optimizer = optim.AdamW(
-        groups,
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=parameters[0].device.type in ("cpu", "cuda"),
-    )
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+    optimizer = optim.AdamW(groups, lr=config.lr, fused=every[0].device.type in ("cpu", "cuda"))
+    configure(optimizer, config)
+    for parameter in every:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
@@ -52,18 +64,28 @@ def make_adamw(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
     return optimizer
 
 
-def gradient_norm(model: nn.Module, divisor: int) -> float:
-    """The norm of the accumulated gradient divided by ``divisor``."""
-    return float(nn.utils.get_total_norm(_gradients(model))) / divisor
+def configure(optimizer: optim.AdamW, config: OptimizerConfig) -> None:
+    """Sets all settings but the learning rate, which every step is given."""
+    for group in optimizer.param_groups:
+        decay = config.weight_decay if group["decays"] else 0.0
+        group.update(betas=config.betas, eps=config.eps, weight_decay=decay)
+
+
+def gradient_norm(parameters: Parameters, divisor: int, gang: GangRank) -> float:
+    """The norm of the accumulated gradient divided by ``divisor``, over all ranks."""
+    norm = nn.utils.get_total_norm(gradients(parameters).values())
+    if gang.size > 1:
+        norm = gang.sum(norm.double().square()).sqrt()
+    return float(norm) / divisor
 
 
 def apply_gradient(
-    model: nn.Module, optimizer: optim.AdamW, *, divisor: int, norm: float, max_norm: float, lr: float
+    parameters: Parameters, optimizer: optim.AdamW, *, divisor: int, norm: float, max_norm: float, lr: float
 ) -> None:
     """Divides the accumulated gradient by ``divisor``, clips it from ``norm`` to ``max_norm``, steps and zeroes it."""
     # Dividing and clipping are one factor, so one pass over the gradient.
     clip = min(1.0, max_norm / (norm + _CLIP_EPSILON))
-    for gradient in _gradients(model):
+    for gradient in gradients(parameters).values():
         gradient.mul_(clip / divisor)
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -83,14 +105,15 @@ def forget_moments(optimizer: optim.AdamW) -> None:
             moment.zero_()
 
 
-def moments(model: nn.Module, optimizer: optim.AdamW) -> dict[str, Tensor]:
+def moments(parameters: Parameters, optimizer: optim.AdamW) -> dict[str, Tensor]:
     """The live moments and step counters, as ``{moment}.{parameter's name}``."""
     return {
         f"{moment}.{name}": tensor
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters.items()
         for moment, tensor in optimizer.state[parameter].items()
     }
 
 
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def gradients(parameters: Parameters) -> dict[str, Tensor]:
+    """The live gradients by the parameter's name."""
+    return {name: each.grad for name, each in parameters.items() if each.grad is not None}

@@ -1,30 +1,43 @@
 """A Hugging Face causal language model that computes the log-probabilities of completions."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
-from ....pretrained import load_model
+from ....pretrained import load_model, unset_model
 from ...loss import token_logprobs
-from ...padding import PaddedRows
+from ...padding import PaddedRows, TokenRow, check_tokens
 from .fused_norm import fuse_norms
+from .gang_rank import GangRank
+from .layers import recompute_layers
+
+MOST_LOGITS_BYTES = 128 << 20
+"""Logits (float32) that are in memory at a time: beyond it they are computed in chunks, and again in the backward. With
+copies and gradients a chunk takes about five times as much."""
 
 
-def build_model(config: ModelConfig, seed: int) -> Any:
+def build_model(config: ModelConfig, seed: int | None) -> Any:
     """A Hugging Face causal language model with float32 master weights, on the CPU, in evaluation mode.
 
     Without dropout, as in the engine: the gradient is that of the policy that generated. TRL does the same. ``seed``
     fixes the random weights of a model made from ``config.config``, independently of models built before in this
-    process. Torch's global generator is left as it was.
+    process; None leaves the weights unset. Torch's global generator is left as it was.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(random_stream(seed))
-        model: Any = load_model(config, torch.float32)
+    if seed is None:
+        model: Any = unset_model(config, torch.float32)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random_stream(seed))
+            model = load_model(config, torch.float32)
     model.config.architectures = [type(model).__name__]
     evaluating: Any = model.eval()
     return evaluating
@@ -41,44 +54,114 @@ def dropout_settings(model: Any) -> dict[str, float]:
 
 
 class CompletionModel:
-    """``model`` is the live module on the config's device, its parameters float32."""
+    """``model`` is the live module on the config's device, its parameters float32. ``seed``: see ``build_model``."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None) -> None:
         self._device = torch.device(config.device)
         self.model = fuse_norms(build_model(config, seed)).to(self._device)
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         self._bfloat16 = config.dtype == "bfloat16"
         self._longest = rotation_limit(self.model.config)
-        # The output layer and everything after it see the completion tokens only: [N, V], no padding.
-        self._positions: Tensor | None = None
-        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
+        self._forward = CompletionForward(self.model, self.vocab_size)
 
     def logprobs(self, rows: PaddedRows, temperatures: float | Tensor = 1.0) -> Tensor:
         """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``.
 
         Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
         """
-        if self._longest is not None and rows.input_ids.shape[1] > self._longest:
-            raise ValueError(
-                f"{rows.input_ids.shape[1]} tokens: the model's rotations (longrope) change behind {self._longest}"
-            )
-        self._positions = rows.positions
-        try:
-            with self.autocast():
-                logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
-        finally:
-            self._positions = None
-        return token_logprobs(logits, rows.targets, temperatures)
+        self._check_length(rows.input_ids.shape[1])
+        with self.autocast():
+            logprobs: Tensor = self._forward(rows, temperatures)
+        return logprobs
+
+    def check(self, rows: Sequence[TokenRow]) -> None:
+        """Raises ``ValueError`` for rows that ``pad_rows`` or ``logprobs`` would refuse."""
+        check_tokens(rows, self.vocab_size)
+        self._check_length(max((len(prompt) + len(tokens) for prompt, tokens in rows), default=1) - 1)
 
     def autocast(self) -> torch.autocast:
         """The precision to compute in, for a ``with``."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
+
+    def recompute_layers(self) -> None:
+        """From now on a layer's activations are computed again in the backward. Raises as ``recompute_layers``."""
+        recompute_layers(self.model)
+
+    def shard(self, gang: GangRank, *, trained: bool) -> None:
+        """Divides the parameters over ``gang``. ``trained``: a backward follows each forward."""
+        gang.shard(self._forward, keep_root=trained)
+
+    def _check_length(self, tokens: int) -> None:
+        if self._longest is not None and tokens > self._longest:
+            raise ValueError(
+                f"{tokens} tokens: the model's rotations (longrope) change behind {self._longest}"
+            )
+
+
+class CompletionForward(nn.Module):
+    """The log-probabilities of completions as one forward, so that a gang gathers all that it needs.
+
+    The output layer and everything after it see the completion tokens only: ``[N, V]``, no padding, and never all of it
+    if that is more than ``MOST_LOGITS_BYTES``.
+    """
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self._vocab_size = vocab_size
+        self._positions: Tensor | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
+
+    def forward(self, rows: PaddedRows, temperatures: float | Tensor) -> Tensor:
+        """``[N]``. See ``CompletionModel.logprobs``."""
+        most_tokens = max(1, MOST_LOGITS_BYTES // (4 * self._vocab_size))
+        if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
+            return self._in_chunks(rows, temperatures, most_tokens)
+        self._positions = rows.positions
+        try:
+            logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
+        finally:
+            self._positions = None
+        return token_logprobs(logits, rows.targets, temperatures)
+
+    def _in_chunks(self, rows: PaddedRows, temperatures: float | Tensor, tokens: int) -> Tensor:
+        body = self.model.base_model(input_ids=rows.input_ids, use_cache=False)
+        hidden = body.last_hidden_state.flatten(0, 1).index_select(0, rows.positions)
+        chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
+        each = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
+        head = partial(self._head, type(body))
+        return torch.cat(
+            [
+                checkpoint(
+                    head, *chunk, each[number] if each else temperatures,
+                    use_reentrant=False, preserve_rng_state=False,
+                )
+                for number, chunk in enumerate(chunks)
+            ]
+        )  # fmt: skip
+
+    def _head(self, output: Any, hidden: Tensor, targets: Tensor, temperatures: float | Tensor) -> Tensor:
+        """The model's own forward behind its body, which gives an ``output``: with all that a model does to its
+        logits."""
+        with _body_gives(self.model.base_model, output(last_hidden_state=hidden.unsqueeze(0))):
+            logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
+        return token_logprobs(logits.squeeze(0), targets, temperatures)
 
     def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""
         if self._positions is None:
             return None
         return (args[0].flatten(0, 1).index_select(0, self._positions),)
+
+
+@contextmanager
+def _body_gives(body: Any, output: Any) -> Iterator[None]:
+    """Within it the forward of ``body`` is not computed: it returns ``output``."""
+    body.forward = lambda *_args, **_settings: output
+    try:
+        yield
+    finally:
+        del body.forward
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:

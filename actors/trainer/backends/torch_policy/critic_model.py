@@ -8,8 +8,20 @@ from torch import Tensor, nn
 
 from ...padding import PaddedRows
 from ...trainer_config import CriticConfig, OptimizerConfig
-from .adamw import apply_gradient, drop_gradient, gradient_norm, learning_rate, make_adamw, moments
+from .adamw import (
+    apply_gradient,
+    configure,
+    drop_gradient,
+    gradient_norm,
+    gradients,
+    learning_rate,
+    make_adamw,
+    moments,
+    trained_parameters,
+)
 from .completion_model import CompletionModel, named_weights
+from .gang_rank import ALONE, GangRank, local
+from .layers import recompute_layers
 
 
 class BodyAndHead(nn.Module):
@@ -20,15 +32,30 @@ class BodyAndHead(nn.Module):
         self.body = body
         self.head = head
 
+    def forward(self, rows: PaddedRows) -> Tensor:
+        """The values ``[N, 1]`` before the completion tokens."""
+        hidden = self.body(input_ids=rows.input_ids, use_cache=False).last_hidden_state
+        values: Tensor = self.head(hidden.flatten(0, 1).index_select(0, rows.positions))
+        return values
+
 
 class CriticModel:
     """``model`` is the live module, float32, on the policy's device. Its gradient accumulates as the policy's does."""
 
-    def __init__(self, policy: CompletionModel, critic: CriticConfig, optimizer: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        policy: CompletionModel,
+        critic: CriticConfig,
+        optimizer: OptimizerConfig,
+        gang: GangRank = ALONE,
+        *,
+        recompute: bool = False,
+    ) -> None:
         """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0.
 
-        ``optimizer`` is the policy's; ``critic`` has the settings that differ. Raises ``ValueError`` for a model that
-        transformers does not split into body and head.
+        ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is whole, the copy is divided
+        over ``gang``. ``recompute``: a layer's activations are computed again in the backward. Raises ``ValueError``
+        for a model that transformers does not split into body and head.
         """
         body = policy.model.base_model
         if body is policy.model:
@@ -36,32 +63,43 @@ class CriticModel:
                 f"{type(policy.model).__name__} has no body to put a critic's head on; take an algorithm without one"
             )
         width = policy.model.get_output_embeddings().weight.shape[1]
-        head = nn.Linear(width, 1, device=body.device)
+        head = nn.Linear(width, 1, device=body.device, dtype=body.dtype)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         self.model = BodyAndHead(copy.deepcopy(body), head)
         self._autocast = policy.autocast
-        self._config = optimizer.model_copy(update={"lr": critic.lr, "max_grad_norm": critic.max_grad_norm})
-        self._optimizer = make_adamw(self.model, self._config)
+        self._config = _settings(critic, optimizer)
+        if recompute:
+            recompute_layers(self.model)
+        self._gang = gang
+        gang.shard(self.model, keep_root=True)
+        self._parameters = trained_parameters(self.model)
+        self._optimizer = make_adamw(self._parameters, self._config)
+
+    def take_settings(self, critic: CriticConfig, optimizer: OptimizerConfig) -> None:
+        """The optimizer continues with the settings of another policy of the same shape."""
+        self._config = _settings(critic, optimizer)
+        configure(self._optimizer, self._config)
 
     def values(self, rows: PaddedRows) -> Tensor:
         """The value before each completion token is drawn: ``[N]``, with gradient, float32 at least."""
         with self._autocast():
-            hidden = self.model.body(input_ids=rows.input_ids, use_cache=False).last_hidden_state
-            values: Tensor = self.model.head(hidden.flatten(0, 1).index_select(0, rows.positions))
+            values: Tensor = self.model(rows)
         return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
 
     def start_from(self, policy: CompletionModel) -> None:
         """Copies the policy's body again, after its SFT."""
-        self.model.body.load_state_dict(policy.model.base_model.state_dict())
+        own = named_weights(self.model.body)
+        for name, tensor in named_weights(policy.model.base_model).items():
+            local(own[name]).copy_(local(tensor))
 
     def gradient_norm(self, tokens: int) -> float:
-        return gradient_norm(self.model, tokens)
+        return gradient_norm(self._parameters, tokens, self._gang)
 
     def optimizer_step(self, tokens: int, norm: float, step: int, total_steps: int) -> None:
         """Divides by ``tokens``, clips from ``norm``, steps at the rate of ``step`` on the policy's schedule."""
         apply_gradient(
-            self.model,
+            self._parameters,
             self._optimizer,
             divisor=tokens,
             norm=norm,
@@ -72,6 +110,15 @@ class CriticModel:
     def drop_gradient(self) -> None:
         drop_gradient(self._optimizer)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """The live gradients by the parameter's name."""
+        return gradients(self._parameters)
+
     def state(self) -> dict[str, Tensor]:
-        """The live tensors that a bit-equal continuation needs: weights and moments."""
-        return named_weights(self.model) | moments(self.model, self._optimizer)
+        """The live tensors that a bit-equal continuation needs: weights and moments, in a gang this rank's parts."""
+        weights = {name: local(tensor) for name, tensor in named_weights(self.model).items()}
+        return weights | moments(self._parameters, self._optimizer)
+
+
+def _settings(critic: CriticConfig, optimizer: OptimizerConfig) -> OptimizerConfig:
+    return optimizer.model_copy(update={"lr": critic.lr, "max_grad_norm": critic.max_grad_norm})

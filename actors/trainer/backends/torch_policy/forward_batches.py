@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -9,7 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....messages import Sample
-from ...padding import PaddedRows, pad_rows, split_by_length
+from ...padding import MOST_TOKENS_PER_FORWARD, PaddedRows, TokenRow, pad_rows, split_by_length
+from ...shards import divided
+from .gang_rank import ALONE, GangRank
+
+IDLE_ROWS: Final[list[TokenRow]] = [((0,), (0,))]
+"""A forward of as little as possible, by a rank that has nothing to compute while the others do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,8 @@ class TrainedSample:
 class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
     ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64;
-    ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ."""
+    ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ. ``idle``: it counts for nothing, and
+    is computed because another rank of the gang has a forward more."""
 
     indices: list[int]
     rows: PaddedRows
@@ -37,13 +44,32 @@ class Chunk:
     rewards: Tensor
     lengths: Tensor
     temperatures: float | Tensor
+    idle: bool = False
 
 
-def make_chunks(trained: Sequence[TrainedSample], vocab_size: int, device: torch.device) -> list[Chunk]:
-    """Every sample in exactly one chunk. Raises ``ValueError`` as ``pad_rows`` does."""
+def make_chunks(
+    trained: Sequence[TrainedSample],
+    vocab_size: int,
+    device: torch.device,
+    gang: GangRank = ALONE,
+    most_tokens: int = MOST_TOKENS_PER_FORWARD,
+) -> list[Chunk]:
+    """The forwards of this rank: every sample is in exactly one chunk of one rank, and all ranks have as many chunks.
+
+    The samples are divided by their tokens. Raises ``ValueError`` as ``pad_rows`` does.
+    """
     lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
-    groups = [indices.tolist() for indices in split_by_length(lengths)]
-    return [_chunk(trained, indices, vocab_size, device) for indices in groups]
+    groups = [
+        [share[indices].tolist() for indices in split_by_length(lengths[share], most_tokens=most_tokens)]
+        for share in divided(lengths, gang.size)
+    ]
+    own = [_chunk(trained, indices, vocab_size, device) for indices in groups[gang.rank]]
+    return own + [idle_chunk(device)] * (max(map(len, groups)) - len(own))
+
+
+def idle_chunk(device: torch.device) -> Chunk:
+    zero, one = torch.zeros(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
+    return Chunk([], pad_rows(IDLE_ROWS, 1).to(device), zero, zero, zero, one, 1.0, idle=True)
 
 
 def _chunk(

@@ -1,15 +1,22 @@
 """The sums of a policy's optimizer step, and the figures that they give."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
 import torch
-from torch import Tensor
+
+from .gang_rank import GangRank
+
+_ADDED: Final = (
+    "samples", "tokens", "trained_tokens", "loss", "clipped", "deviation", "stale", "positions", "padding",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class StepTotals:
     """Sums over the micro-batches of this step. ``values``: see ``value_sums``. ``stale``: samples of an older
-    version."""
+    version. ``positions``: of the forwards' inputs, of which ``padding`` are."""
 
     samples: int = 0
     tokens: int = 0
@@ -18,11 +25,28 @@ class StepTotals:
     clipped: float = 0.0
     deviation: float = 0.0
     stale: int = 0
-    values: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    positions: int = 0
+    padding: int = 0
+    values: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     def add(self, other: "StepTotals") -> None:
-        for name in self.__slots__:
+        for name in _ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.add_values(other.values)
+
+    def add_values(self, sums: Iterable[float]) -> None:
+        first, second, third, fourth = (a + b for a, b in zip(self.values, sums, strict=True))
+        self.values = first, second, third, fourth
+
+    def sum_over(self, gang: GangRank, device: torch.device) -> None:
+        """Adds up the sums that each rank has of its own samples; the counts are those of the step already."""
+        own = (
+            self.loss, self.clipped, self.deviation, self.trained_tokens, self.positions, self.padding, *self.values
+        )  # fmt: skip
+        sums = gang.sum(torch.tensor(own, dtype=torch.float64, device=device)).tolist()
+        self.loss, self.clipped, self.deviation = sums[:3]
+        self.trained_tokens, self.positions, self.padding = map(int, sums[3:6])
+        self.values = sums[6], sums[7], sums[8], sums[9]
 
     @property
     def clip_fraction(self) -> float:
@@ -33,5 +57,9 @@ class StepTotals:
         return self.deviation / max(1, self.trained_tokens)
 
     @property
+    def padding_share(self) -> float | None:
+        return self.padding / self.positions if self.positions else None
+
+    @property
     def value_loss(self) -> float:
-        return float(self.values[3]) / 2 / max(1, self.tokens)
+        return self.values[3] / 2 / max(1, self.tokens)

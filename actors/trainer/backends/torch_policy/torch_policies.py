@@ -10,21 +10,40 @@ from transformers import PreTrainedTokenizerBase
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ...trainer_setup import PolicySetup
+from ..policy_backend import PolicyBackend
 from ..policy_backends import PolicyBackends
+from .gang_rank import ALONE, GangRank
 from .torch_policy import TorchPolicy
+from .trained_models import TrainedModels
 
 T = TypeVar("T")
 
 
 class TorchPolicies(PolicyBackends):
-    """``seed`` and ``total_steps``: of the run."""
+    """``seed`` and ``total_steps``: of the run. ``most_kept``: released policies whose memory is kept, the latest."""
 
-    def __init__(self, seed: int, total_steps: int) -> None:
-        self._seed, self._total_steps = seed, total_steps
+    def __init__(self, seed: int, total_steps: int, most_kept: int = 1) -> None:
+        self._seed, self._total_steps, self._most_kept = seed, total_steps, most_kept
+        self._released: list[TrainedModels] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
-    def build(self, policy: PolicyName, setup: PolicySetup) -> TorchPolicy:
-        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps)
+    def build(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
+        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, gang=gang or ALONE)
+
+    def host(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
+        gang = gang or ALONE
+        models = next((each for each in reversed(self._released) if each.fit(setup, gang)), None)
+        if models is not None:
+            self._released.remove(models)
+            models.take_settings(setup)
+        models = models or TrainedModels(setup, None, gang)
+        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, models=models)
+
+    def release(self, backend: PolicyBackend) -> None:
+        assert isinstance(backend, TorchPolicy)
+        if backend.models.gang is ALONE:  # the process group of any other ends
+            self._released.append(backend.models)
+        del self._released[: -self._most_kept or None]
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)

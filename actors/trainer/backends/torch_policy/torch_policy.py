@@ -10,7 +10,7 @@ streams: its critic steps when the policy does, so within a step a sample's valu
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -20,35 +20,27 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....core.telemetry import get_logger
-from ....errors import CheckpointMismatch, NonFiniteGradient, StaleSample
-from ....json_files import read_json, write_json
+from ....errors import NonFiniteGradient
 from ....messages import Sample
-from ....names import AgentName, PolicyName
+from ....names import PolicyName
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
-from ...objective import CompletionTokens, batch_loss, critic_advantages, sample_advantage, step_advantages
+from ...objective import CompletionTokens, batch_loss, critic_advantages, step_advantages
 from ...padding import TokenRow, pad_rows
-from ...policy_files import check_tensors, read_tensors_into, write_tensors
-from ...saved_policy import CRITIC_FILE, POSITION_FILE, REFERENCE_FILE, STATE_FILE, WEIGHTS_FILE
+from ...shards import Shard, divided
 from ...trainer_setup import PolicySetup
-from ..policy_backend import MicroBatchStats, StepStats
-from .adamw import (
-    apply_gradient,
-    drop_gradient,
-    forget_moments,
-    gradient_norm,
-    learning_rate,
-    make_adamw,
-    moments,
-)
-from .completion_model import CompletionModel, derived_seed, dropout_settings, named_weights
+from ..policy_backend import MicroBatchStats, StepStats, TrainingStep
+from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
+from .checked_samples import checked_samples
+from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
-from .forward_batches import Chunk, TrainedSample, make_chunks
+from .forward_batches import IDLE_ROWS, Chunk, TrainedSample, make_chunks
+from .gang_rank import ALONE, GangRank
+from .policy_position import PolicyPosition, read_position
 from .step_totals import StepTotals
+from .trained_models import TrainedModels, copy_into
 
 log = get_logger(__name__)
-
-FORMAT = 1
 
 
 def _finite(number: float) -> float:
@@ -59,75 +51,83 @@ def _finite(number: float) -> float:
 class TorchPolicy:
     """A ``PolicyBackend`` on one device. ``model`` is the live module, its parameters the master weights."""
 
-    def __init__(self, name: PolicyName, setup: PolicySetup, *, seed: int, total_steps: int) -> None:
-        """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run."""
+    def __init__(
+        self,
+        name: PolicyName,
+        setup: PolicySetup,
+        *,
+        seed: int,
+        total_steps: int,
+        models: TrainedModels | None = None,
+        gang: GangRank = ALONE,
+    ) -> None:
+        """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run.
+
+        ``models``: built for such a ``setup``; None: built now, with the initial weights, and divided over ``gang``.
+        """
         self.name = name
         self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
-        model, loss = setup.real_model, setup.loss
-        self._device = torch.device(model.device)
-        self._autocast = model.dtype == "bfloat16"
-        own_seed = derived_seed(seed, name)
-        self._completions = CompletionModel(model, own_seed)
-        self.model = self._completions.model
-        self._vocab_size = self._completions.vocab_size
-        self._reference = CompletionModel(model, own_seed) if loss.kl_coefficient else None
-        if self._reference is not None:
-            self._reference.model.requires_grad_(False)
-        self._critic = CriticModel(self._completions, loss.critic, setup.optimizer) if loss.critic else None
-        self._optimizer = make_adamw(self.model, setup.optimizer)
+        self._device = torch.device(setup.real_model.device)
+        used = models is not None
+        self.models = models = models or TrainedModels(setup, derived_seed(seed, name), gang)
+        self._gang = models.gang
+        self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
+        self.model, self._optimizer = models.completions.model, models.optimizer
+        self._vocab_size = models.completions.vocab_size
         if dropouts := dropout_settings(self.model):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
-        self._version = 0
-        self._totals = StepTotals()
-        self._held: list[Sample] = []
-        self._sft_batches, self._sft_loss = 0, math.nan
-        self._deviating_steps = self._non_finite_steps = 0
+        # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
+        self._position = PolicyPosition(accumulated=used)
 
     @property
     def version(self) -> int:
         """Optimizer steps taken; the schedule's position too."""
-        return self._version
+        return self._position.version
 
     # ----------------------------------------------------------------------- SFT
 
     def sft(self, examples: Sequence[TokenRow]) -> float:
         """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
-        if self._version or self._totals.samples:
+        if self._position.version or self._position.totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
-        rows = pad_rows(examples, self._vocab_size).to(self._device)
-        loss = -self._completions.logprobs(rows).mean()
+        loss = self._cross_entropy(examples)
+        self._position.accumulated = True
         torch.autograd.backward(loss)
-        norm = gradient_norm(self.model, 1)
+        norm = gradient_norm(self.models.parameters, 1, self._gang)
         if not math.isfinite(norm):
-            raise NonFiniteGradient(self.name, self._version, norm)
+            raise NonFiniteGradient(self.name, self._position.version, norm)
         self._apply_gradient(1, norm, self._setup.sft.lr)
-        self._sft_batches += 1
-        self._sft_loss = loss.item()
-        return self._sft_loss
+        self._position.accumulated = False
+        self._position.sft_batches += 1
+        self._position.sft_loss = self._gang.sum(loss.detach()).item()
+        return self._position.sft_loss
+
+    def _cross_entropy(self, examples: Sequence[TokenRow]) -> Tensor:
+        """This rank's share of the mean over all completion tokens."""
+        own = examples
+        if self._gang.size > 1:
+            self._completions.check(examples)
+            lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
+            own = [examples[index] for index in divided(lengths, self._gang.size)[self._gang.rank]]
+        rows = pad_rows(own or IDLE_ROWS, self._vocab_size).to(self._device)
+        loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
+        return loss if own else 0.0 * loss
 
     def sft_done(self) -> None:
         """See ``PolicyBackend.sft_done``. Does nothing without a SFT."""
-        if not self._sft_batches:
+        if not self._position.sft_batches:
             return
-        log.info("warmed up", policy=self.name, batches=self._sft_batches, loss=self._sft_loss)
+        log.info(
+            "warmed up", policy=self.name, batches=self._position.sft_batches, loss=self._position.sft_loss
+        )
         forget_moments(self._optimizer)
-        self._start_from_here()
-        self._sft_batches = 0
+        self.models.start_from_here()
+        self._position.sft_batches = 0
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
-        weights = self._master_weights()
-        check_tensors(folder / WEIGHTS_FILE, weights)
-        read_tensors_into(folder / WEIGHTS_FILE, weights)
-        self._start_from_here()
-
-    def _start_from_here(self) -> None:
-        """Reinforcement learning starts from the present weights: so do reference and critic."""
-        if self._reference is not None:
-            self._reference.model.load_state_dict(self.model.state_dict())
-        if self._critic is not None:
-            self._critic.start_from(self._completions)
+        self.models.start_from(folder)
 
     # ----------------------------------------------------------------------- reinforcement learning
 
@@ -138,17 +138,18 @@ class TorchPolicy:
         its tokens count, the model never sees it.
         """
         started = perf_counter()
-        if self._sft_batches:
+        if self._position.sft_batches:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
-        checked = self._checked(batch)
+        checked = checked_samples(batch, self.name, self._setup, self._position.version)
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
-        totals.stale = sum(sample.policy_version < self._version for sample in batch)
+        totals.stale = sum(sample.policy_version < self._position.version for sample in batch)
+        if self._gang.size > 1 or not self._loss.streams:
+            self._completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
         if self._loss.streams:
             self._backward(self._chunks(checked), totals)
         else:
-            pad_rows([(sample.prompt_tokens, sample.tokens) for sample in batch], self._vocab_size)
-            self._held += batch
-        self._totals.add(totals)
+            self._position.held += batch
+        self._position.totals.add(totals)
         return MicroBatchStats(
             samples=totals.samples,
             tokens=totals.tokens,
@@ -158,6 +159,7 @@ class TorchPolicy:
 
     def _backward(self, chunks: Sequence[Chunk], totals: StepTotals) -> None:
         """Adds the gradient of ``chunks``, and their sums to ``totals``."""
+        self._position.accumulated |= bool(chunks)
         sums = torch.zeros(3, device=self._device)
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._needs_references else None
@@ -167,10 +169,17 @@ class TorchPolicy:
             logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
             tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
             loss, diagnostics = batch_loss(self._loss, tokens)
+            if chunk.idle:
+                torch.autograd.backward(0.0 * loss)
+                continue
             torch.autograd.backward(loss)
             sums += diagnostics
             totals.trained_tokens += len(chunk.advantages)
+            totals.positions += chunk.rows.input_ids.numel()
+            totals.padding += chunk.rows.padding
         totals.loss, totals.clipped, totals.deviation = sums.tolist()
+        if self._gang.size > 1:
+            totals.sum_over(self._gang, self._device)
 
     def _backward_values(
         self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: StepTotals
@@ -180,13 +189,17 @@ class TorchPolicy:
         advantages, returns = critic_advantages(
             self._loss, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
         )
-        torch.autograd.backward(value_loss(values, returns).sum())
-        totals.values += value_sums(values, returns).cpu()
+        loss = value_loss(values, returns).sum()
+        if chunk.idle:
+            torch.autograd.backward(0.0 * loss)
+            return advantages
+        torch.autograd.backward(loss)
+        totals.add_values(value_sums(values, returns).tolist())
         return advantages
 
     def _backward_held(self) -> None:
         """Adds the gradient of all samples that were held until the step was complete."""
-        samples, self._held = self._held, []
+        samples, self._position.held = self._position.held, []
         references = None
         if self._loss.penalises_rewards:
             references = self._reference_logprobs_of(samples)
@@ -196,26 +209,27 @@ class TorchPolicy:
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
         totals = StepTotals()
         self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
-        self._totals.add(totals)
+        self._position.totals.add(totals)
 
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """See ``PolicyBackend.optimizer_step``: divide by the step's count, clip, AdamW, schedule."""
-        if self._held:
+        if self._position.held:
             self._backward_held()
-        totals = self._totals
+        totals = self._position.totals
         divisor = denominator(
             self._loss.aggregation,
             tokens=totals.tokens,
             sequences=totals.samples,
             constant=self._loss.constant_length,
         )
-        position = self._version if run_step is None else run_step
+        position = self._position.version if run_step is None else run_step
         lr = learning_rate(self._setup.optimizer, position, self._total_steps)
-        grad_norm = gradient_norm(self.model, divisor)
+        grad_norm = gradient_norm(self.models.parameters, divisor, self._gang)
         skipped = self._update(totals, divisor, grad_norm, lr, position)
         self._check_deviation(totals)
-        self._version += 1
-        self._totals = StepTotals()
+        self._position.version += 1
+        self._position.totals = StepTotals()
+        self._position.accumulated = False
         return StepStats(
             samples=totals.samples,
             tokens=totals.tokens,
@@ -225,6 +239,7 @@ class TorchPolicy:
             ratio_deviation=_finite(totals.ratio_deviation),
             lr=lr,
             skipped_update=skipped,
+            padding_share=totals.padding_share,
             value_loss=_finite(totals.value_loss) if self._critic else None,
             explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
         )
@@ -239,7 +254,7 @@ class TorchPolicy:
         if not (math.isfinite(grad_norm) and math.isfinite(critic_norm)):
             self._skip_non_finite(critic_norm if math.isfinite(grad_norm) else grad_norm)
             return True
-        self._non_finite_steps = 0
+        self._position.non_finite_steps = 0
         if critic is not None:
             critic.optimizer_step(tokens, critic_norm, position, self._total_steps)
         if grad_norm == 0.0 and self._setup.optimizer.zero_gradient == "skip":
@@ -251,22 +266,20 @@ class TorchPolicy:
     def _skip_non_finite(self, norm: float) -> None:
         """Drops the step's gradients. Raises NonFiniteGradient if the step may not be skipped."""
         config = self._setup.optimizer
-        if config.non_finite_gradient == "end" or self._non_finite_steps >= config.max_non_finite_steps:
-            raise NonFiniteGradient(self.name, self._version, norm)
-        self._non_finite_steps += 1
+        if (
+            config.non_finite_gradient == "end"
+            or self._position.non_finite_steps >= config.max_non_finite_steps
+        ):
+            raise NonFiniteGradient(self.name, self._position.version, norm)
+        self._position.non_finite_steps += 1
         log.warning(
             "the gradient is not finite: the update is left out",
             policy=self.name,
-            version=self._version,
-            in_a_row=self._non_finite_steps,
+            version=self._position.version,
+            in_a_row=self._position.non_finite_steps,
             max_non_finite_steps=config.max_non_finite_steps,
         )
-        self._drop_gradients()
-
-    def _drop_gradients(self) -> None:
-        drop_gradient(self._optimizer)
-        if self._critic is not None:
-            self._critic.drop_gradient()
+        self.models.drop_gradients()
 
     def _check_deviation(self, totals: StepTotals) -> None:
         """Logs a warning if trainer and engine disagree on samples of one and the same version: in the 1st, 2nd, 4th,
@@ -274,49 +287,28 @@ class TorchPolicy:
         bound = self._loss.deviation_bound(self._setup.real_model.dtype)
         if totals.stale or totals.ratio_deviation <= bound:
             return
-        self._deviating_steps += 1
-        if self._deviating_steps & (self._deviating_steps - 1) == 0:
+        self._position.deviating_steps += 1
+        if self._position.deviating_steps & (self._position.deviating_steps - 1) == 0:
             log.warning(
                 "trainer and engine disagree on the probabilities of tokens",
                 policy=self.name,
                 ratio_deviation=totals.ratio_deviation,
                 bound=bound,
                 bound_is=f"policies.{self.name}.algorithm.ratio_deviation_warning",
-                steps=self._deviating_steps,
+                steps=self._position.deviating_steps,
                 likely_causes="randomness in the model's forward, an engine with other weights or another "
                 "temperature, an engine that changes its probabilities (top-p, penalties), a lower precision",
             )
-
-    def _checked(self, batch: Sequence[Sample]) -> list[TrainedSample]:
-        """Every sample with its advantage from its group's rewards. Raises as ``accumulate`` does."""
-        checked = []
-        for sample in batch:
-            if not 0 <= self._version - sample.policy_version <= self._setup.max_staleness:
-                raise StaleSample(sample.sample_id, sample.policy_version, self.name, self._version)
-            if not len(sample.tokens) == len(sample.logprobs) > 0:
-                counts = f"{len(sample.tokens)} tokens, {len(sample.logprobs)} log-probabilities"
-                raise ValueError(
-                    f"sample {sample.sample_id}: {counts}; need as many of each, and one at least"
-                )
-            if not sample.temperature > 0:
-                raise ValueError(
-                    f"sample {sample.sample_id}: drawn at temperature {sample.temperature}, which has no "
-                    "log-probabilities to train on"
-                )
-            credit = self._setup.credit.get(AgentName(sample.agent))
-            if credit is None:
-                users = ", ".join(self._setup.credit)
-                raise ValueError(
-                    f"sample {sample.sample_id}: agent {sample.agent} does not use policy {self.name}; {users} do"
-                )
-            checked.append(TrainedSample(sample, sample_advantage(credit, sample)))
-        return checked
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
         """The forwards of the samples that have a gradient."""
         every = self._loss.kl_in_loss or self._critic is not None
         trained = [row for row in samples if every or row.has_signal]
-        return make_chunks(trained, self._vocab_size, self._device)
+        return self._make_chunks(trained)
+
+    def _make_chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
+        most_tokens = self._setup.torch_trainer.tokens_per_forward
+        return make_chunks(samples, self._vocab_size, self._device, self._gang, most_tokens)
 
     @property
     def _needs_references(self) -> bool:
@@ -331,17 +323,22 @@ class TorchPolicy:
 
     def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The same, sample by sample, on the CPU."""
-        found: dict[int, Tensor] = {}
-        for chunk in make_chunks([TrainedSample(s, 0.0) for s in samples], self._vocab_size, self._device):
-            logprobs = self._reference_logprobs(chunk).cpu()
-            found |= zip(chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=True)
-        return [found[index] for index in range(len(samples))]
+        lengths = [len(sample.tokens) for sample in samples]
+        found = list(torch.split(torch.zeros(sum(lengths), device=self._device), lengths))
+        for chunk in self._make_chunks([TrainedSample(sample, 0.0) for sample in samples]):
+            logprobs = self._reference_logprobs(chunk)
+            for index, each in zip(
+                chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=False
+            ):
+                found[index] = each
+        every = self._gang.sum(torch.cat(found))
+        return list(torch.split(every.cpu(), lengths))
 
     # ----------------------------------------------------------------------- the optimizer
 
     def _apply_gradient(self, divisor: int, norm: float, lr: float) -> None:
         apply_gradient(
-            self.model,
+            self.models.parameters,
             self._optimizer,
             divisor=divisor,
             norm=norm,
@@ -349,59 +346,37 @@ class TorchPolicy:
             lr=lr,
         )
 
-    # ----------------------------------------------------------------------- weights and files
+    # ----------------------------------------------------------------------- state, weights and files
+
+    def base_state(self) -> dict[str, Tensor]:
+        """See ``TrainedModels.base_state``."""
+        return self.models.base_state()
+
+    def parts(self) -> dict[str, Shard]:
+        """See ``PolicyBackend.parts``."""
+        return self.models.parts()
+
+    def step_state(self) -> TrainingStep:
+        """See ``PolicyBackend.step_state``."""
+        gradients = self.models.gradients() if self._position.accumulated else {}
+        return TrainingStep(gradients, self._position.plain())
+
+    def load_state(self, step: TrainingStep) -> None:
+        """See ``PolicyBackend.load_state``."""
+        position = read_position(step.data)
+        copy_into(self.models.gradients() if position.accumulated else {}, step.tensors)
+        if self._position.accumulated and not position.accumulated:
+            self.models.drop_gradients()
+        self._position = position
 
     def weights(self) -> dict[str, Tensor]:
-        """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
-
-        float32 ones are the live weights themselves, bfloat16 ones are copies.
-        """
-        if not self._autocast:
-            return self._master_weights()
-        dtype = torch.bfloat16
-        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self._master_weights().items()}
+        """See ``TrainedModels.published``."""
+        return self.models.published()
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.model.config.save_pretrained(folder)
-        self.model.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        for name, tensors in self._files().items():
-            write_tensors(folder / name, tensors)
-        write_json(folder / POSITION_FILE, {"format": FORMAT, "version": self._version})
+        """See ``TrainedModels.save``."""
+        self.models.save(folder, tokenizer, self._position.version)
 
     def load(self, folder: Path) -> None:
         """See ``PolicyBackend.load``. A SFT under way ends."""
-        position = read_json(folder / POSITION_FILE)
-        if position.get("format") != FORMAT:
-            found = str(position.get("format"))
-            raise CheckpointMismatch(folder / POSITION_FILE, "format", str(FORMAT), found)
-        version = position.get("version")
-        if type(version) is not int or version < 0:
-            raise CheckpointMismatch(folder / POSITION_FILE, "version", "a count", repr(version))
-        files = self._files()
-        for name, tensors in files.items():
-            check_tensors(folder / name, tensors)
-        for name, tensors in files.items():
-            read_tensors_into(folder / name, tensors)
-        self._version = version
-        self._totals = StepTotals()
-        self._held = []
-        self._sft_batches = 0
-        self._drop_gradients()
-
-    def _master_weights(self) -> dict[str, Tensor]:
-        return named_weights(self.model)
-
-    def _files(self) -> dict[str, Mapping[str, Tensor]]:
-        """The live tensors of a saved policy, by the file that they are in."""
-        files: dict[str, Mapping[str, Tensor]] = {
-            WEIGHTS_FILE: self._master_weights(),
-            STATE_FILE: moments(self.model, self._optimizer),  # all that a bit-equal continuation needs
-        }
-        if self._reference is not None:
-            files[REFERENCE_FILE] = named_weights(self._reference.model)
-        if self._critic is not None:
-            files[CRITIC_FILE] = self._critic.state()
-        return files
+        self._position = PolicyPosition(self.models.load(folder))

@@ -77,7 +77,7 @@ def gradient(model: torch.nn.Module) -> torch.Tensor:
 
 
 def state(policy: TorchPolicy) -> dict[str, torch.Tensor]:
-    files = policy._files()
+    files = policy.models.files()
     return {f"{file} {name}": t.clone() for file, tensors in files.items() for name, t in tensors.items()}
 
 

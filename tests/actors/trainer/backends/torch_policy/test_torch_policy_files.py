@@ -58,7 +58,7 @@ def step(policy: TorchPolicy) -> float:
 
 
 def full_state(policy: TorchPolicy) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in {**policy.weights(), **policy._files()[STATE_FILE]}.items()}
+    return {name: t.clone() for name, t in {**policy.weights(), **policy.models.files()[STATE_FILE]}.items()}
 
 
 def assert_equal_state(first: TorchPolicy, second: TorchPolicy) -> None:

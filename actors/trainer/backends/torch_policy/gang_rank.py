@@ -1,0 +1,113 @@
+"""The ranks of one policy: processes that compute it together, each with a part of every tensor.
+
+They join a process group for as long as the policy is bound to their slots. All of them make the same calls of the
+policy's backend in the same order; each call that computes is a collective one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ...shards import Shard, shard_of, whole
+from .layers import layers_of
+
+
+class GangRank:
+    """This process in a gang: ``rank``, from 0, of ``size``. One rank alone has no process group."""
+
+    def __init__(self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None) -> None:
+        self.rank, self.size = rank, size
+        self._mesh = mesh
+
+    def sum(self, values: Tensor) -> Tensor:
+        """``values`` (on the gang's device) summed over the ranks, in place."""
+        if self._mesh is not None:
+            distributed.all_reduce(values, group=self._mesh.get_group())
+        return values
+
+    def shard(self, model: nn.Module, *, keep_root: bool) -> None:
+        """Divides the parameters of ``model`` over the ranks: each layer of its own is gathered for its forward alone.
+
+        Gradients are summed over the ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
+        parameters outside the layers stay gathered from a forward to its backward.
+        """
+        if self._mesh is None:
+            return
+        for layer in layers_of(model):
+            fully_shard(layer, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # Without the first, a factor is multiplied before the sum, which gloo can't.
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+
+    def part(self, tensor: Tensor) -> Shard:
+        """This rank's part of a model's tensor."""
+        if isinstance(tensor, DTensor):
+            return shard_of(tensor.shape, self.rank, self.size)
+        return whole(tensor.shape)
+
+    def gathered(self, tensor: Tensor) -> Tensor | None:
+        """The whole of a model's tensor on the first rank, None on the others."""
+        if isinstance(tensor, DTensor):
+            full = tensor.full_tensor()
+            return full if self.rank == 0 else None
+        return tensor if self.rank == 0 else None
+
+
+c10d: Any = distributed  # half of its names have no types
+
+_LOOPBACK: Final = "gloo_loopback"
+
+ALONE = GangRank()
+"""One rank."""
+
+
+@contextmanager
+def joined(rank: int, size: int, meeting: Path, device: torch.device, timeout_s: float) -> Iterator[GangRank]:
+    """The gang of ``size`` processes that meet at the file ``meeting``, which no gang has used before, on one host.
+
+    A process can be in one gang at a time, and in any number one after the other. Raises RuntimeError
+    (``torch.distributed.DistError``) if the others don't come within ``timeout_s``; so does each collective call whose
+    peers died or are late.
+    """
+    if size == 1:
+        yield ALONE
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else _LOOPBACK
+    timeout = timedelta(seconds=timeout_s)
+    store = c10d.FileStore(str(meeting), size)
+    store.set_timeout(timeout)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    try:
+        yield GangRank(rank, size, init_device_mesh(device.type, (size,)))
+    finally:
+        distributed.destroy_process_group()
+
+
+def _gloo_on_loopback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Gloo as torch makes it listens at the address of the host's name, for any peer of the network."""
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timeout
+    return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+distributed.Backend.register_backend(_LOOPBACK, _gloo_on_loopback, devices="cpu")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of ``tensor`` that is on this rank: the live memory, without gradient."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

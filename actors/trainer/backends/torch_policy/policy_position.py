@@ -1,0 +1,42 @@
+"""A policy's position in its training: all of its state that is not a tensor."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+
+from ....messages import Sample
+from .step_totals import StepTotals
+
+
+@dataclass(slots=True)
+class PolicyPosition:
+    """``version`` is the count of optimizer steps; ``totals`` and ``held`` (samples of an algorithm that does not
+    stream) are those of the present step. ``accumulated``: the gradient may be other than zero. ``sft_batches`` since
+    the SFT began, 0 if it has ended; ``sft_loss`` of the last. ``non_finite_steps``: in a row, up to the last step.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    version: int = 0
+    totals: StepTotals = field(default_factory=StepTotals)
+    held: list[Sample] = field(default_factory=list)
+    accumulated: bool = False
+    sft_batches: int = 0
+    sft_loss: float = 0.0
+    deviating_steps: int = 0
+    non_finite_steps: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data for MessagePack. Samples lose their declared columns, of which training needs none."""
+        held = [replace(sample, columns={}) for sample in self.held]
+        data: dict[str, Any] = _POSITION.dump_python(replace(self, held=held))
+        return data
+
+
+_POSITION = TypeAdapter(PolicyPosition)
+
+
+def read_position(plain: dict[str, Any]) -> PolicyPosition:
+    """The inverse of ``PolicyPosition.plain``. Raises ``ValueError`` for data of another kind."""
+    return _POSITION.validate_python(plain)

@@ -1,0 +1,231 @@
+"""Processes that form gangs of any size, one after the other, and what they compute there.
+
+The functions of a gang run in those processes: arguments and results are pickled.
+"""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
+
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
+from flexmarl.actors.trainer.backends.torch_policy import completion_model
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank, joined
+from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.shards import Shard, pieces
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from .....patience import PATIENCE_S
+from .policies import SMALLER_MODEL
+
+NAME = PolicyName("solver")
+
+
+def gang_setup(
+    algorithm: dict[str, Any], *, dtype: str = "float32", trainer: Any = None, **model: Any
+) -> PolicySetup:
+    """A vocabulary of 18: neither two nor four ranks divide it, and a critic's head has one row."""
+    return PolicySetup(
+        model=ModelConfig(config=SMALLER_MODEL | {"vocab_size": 18} | model, tokenizer="unused", dtype=dtype),
+        credit={AgentName("solver"): CreditConfig(name=algorithm["name"])},
+        loss=LossConfig(**algorithm),
+        optimizer=OptimizerConfig(lr=1e-2, betas=(0.9, 0.95), schedule="linear", weight_decay=0.01),
+        **({"trainer": trainer} if trainer else {}),
+    )
+
+
+# --------------------------------------------------------------------------- processes
+
+
+def _serve(connection: Connection) -> None:
+    torch.set_num_threads(1)
+    while (call := connection.recv()) is not None:
+        function, rank, size, meeting, arguments = call
+        try:
+            with joined(rank, size, meeting, torch.device("cpu"), PATIENCE_S) as gang:
+                connection.send((function(gang, *arguments), None))
+        except Exception:  # noqa: BLE001  # the test shows it
+            connection.send((None, traceback.format_exc()))
+
+
+class Ranks:
+    """``most`` processes, each of which is a rank of one gang at a time."""
+
+    def __init__(self, most: int, folder: Path) -> None:
+        self._context = multiprocessing.get_context("fork")  # torch and transformers are there
+        self._folder, self._gangs = folder, 0
+        self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        for _ in range(most):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of ``function(gang, *arguments)`` by rank. The gang ends with the call."""
+        self._gangs += 1
+        for rank in range(size):
+            call = (function, rank, size, self._folder / f"gang-{self._gangs}", arguments)
+            self._connections[rank].send(call)
+        results = [self._result(rank) for rank in range(size)]
+        errors = [error for _, error in results if error]
+        assert not errors, "\n".join(errors)
+        return [result for result, _ in results]
+
+    def close(self) -> None:
+        for connection, process in zip(self._connections, self._processes, strict=True):
+            if process.is_alive():
+                connection.send(None)
+                process.join(PATIENCE_S)
+                assert process.exitcode == 0
+
+    def _result(self, rank: int) -> tuple[Any, str | None]:
+        """Its answer and None, None and an error, or None twice if its process has ended."""
+        assert self._connections[rank].poll(PATIENCE_S), "a rank does not answer"
+        try:
+            result: tuple[Any, str | None] = self._connections[rank].recv()
+        except EOFError:
+            return None, None
+        return result
+
+
+# --------------------------------------------------------------------------- what ranks compute
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Models built within it are in float64, so that only the order of sums is left to differ."""
+    build = completion_model.build_model
+    with mock.patch.object(completion_model, "build_model", lambda *args: build(*args).double()):
+        yield
+
+
+def array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A copy."""
+    return np.array(tensor.numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """A rank's whole state, as it would travel."""
+
+    tensors: dict[str, NDArray[Any]]
+    parts: dict[str, Shard]
+    data: dict[str, Any]
+
+
+def state_of(policy: TorchPolicy) -> RankState:
+    step = policy.step_state()
+    tensors = {**policy.base_state(), **step.tensors}
+    parts = policy.parts()
+    arrays = {name: array(tensor) for name, tensor in tensors.items()}
+    assert all(arrays[name].shape == parts[name].own_shape for name in arrays)
+    return RankState(arrays, {name: parts[name] for name in arrays}, step.data)
+
+
+def load_state(policy: TorchPolicy, states: Sequence[RankState], most_bytes: int = 256) -> None:
+    """Copies this rank's rows of the state of another gang, piece by piece; the gangs may differ in size."""
+    live: Mapping[str, torch.Tensor] = policy.base_state()
+    gradients = {
+        name: torch.empty_like(tensor)
+        for name, tensor in policy.models.gradients().items()
+        if name in states[0].tensors
+    }
+    own = {**live, **gradients}
+    assert own.keys() == states[0].tensors.keys()
+    parts = {name: part for name, part in policy.parts().items() if name in own}
+    row_bytes = {
+        name: int(np.prod(part.shape[1:])) * own[name].element_size() for name, part in parts.items()
+    }
+    for piece in pieces(parts, [state.parts for state in states], row_bytes, most_bytes):
+        source = torch.from_numpy(np.atleast_1d(states[piece.source].tensors[piece.name]))
+        destination = own[piece.name] if own[piece.name].dim() else own[piece.name].view(1)
+        rows = source[piece.source_start : piece.source_start + piece.rows]
+        destination[piece.own_start : piece.own_start + piece.rows] = rows
+    policy.load_state(TrainingStep(gradients, states[0].data))
+
+
+def made_policy(gang: GangRank, setup: PolicySetup, states: Sequence[RankState] | None) -> TorchPolicy:
+    backends = TorchPolicies(3, 10)
+    if states is None:
+        return backends.build(NAME, setup, gang)
+    policy = backends.host(NAME, setup, gang)
+    load_state(policy, states)
+    return policy
+
+
+def whole_gradients(policy: TorchPolicy) -> dict[str, NDArray[Any]]:
+    """The gradients of all ranks together."""
+    models = {"gradient": policy.model}
+    if policy._critic is not None:
+        models["critic_gradient"] = policy._critic.model
+    found = {}
+    for kind, model in models.items():
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            whole: Any = parameter.grad
+            found[f"{kind}/{name}"] = array(whole.full_tensor() if isinstance(whole, DTensor) else whole)
+    return found
+
+
+Call = tuple[str, Any]
+"""``accumulate`` with samples, ``sft`` with examples, ``sft_done`` or ``step`` with None."""
+
+
+def called(policy: TorchPolicy, calls: Sequence[Call]) -> list[Any]:
+    results: list[Any] = []
+    for name, argument in calls:
+        match name:
+            case "accumulate":
+                stats = policy.accumulate(argument)
+                results.append((stats.samples, stats.tokens, stats.trained_samples))
+            case "sft":
+                results.append(policy.sft(argument))
+            case "sft_done":
+                policy.sft_done()
+            case "step":
+                results.append(policy.optimizer_step())
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    results: list[Any]
+    gradients: dict[str, NDArray[Any]]
+    weights: dict[str, NDArray[Any]]
+    state: RankState
+
+
+def train(
+    gang: GangRank, setup: PolicySetup, calls: Sequence[Call], states: Sequence[RankState] | None = None
+) -> Trained:
+    """In double precision: from the initial weights, or from the ``states`` of another gang."""
+    with double_precision():
+        return train_as_configured(gang, setup, calls, states)
+
+
+def train_as_configured(
+    gang: GangRank, setup: PolicySetup, calls: Sequence[Call], states: Sequence[RankState] | None = None
+) -> Trained:
+    policy = made_policy(gang, setup, states)
+    results = called(policy, calls)
+    weights = {name: array(tensor.double()) for name, tensor in policy.weights().items()}
+    return Trained(results, whole_gradients(policy), weights, state_of(policy))
