@@ -101,3 +101,14 @@ class StateHandle:
                     f"{self.key}: {spec.name} ends at byte {spec.offset + spec.size_bytes} "
                     f"of a bucket of {self.size_bytes}"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class LentMemory:
+    """Memory that its owner lends to one writer at a time: slot (0 or 1) of the arena file ``location`` of the process
+    ``process``, ``size_bytes`` long. A state that is set there outlives the writer."""
+
+    process: str
+    location: str
+    slot: int
+    size_bytes: int

@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ..core.telemetry import get_logger
 from .arena import check_directory
 from .errors import TransferTimeout, TransportClosed
-from .handle import PathName, StateHandle
+from .handle import LentMemory, PathName, StateHandle
+from .paths.buckets import Layout
 from .paths.kinds import kind_of
 from .paths.local import LocalPath
 from .paths.shm import ShmPath
@@ -60,6 +61,11 @@ class TransportStatistics:
             for name, value in asdict(statistics).items()
         }
         return {"transport_running": self.running, "transport_arena_bytes": self.arena_bytes, **by_path}
+
+
+def bucket_bytes(tensors: Tensors) -> int:
+    """Bytes of memory that ``tensors`` take when they are set, the gaps between them included."""
+    return Layout.of(tensors).size_bytes if tensors else 0
 
 
 class StateTransport:
@@ -119,6 +125,7 @@ class StateTransport:
         *,
         version: int,
         to: Place | None = None,
+        lent: LentMemory | None = None,
         timeout_s: float = 60.0,
     ) -> StateHandle:
         """Publishes ``tensors`` as ``version`` of ``key`` and returns the handle to send in messages.
@@ -126,6 +133,10 @@ class StateTransport:
         By default any process of this host may read the state. It is a copy: the tensors may change as soon as this
         returns. If ``to`` is this process's own ``place``, nothing is copied: the handle is an alias of the tensors and
         is valid in this process only. The two newest versions of a key stay readable.
+
+        With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
+        process ends, until the same memory is set again or taken back, and the caller sees to it that it is not written
+        by two at once.
 
         Tensors of any shape, stride and device; dtypes of ``handle.DTYPE_BYTES``. After a cancellation or a timeout
         nothing half written is published, the version set before stays readable, and no thread reads the tensors any
@@ -145,7 +156,10 @@ class StateTransport:
         started = time.perf_counter()
         with _timeout_of("set", key, version, path, size_bytes, timeout_s):
             async with asyncio.timeout(timeout_s):
-                handle = await self._paths[path].put(key, tensors, version=version)
+                if lent is None:
+                    handle = await self._paths[path].put(key, tensors, version=version)
+                else:
+                    handle = await self._shm.put_lent(key, tensors, lent, version=version)
         totals = self._statistics.setdefault(path, PathStatistics())
         totals.sets += 1
         totals.set_bytes += size_bytes
@@ -194,6 +208,31 @@ class StateTransport:
         totals.get_bytes += handle.size_bytes
         totals.get_s += time.perf_counter() - started
         return tensors
+
+    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
+        """Two pieces of this process's memory, of ``size_bytes`` or a little more, for ``set`` in other processes of
+        the host. Raises ArenaSpace, TransportClosed."""
+        self._check_open()
+        return await self._shm.lend(key, size_bytes)
+
+    def take_back(self, lent: LentMemory) -> None:
+        """Frees both pieces of a ``lend``. The states in them are gone."""
+        self._shm.take_back(lent.location)
+
+    async def store_away(self, lent: LentMemory, slots: Sequence[int], file: Path) -> None:
+        """Writes the states in ``slots`` (0, 1 or both) of lent memory to a new file, and frees the memory. Raises
+        OSError, and the memory is as before then; TransportClosed."""
+        self._check_open()
+        await self._shm.store_away(lent, slots, file)
+
+    async def bring_back(
+        self, lent: LentMemory, slots: Sequence[int], file: Path
+    ) -> tuple[LentMemory, LentMemory]:
+        """Lends memory again with the states that ``store_away`` has written, and removes the file. Handles of these
+        states are valid again with the new ``location``. Raises OSError and ArenaSpace, and the file is as before then;
+        TransportClosed."""
+        self._check_open()
+        return await self._shm.bring_back(lent, slots, file)
 
     def statistics(self) -> TransportStatistics:
         return TransportStatistics(

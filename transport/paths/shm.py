@@ -9,12 +9,14 @@ import functools
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .. import lent_files
 from ..arena import Arena
-from ..errors import CorruptState, ForeignHandle, StaleHandle, TransportClosed
-from ..handle import StateHandle, TensorSpec
+from ..errors import ArenaSpace, CorruptState, ForeignHandle, StaleHandle, TransportClosed
+from ..handle import LentMemory, StateHandle, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
@@ -66,14 +68,15 @@ class ShmPath:
         self._workers = workers
         self._written: dict[str, _Written] = {}
         self._mapped: dict[str, _Mapped] = {}
+        self._lent: dict[str, Arena] = {}
+        self._arenas_lent = 0
         self._closed = False
 
     @property
     def arena_bytes(self) -> int:
         """Bytes of the arenas that this process has made and not removed."""
-        return sum(
-            len(mapped.arena.memory) for written in self._written.values() for mapped in written.arenas
-        )
+        written = (mapped.arena for written in self._written.values() for mapped in written.arenas)
+        return sum(len(arena.memory) for arena in (*written, *self._lent.values()))
 
     # ----------------------------------------------------------------------- writing
 
@@ -101,25 +104,42 @@ class ShmPath:
     ) -> StateHandle:
         if not written.arenas or written.arenas[-1].arena.slot_bytes < layout.size_bytes:
             self._add_arena(key, written, layout.size_bytes)
-        mapped, slot = written.arenas[-1], written.slot
-        arena = mapped.arena
-        arena.begin(slot, version)
-        bucket = mapped.bucket(slot, layout.specs, layout.size_bytes)
-        buckets.copy(layout.kind, mapped.views(layout.kind, slot, layout.specs), sources, stop, bucket)
-        digest = bucket.digest()
-        generation = arena.commit(slot)
+        slot = written.slot
+        handle = self._fill(
+            written.arenas[-1], slot, self._place.process, key, layout, sources, version, stop
+        )
         # Only now: after an unfinished write the next one takes the same slot, and readers keep the other slot.
         written.slot = 1 - slot
         for outgrown in written.arenas[:-1]:
             del self._mapped[outgrown.arena.name]
             outgrown.arena.unlink()
         del written.arenas[:-1]
+        return handle
+
+    def _fill(
+        self,
+        mapped: _Mapped,
+        slot: int,
+        process: str,
+        key: str,
+        layout: buckets.Layout,
+        sources: list[Any],
+        version: int,
+        stop: threading.Event,
+    ) -> StateHandle:
+        """Writes ``slot`` of an arena that ``process`` owns."""
+        arena = mapped.arena
+        arena.begin(slot, version)
+        bucket = mapped.bucket(slot, layout.specs, layout.size_bytes)
+        buckets.copy(layout.kind, mapped.views(layout.kind, slot, layout.specs), sources, stop, bucket)
+        digest = bucket.digest()
+        generation = arena.commit(slot)
         return StateHandle(
             key=key,
             version=version,
             path="shm",
             host=self._place.host,
-            process=self._place.process,
+            process=process,
             location=arena.name,
             slot=slot,
             generation=generation,
@@ -130,12 +150,69 @@ class ShmPath:
 
     def _add_arena(self, key: str, written: _Written, size_bytes: int) -> None:
         # The key makes the name readable; process, number and count make it unique.
-        readable = re.sub(r"[^A-Za-z0-9]+", "_", key)[:48]
-        name = f"{self._place.process}-{written.number}-{readable}-{written.arenas_made}.arena"
+        name = f"{self._place.process}-{written.number}-{_readable(key)}-{written.arenas_made}.arena"
         mapped = _Mapped(Arena.create(self._directory, name, size_bytes))
         written.arenas_made += 1
         written.arenas.append(mapped)
         self._mapped[name] = mapped
+
+    # ----------------------------------------------------------------------- lending
+
+    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
+        """Makes an arena for other processes to fill. Its memory is reserved by a thread: that takes a while."""
+        self._arenas_lent += 1
+        name = f"{self._place.process}-lent-{_readable(key)}-{self._arenas_lent}.arena"
+        arena = await self._workers.run(size_bytes, lambda _: Arena.create(self._directory, name, size_bytes))
+        return self._now_lent(arena)
+
+    def _now_lent(self, arena: Arena) -> tuple[LentMemory, LentMemory]:
+        self._lent[arena.name] = arena
+        first = LentMemory(self._place.process, arena.name, 0, arena.slot_bytes)
+        return first, replace(first, slot=1)
+
+    async def store_away(self, lent: LentMemory, slots: Sequence[int], file: Path) -> None:
+        """See ``StateTransport.store_away``."""
+        arena = self._lent[lent.location]
+        await self._workers.run(len(arena.memory), lambda stop: lent_files.write(arena, slots, file, stop))
+        self.take_back(lent.location)
+
+    async def bring_back(
+        self, lent: LentMemory, slots: Sequence[int], file: Path
+    ) -> tuple[LentMemory, LentMemory]:
+        """See ``StateTransport.bring_back``."""
+        self._arenas_lent += 1
+        name = f"{self._place.process}-lent-{_readable(file.stem)}-{self._arenas_lent}.arena"
+
+        def work(stop: threading.Event) -> Arena:
+            arena = Arena.create(self._directory, name, lent.size_bytes)
+            try:
+                lent_files.read(file, slots, arena, stop)
+            except BaseException:
+                arena.unlink()
+                raise
+            file.unlink()
+            return arena
+
+        return self._now_lent(await self._workers.run(2 * lent.size_bytes, work))
+
+    def take_back(self, location: str) -> None:
+        """Removes an arena that was lent. Processes that have mapped it keep its memory until they forget it."""
+        self._lent.pop(location).unlink()
+
+    async def put_lent(self, key: str, tensors: Tensors, lent: LentMemory, *, version: int) -> StateHandle:
+        """As ``put``, into memory of another process. Raises ArenaSpace if it is too small."""
+        layout = buckets.Layout.of(tensors)
+        if layout.size_bytes > lent.size_bytes:
+            raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.location}")
+
+        def work(stop: threading.Event) -> StateHandle:
+            mapped = self._mapped_at(lent.location)
+            if mapped.arena.slot_bytes != lent.size_bytes:
+                raise ForeignHandle(lent.location, str(self._directory), "it is not as large as it was lent")
+            sources = list(tensors.values())
+            return self._fill(mapped, lent.slot, lent.process, key, layout, sources, version, stop)
+
+        return await self._workers.run(layout.size_bytes, work)
 
     # ----------------------------------------------------------------------- reading
 
@@ -165,18 +242,22 @@ class ShmPath:
             raise StaleHandle(handle.key, handle.version, arena.version(handle.slot))
 
     def _map(self, handle: StateHandle) -> _Mapped:
-        mapped = self._mapped.get(handle.location)
-        if mapped is not None:
-            return mapped
         try:
-            mapped = _Mapped(Arena.open(self._directory, handle.location))
+            return self._mapped_at(handle.location)
         except FileNotFoundError as error:
             raise StaleHandle(handle.key, handle.version, None) from error
+
+    def _mapped_at(self, location: str) -> _Mapped:
+        """Raises FileNotFoundError, ForeignHandle."""
+        mapped = self._mapped.get(location)
+        if mapped is not None:
+            return mapped
+        mapped = _Mapped(Arena.open(self._directory, location))
         # A new arena often replaces one that its owner has removed, and whose memory is freed with its last mapping.
         for name in list(self._mapped):  # a list: other copy threads change the dict
             if not (self._directory / name).exists():
                 self._mapped.pop(name, None)
-        self._mapped[handle.location] = mapped
+        self._mapped[location] = mapped
         return mapped
 
     async def close(self) -> None:
@@ -186,4 +267,11 @@ class ShmPath:
             for mapped in written.arenas:
                 mapped.arena.unlink()
             written.arenas.clear()
+        for arena in self._lent.values():
+            arena.unlink()
+        self._lent.clear()
         self._mapped.clear()
+
+
+def _readable(key: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", key)[:48]
