@@ -52,6 +52,19 @@ class GangTooLarge(FlexmarlError):
         self.slots = slots
 
 
+class StateTooLarge(FlexmarlError):
+    """The training state of a policy does not fit a slot of the training pool."""
+
+    def __init__(self, policy: str, needed_bytes: int, slot_bytes: int) -> None:
+        super().__init__(
+            f"the training state of policy {policy} takes {needed_bytes} bytes on a slot, which has {slot_bytes} "
+            "(pool.slot_memory_gib): divide the policy over more ranks, or give it a smaller model"
+        )
+        self.policy = policy
+        self.needed_bytes = needed_bytes
+        self.slot_bytes = slot_bytes
+
+
 class StoreError(FlexmarlError):
     """A write or a lease that a table refuses; the table is unchanged."""
 

@@ -160,6 +160,47 @@ class InstanceMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicySuspended:
+    """A policy had to leave its slots of the shared pool (comma-separated) for ``reason``. The part of its state that
+    was not in the host's memory before, ``size_bytes``, was moved there in ``seconds``. ``path``: of the transport, or
+    ``none`` if nothing had to be moved."""
+
+    policy: PolicyName
+    slots: str
+    reason: str
+    size_bytes: int
+    seconds: float
+    path: str
+    event: Literal["policy_suspended"] = "policy_suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResumed:
+    """A policy has slots of the shared pool (comma-separated) for ``reason``; its state, ``size_bytes``, came in
+    ``seconds`` by ``path``."""
+
+    policy: PolicyName
+    slots: str
+    reason: str
+    size_bytes: int
+    seconds: float
+    path: str
+    event: Literal["policy_resumed"] = "policy_resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    """A slot worker was lost, and is restarted. ``policies``: those whose state was on it (comma-separated).
+    ``repeated``: micro-batches of their steps that are trained again."""
+
+    slot: str
+    reason: str
+    policies: str
+    repeated: int
+    event: Literal["slot_lost"] = "slot_lost"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowBlocked:
     """The workflow blocked the event loop of all trajectories for a second or more. ``line``: of the recipe."""
 
@@ -203,6 +244,9 @@ RunEvent = Annotated[
     | ActorSilent
     | InstanceChanged
     | InstanceMoved
+    | PolicySuspended
+    | PolicyResumed
+    | SlotLost
     | WorkflowBlocked
     | ActorRestarted
     | WorkerLost,

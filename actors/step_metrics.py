@@ -79,6 +79,22 @@ class PolicyMetrics:
     """The critic's loss, if the policy has a critic."""
     explained_variance: float | None = None
     """The share of the returns' variance that the critic explains, if the policy has a critic."""
+    pool_computing_s: float | None = None
+    """Seconds of computing since the optimizer step before, as the other figures of a shared pool; None in a static."""
+    pool_idle_s: float | None = None
+    """Seconds on its slots without a computation."""
+    pool_swapping_s: float | None = None
+    """Seconds in which the policy was on its way to its slots or from them."""
+    pool_waiting_s: float | None = None
+    """Seconds in which a computation was ready, and other policies had the slots."""
+    pool_suspended_s: float | None = None
+    """Seconds without slots and without work."""
+    suspensions: int | None = None
+    """Number of times that the policy had to leave its slots."""
+    swapped_mib: float | None = None
+    """MiB of its state that moved between slots and the host's memory."""
+    repeated_micro_batches: int | None = None
+    """Micro-batches that were trained again, because a slot worker was lost; each time counts."""
 
 
 @dataclass(frozen=True, slots=True)

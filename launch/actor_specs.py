@@ -3,7 +3,7 @@
 The classes are named, not imported: each is imported in its actor's process alone, and some import torch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from ..actors.messages import (
     OrchestratorApi,
     RolloutApi,
     RouterApi,
+    SlotApi,
     StoreApi,
     SupervisorApi,
     TrainerApi,
@@ -25,13 +26,15 @@ from ..actors.orchestrator.evaluation import EvaluationRules
 from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
 from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ..actors.store.store_setup import StoreSetup
-from ..actors.trainer.trainer_setup import TrainerSetup
+from ..actors.trainer.pool_config import SharedPoolConfig
+from ..actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ..core.ref import ActorRef
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 
 _STORE: Final = "flexmarl.actors.store.store:Store"
 _TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
+_SLOT: Final = "flexmarl.actors.trainer.slot_worker:SlotWorker"
 _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
 _ROUTER: Final = "flexmarl.actors.inference.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
@@ -52,7 +55,8 @@ class ActorSpec:
 @dataclass(frozen=True, slots=True)
 class References:
     """References to all actors of a run; ``workers`` are named ``rollout-<number>``; ``instances`` by policy,
-    ``<policy>-<number>``. ``supervisor``: of the actors that are restarted alone."""
+    ``<policy>-<number>``; ``slots``, of a shared pool, ``slot-<number>``. ``supervisor``: of the actors that are
+    restarted alone."""
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
@@ -62,6 +66,7 @@ class References:
     console: ActorRef[ConsoleApi]
     supervisor: ActorRef[SupervisorApi]
     instances: dict[PolicyName, list[ActorRef[InstanceApi]]]
+    slots: list[ActorRef[SlotApi]] = field(default_factory=list)
 
 
 def actor_specs(
@@ -74,7 +79,7 @@ def actor_specs(
     """All actors of a run, by name. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
     folder and state."""
     store = _store_setup(config, references, runtime_dir, directory.store)
-    trainer = _trainer_setup(config, references, runtime_dir, directory.store, resume and resume[0])
+    trainer = _trainer_setup(config, references, runtime_dir, directory, resume and resume[0])
     router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
     rollout = rollout_setup(config, references, runtime_dir, directory.store)
     orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
@@ -85,6 +90,8 @@ def actor_specs(
         references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
     }
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
+    slot = replace(trainer, pool=None)
+    specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
     for policy, instances in references.instances.items():
         setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
         environment = setup.environment()
@@ -137,17 +144,27 @@ def _trainer_setup(
     config: RunConfig,
     references: References,
     runtime_dir: Path,
-    store_dir: Path,
+    directory: RunDirectory,
     resume_from: Path | None,
 ) -> TrainerSetup:
+    pool = None
+    if isinstance(config.pool, SharedPoolConfig):
+        pool = SharedPoolSetup(
+            config=config.pool,
+            slots=references.slots,
+            supervisor=references.supervisor,
+            console=references.console,
+            spill_dir=directory.suspended,
+        )
     return TrainerSetup(
         policies=config.policy_setups(),
         recipe=config.recipe_config(),
         total_steps=config.training.steps,
         store=references.store,
         runtime_dir=runtime_dir,
-        store_dir=store_dir,
+        store_dir=directory.store,
         resume_from=resume_from,
+        pool=pool,
     )
 
 

@@ -26,6 +26,7 @@ from ..actors.messages import (
     RolloutApi,
     RouterApi,
     RunResult,
+    SlotApi,
     StoreApi,
     TrainerApi,
 )
@@ -33,6 +34,7 @@ from ..actors.orchestrator.checkpoint import RunState
 from ..actors.rollout.block_watch import report_file
 from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
 from ..actors.store_client import segment_directories
+from ..actors.trainer.pool_config import SharedPoolConfig
 from ..core.errors import ActorDead, FlexmarlError, is_loss, text_of
 from ..core.private_directory import private_directory
 from ..core.ref import ActorRef
@@ -159,6 +161,9 @@ class LocalRun:
                 policy: [reference(f"{policy}-{n}", InstanceApi) for n in range(settings.instances)]
                 for policy, settings in self.config.policies.items()
             },
+            slots=[reference(f"slot-{n}", SlotApi) for n in range(self.config.pool.slots)]
+            if isinstance(self.config.pool, SharedPoolConfig)
+            else [],
         )
 
     def _prepare_store(self, store: ActorRef[StoreApi]) -> None:

@@ -26,7 +26,7 @@ from .run_config import RunConfig
 from .run_directory import RunDirectory
 
 MAY_CHANGE: Final = (
-    "recipe", "training.steps", "checkpoint.*", "evaluation.*", "store.*", "supervision.*", "router.*",
+    "recipe", "training.steps", "checkpoint.*", "evaluation.*", "store.*", "supervision.*", "router.*", "pool.*",
     "rollout.max_failed_share", "rollout.trajectory_timeout_s", "rollout.turn_timeout_s", "rollout.turn_retries",
     "rollout.workers", "agents.*.sampling.turn_timeout_s", "policies.*.instances", "policies.*.engine.*",
 )  # fmt: skip

@@ -19,6 +19,7 @@ from ..actors.orchestrator.plan import Mode, Plan
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
 from ..actors.trainer.algorithms import sync_warning
+from ..actors.trainer.pool_config import PoolConfig, StaticPoolConfig
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
 from ..actors.workflow import RecipeConfig
@@ -46,6 +47,7 @@ class RunConfig(Config):
     policies: dict[PolicyName, PolicyConfig]
     agents: Annotated[dict[AgentName, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
+    pool: PoolConfig = StaticPoolConfig()
     rollout: RolloutConfig = RolloutConfig()
     router: RouterConfig = RouterConfig()
     balance: BalanceConfig = BalanceConfig()

@@ -8,6 +8,7 @@
         checkpoints/     joint checkpoints, newest last
         logs/            one file per actor process
         store/           the journal of the experience store, and samples beyond its memory limit
+        suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
         lock             locked by the process that works on the run
 
@@ -37,6 +38,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.store = path / "store"
         self.store_address = self.store / "address"
+        self.suspended = path / "suspended"
         self.lock = path / "lock"
 
     @staticmethod

@@ -29,13 +29,34 @@ class MicroBatchTrained:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """A policy's share of a shared pool since its optimizer step before, in seconds: each moment counts once.
+
+    ``computing``; ``idle``: on its slots without a computation; ``swapping``: on its way to its slots or from them;
+    ``waiting``: a computation was ready, and others had the slots; ``suspended``: without work. ``suspensions``, and
+    ``moved_bytes`` of states between slots and the host's memory. ``repeated``: micro-batches that were trained again,
+    because a slot worker was lost; each time counts.
+    """
+
+    computing_s: float
+    idle_s: float
+    swapping_s: float
+    waiting_s: float
+    suspended_s: float
+    suspensions: int
+    moved_bytes: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStepped:
     """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
 
     ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
     about 1e-6 if they agree. ``skipped_update``: the weights are as before the step. ``busy_s``: seconds for the step
     and the weights to publish. ``value_loss`` and ``explained_variance``: of the policy's critic
-    (``critic.explained_variance``), if it has one. ``padding_share``: of the positions of all forwards.
+    (``critic.explained_variance``), if it has one. ``padding_share``: of the positions of all forwards. ``pool``: None
+    if the pool is static.
     """
 
     published: Published
@@ -52,6 +73,7 @@ class PolicyStepped:
     padding_share: float | None = None
     value_loss: float | None = None
     explained_variance: float | None = None
+    pool: PoolFigures | None = None
 
 
 class TrainerApi(Protocol):

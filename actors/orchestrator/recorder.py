@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
-from ..messages import AgentTurns, GroupClosed, Loaded, MicroBatchTrained, PolicyStepped
+from ..messages import AgentTurns, GroupClosed, Loaded, MicroBatchTrained, PolicyStepped, PoolFigures
 from ..names import AgentName, PolicyName, Step, Version
 from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 
@@ -85,11 +86,28 @@ class _PolicyRecord:
             transfer_max_s=transfer_s[1],
             load_mean_s=load_s[0],
             load_max_s=load_s[1],
+            **_of_pool(stepped.pool),
         )
 
 
 def _mean_and_max(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
     return (fmean(seconds), max(seconds)) if seconds else (None, None)
+
+
+def _of_pool(figures: PoolFigures | None) -> dict[str, Any]:
+    """The fields of ``PolicyMetrics`` about a shared pool."""
+    if figures is None:
+        return {}
+    return {
+        "pool_computing_s": figures.computing_s,
+        "pool_idle_s": figures.idle_s,
+        "pool_swapping_s": figures.swapping_s,
+        "pool_waiting_s": figures.waiting_s,
+        "pool_suspended_s": figures.suspended_s,
+        "suspensions": figures.suspensions,
+        "swapped_mib": figures.moved_bytes / 2**20,
+        "repeated_micro_batches": figures.repeated,
+    }
 
 
 class StepRecord:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from ...core.ref import ActorRef
 from ..config_base import Config, Natural
-from ..messages import ModelConfig, StoreApi
+from ..messages import ConsoleApi, ModelConfig, SlotApi, StoreApi, SupervisorApi
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
 from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
+from .pool_config import SharedPoolConfig
 from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 
 
@@ -43,8 +44,23 @@ class PolicySetup(Config):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPoolSetup:
+    """The slot workers of a run, and the actors that their facade reports to. ``spill_dir``: the folder on a disk for
+    suspended states that exceed the memory."""
+
+    config: SharedPoolConfig
+    slots: list[ActorRef[SlotApi]]
+    supervisor: ActorRef[SupervisorApi]
+    console: ActorRef[ConsoleApi]
+    spill_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """``runtime_dir``: the run's directory in memory, for weights and samples; ``store_dir``: the store's on the disk.
+    """The argument of the trainer and of slot workers. ``pool``: the shared pool that the trainer computes with; None
+    if it computes in its own process, as a slot worker does.
+
+    ``runtime_dir``: the run's directory in memory, for weights and samples; ``store_dir``: the store's on the disk.
 
     ``total_steps``: of the run, for the learning rate's schedule. ``resume_from``: the folder of a joint checkpoint
     with one folder per policy; None: from the beginning.
@@ -57,3 +73,4 @@ class TrainerSetup:
     runtime_dir: Path
     store_dir: Path
     resume_from: Path | None = None
+    pool: SharedPoolSetup | None = None

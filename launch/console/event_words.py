@@ -13,6 +13,7 @@ from ...actors.run_events import (
     RunEvent,
     RunResumed,
     SftDone,
+    SlotLost,
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
@@ -37,6 +38,11 @@ def warning_of(event: RunEvent) -> str | None:
         case WorkerLost():
             again = count(event.groups, "group")
             return f"rollout worker {event.worker} was lost, {again} begun again: {event.reason}"
+        case SlotLost():
+            again = (
+                f"{event.repeated} {'micro-batch' if event.repeated == 1 else 'micro-batches'} trained again"
+            )
+            return f"slot worker {event.slot} was lost, {again}: {event.reason}"
         case ActorRestarted():
             return f"{event.actor} is restarted: {event.reason}"
         case StoreBlocked():

@@ -4,6 +4,7 @@ Its modules:
 
     report.py              writes the page: header, key figures, failures, events, configuration
     training_sections.py   rewards by agent, figures of training by policy, evaluations
+    pool_sections.py       a shared training pool: what each policy did, and why it was suspended
     time_sections.py       parts of a step, throughput, processes
     page_parts.py          tables, notes and charts over the steps
     charts.py              charts as SVG

@@ -12,6 +12,7 @@ from ...actors.run_events import RunEnded, RunResumed, RunStarted, TrajectoryFai
 from ..formatting import change, clock, compact, count, duration, listed
 from .instance_sections import instances
 from .page_parts import note, table
+from .pool_sections import COPIES, pool
 from .run_history import History, load_history
 from .time_sections import processes, throughput, time_split
 from .training_sections import (
@@ -57,6 +58,7 @@ def render_body(history: History) -> str:
         time_split,
         throughput,
         instances,
+        pool,
         processes,
         _failures,
         _events,
@@ -168,16 +170,17 @@ def _failures(history: History) -> str:
 
 
 def _events(history: History) -> str:
-    if not history.events:
+    shown = [logged for logged in history.events if not isinstance(logged.event, COPIES)]
+    if not shown:
         return ""
     rows = []
-    for logged in history.events[:_EVENTS_SHOWN]:
+    for logged in shown[:_EVENTS_SHOWN]:
         details = _details(logged.line)
         rows.append([clock(logged.line.get("time")), str(logged.line.get("event", "")), details])
-    left = len(history.events) - len(rows)
+    left = len(shown) - len(rows)
     more = note(f"{left} later ones are in events.jsonl.") if left > 0 else ""
     events = table(["time", "event", "details"], rows, css="words")
-    return f"<details><summary>Events ({len(history.events)})</summary>{events}{more}</details>"
+    return f"<details><summary>Events ({len(shown)})</summary>{events}{more}</details>"
 
 
 def _details(event: Mapping[str, Any]) -> str:

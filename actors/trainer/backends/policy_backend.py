@@ -119,7 +119,7 @@ class PolicyBackend(Protocol):
         """The live tensors of weights, moments, step counters, reference and critic, by name.
 
         They change only by ``sft``, ``sft_done``, ``start_from``, ``load`` and ``optimizer_step``. Names, shapes and
-        dtypes are the same for all policies of a setup.
+        dtypes are the same for all policies of a setup, before and after any training.
         """
         ...
 
@@ -135,6 +135,11 @@ class PolicyBackend(Protocol):
     def step_state(self) -> TrainingStep:
         """The rest of the state. The tensors are live. Directly after an optimizer step there are none, and the data
         with a copy of ``base_state()`` is a whole state to return to."""
+        ...
+
+    def gradients(self) -> Mapping[str, Any]:
+        """The live tensors of the gradient by name, also before anything was accumulated: those of ``step_state()``
+        otherwise. A caller that has copied a step's tensors into them gives these to ``load_state``."""
         ...
 
     def load_state(self, step: TrainingStep) -> None:

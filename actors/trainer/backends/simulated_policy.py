@@ -142,14 +142,16 @@ class SimulatedPolicy:
         data = {"trained": self.trained, "tokens": self._tokens, "accumulated": self._accumulated}
         return TrainingStep(tensors, copy.deepcopy(data))
 
+    def gradients(self) -> dict[str, np.ndarray[Any, Any]]:
+        """See ``PolicyBackend.gradients``."""
+        return {"gradient": self._gradient}
+
     def load_state(self, step: TrainingStep) -> None:
         """See ``PolicyBackend.load_state``."""
         position = _POSITION.validate_python(step.data)
         if step.tensors.keys() != ({"gradient"} if position["accumulated"] else set()):
             raise ValueError(f"tensors of the step: {', '.join(step.tensors) or 'none'}")
-        self._forget_gradient()
-        for gradient in step.tensors.values():
-            self._gradient[:] = gradient
+        self._gradient[:] = step.tensors.get("gradient", 0)  # perhaps itself: see ``gradients``
         self.trained, self._tokens = position["trained"], position["tokens"]
         self._accumulated = position["accumulated"]
 

@@ -18,8 +18,9 @@ from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.hosted_policies import sft_shares
 from flexmarl.actors.trainer.padding import TokenRow
-from flexmarl.actors.trainer.trainer import Trainer, sft_shares
+from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.actors.workflow import RecipeConfig

@@ -17,9 +17,13 @@ from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import (
     CheckpointSaved,
     Evaluated,
+    PolicyResumed,
+    PolicySuspended,
     RunEnded,
+    RunEvent,
     RunResumed,
     RunStarted,
+    SlotLost,
     TrajectoryFailed,
 )
 from flexmarl.launch.json_lines import event_to_json
@@ -166,6 +170,29 @@ def test_the_times_of_new_weights_are_shown(tmp_path: Path) -> None:
     row = "".join(f"<td>{cell}</td>" for cell in ("20", "60", "10", "30", "5", "15"))
     assert f'<th scope="row">sorter</th>{row}' in section and "checker" not in section
     assert "New weights" not in written(tmp_path, [record(1)])
+
+
+def test_a_shared_pool_shows_the_time_of_its_policies_and_why_they_were_suspended(tmp_path: Path) -> None:
+    of_pool: dict[str, Any] = {
+        f"{key}/{policy}": value
+        for policy in ("sorter", "checker")
+        for key, value in {
+            "pool_computing_s": 3.0, "pool_idle_s": 0.0, "pool_swapping_s": 0.5, "pool_waiting_s": 1.5,
+            "pool_suspended_s": 5.0, "suspensions": 2, "swapped_mib": 100.0, "repeated_micro_batches": 1,
+        }.items()
+    }  # fmt: skip
+    events: list[RunEvent] = [
+        PolicySuspended(PolicyName("sorter"), "slot-0", "no computation is ready", 25 << 20, 0.01, "shm"),
+        PolicyResumed(PolicyName("sorter"), "slot-1", "its slots are free", 100 << 20, 0.04, "disk, shm"),
+        SlotLost("slot-1", "killed by signal 9", "sorter", 3),
+    ]
+    lines = [{**event_to_json(event), "time": 100.0} for event in events]
+    page = written(tmp_path, [record(1, **of_pool), record(2, **of_pool)], lines)
+    assert "<h2>Training pool</h2>" in page
+    for text in ("30.0%", "15.0%", "50.0%", "no computation is ready", "disk, shm", "killed by signal 9"):
+        assert text in page
+    assert "1 slot worker was lost" in page and "Events (1)" in page
+    assert "Training pool" not in written(tmp_path, [record(1)])
 
 
 def test_agents_of_one_policy_have_two_rewards_and_one_loss(tmp_path: Path) -> None:

@@ -361,6 +361,10 @@ class TorchPolicy:
         gradients = self.models.gradients() if self._position.accumulated else {}
         return TrainingStep(gradients, self._position.plain())
 
+    def gradients(self) -> dict[str, Tensor]:
+        """See ``TrainedModels.gradients``."""
+        return self.models.gradients()
+
     def load_state(self, step: TrainingStep) -> None:
         """See ``PolicyBackend.load_state``."""
         position = read_position(step.data)

@@ -1,0 +1,167 @@
+"""Messages between the trainer and its slot workers: lives, states of policies in the host's memory, computations.
+
+A call names the life of the slot worker that it is meant for: a later life hosts nothing of what it speaks of.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...core.actor import endpoint
+from ...transport.handle import LentMemory, StateHandle
+from ..errors import (
+    CheckpointIncomplete,
+    CheckpointMismatch,
+    NonFiniteGradient,
+    RecipeError,
+    StaleSample,
+    WorkerReplaced,
+)
+from ..names import PolicyName, Step
+from .experience import LeasedBatch
+from .training import MicroBatchTrained
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLife:
+    """One life of a slot worker, from its start to its end. ``pid``: of its process."""
+
+    life: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangPlace:
+    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: a file that the gang's
+    processes find one another by, new for each binding."""
+
+    rank: int
+    size: int
+    meeting: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes of each part of a policy's training state on one rank: see ``BaseState`` and ``HostState``. They stay the
+    same. ``on_slot``: all that the slot holds, published weights included only if they are the live ones."""
+
+    weights: int
+    rest: int
+    step: int
+    on_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseState:
+    """The part of a training state that only an optimizer step or supervised training changes, in the host's memory.
+
+    ``weights``: as they are published; ``weights_are_live``: they are the policy's own, not rounded copies of them.
+    ``rest``: all other tensors, such as the moments. ``data``: the rest of a step that has just begun, as plain data.
+    """
+
+    weights: StateHandle
+    weights_are_live: bool
+    rest: StateHandle
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """A whole training state in the host's memory. ``step``: the gradient accumulated so far, None if there is none;
+    ``data``: the rest of the step part, as plain data."""
+
+    base: BaseState
+    step: StateHandle | None
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """``size_bytes`` that were copied between a slot and the host's memory, and the paths of the transport that they
+    took, with commas; ``none`` if there was nothing to copy."""
+
+    size_bytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The step part of a policy that was suspended: see ``HostState``."""
+
+    step: StateHandle | None
+    data: dict[str, Any]
+    moved: Moved
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStepped:
+    """As ``StepStats``; ``version``: the policy's after the step."""
+
+    version: int
+    samples: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    clip_fraction: float
+    ratio_deviation: float
+    lr: float
+    skipped_update: bool = False
+    value_loss: float | None = None
+    explained_variance: float | None = None
+
+
+class SlotApi(Protocol):
+    """One slot of the pool. Every call but ``enlist`` raises WorkerReplaced if it is meant for another life.
+
+    A policy is hosted from ``build`` or ``resume`` until ``suspend`` or ``drop``; one computation runs at a time.
+    """
+
+    @endpoint
+    def enlist(self) -> AsyncGenerator[SlotLife]:
+        """This life of the worker: one item. The stream ends when the life does."""
+
+    @endpoint(raises=[WorkerReplaced, CheckpointIncomplete, CheckpointMismatch])
+    async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
+        """Hosts the policy as it begins the run."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
+        """Hosts the policy as ``state`` has it."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
+        """The memory that ``set_base`` and ``suspend`` need."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def set_base(
+        self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
+    ) -> BaseState:
+        """Copies the base part into the host's memory."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
+        """Copies the step part into the host's memory and hosts the policy no more."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def drop(self, life: str, policy: PolicyName) -> None:
+        """Hosts the policy no more; its state here is forgotten."""
+
+    @endpoint(raises=[WorkerReplaced, StaleSample])
+    async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+        """Adds the gradient of leased rows, which this worker reads from the store's memory."""
+
+    @endpoint(raises=[WorkerReplaced, NonFiniteGradient])
+    async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
+        """The run's step ``step`` (from 1)."""
+
+    @endpoint(raises=[WorkerReplaced, RecipeError])
+    async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
+        """See ``TrainerApi.sft``."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def end_sft(self, life: str, policy: PolicyName) -> None:
+        """See ``PolicyBackend.sft_done``."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def save(self, life: str, policy: PolicyName, folder: str) -> None:
+        """See ``TrainerApi.save``."""

@@ -1,0 +1,79 @@
+"""The computations of one policy in a shared pool, in their order, and again if their slot is lost. Pure."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False, slots=True)
+class Computation:
+    """``run``: at the policy's gang, which it is given. ``changes_base``: it ends with other weights or moments, and
+    needs nothing of the computations before it any more. ``repeated``: its gradient is a part of the step, so that it
+    runs again if the step's state is lost."""
+
+    name: str
+    run: Callable[[Any], Awaitable[Any]]
+    changes_base: bool = False
+    repeated: bool = False
+    failed: bool = False
+    done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def succeed(self, result: Any) -> None:
+        """Ignored if it has succeeded before, or its caller has left."""
+        if not self.done.done():
+            self.done.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        self.failed = True
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class PolicyWork:
+    """``running``: the computation that runs."""
+
+    def __init__(self) -> None:
+        self.running: Computation | None = None
+        self._waiting: deque[Computation] = deque()
+        self._since_base: list[Computation] = []
+
+    def add(self, computation: Computation) -> None:
+        self._waiting.append(computation)
+
+    def begin(self) -> Computation:
+        """The next one, which runs from now on."""
+        assert self.running is None, "one computation of a policy at a time"
+        self.running = self._waiting.popleft()
+        return self.running
+
+    def end(self) -> None:
+        """The running one has ended, with success or not; if it has changed the base state, the new one is in the
+        host's memory."""
+        ended, self.running = self.running, None
+        assert ended is not None
+        if ended.failed:
+            return
+        if ended.changes_base:
+            self._since_base.clear()
+        elif ended.repeated:
+            self._since_base.append(ended)
+
+    def lose(self) -> list[Computation]:
+        """Only the last base state is left: the computations of its step and the running one wait again, in their
+        order. Returns them."""
+        again, self._since_base = self._since_base, []
+        if self.running is not None:
+            again.append(self.running)
+            self.running = None
+        self._waiting.extendleft(reversed(again))
+        return again
+
+    def fail(self, error: BaseException) -> None:
+        """None of those that run or wait can succeed."""
+        for computation in (self.running, *self._waiting):
+            if computation is not None:
+                computation.fail(error)
+        self.running = None
+        self._waiting.clear()

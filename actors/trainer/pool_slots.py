@@ -1,0 +1,181 @@
+"""The slot workers of a shared pool as their facade sees them: their lives, and calls to gangs of them.
+
+A worker is lost when its ``enlist`` stream ends or a call to it fails. From then on calls to that life fail here,
+before they are sent; the supervisor kills its process, so that nothing writes to the host's memory any more; and then
+the listener is notified.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_of
+from ...core.ref import ActorRef
+from ...core.supervision.system_api import FOR_EVER
+from ...core.telemetry import get_logger
+from ..errors import WorkerReplaced
+from ..messages import WORK_TIMEOUT_S, GangPlace, SlotApi, SlotLife
+from ..names import SlotName
+from .gangs import Slots
+from .trainer_setup import SharedPoolSetup
+
+T = TypeVar("T")
+SlotCall = Callable[[SlotApi, str, int], Awaitable[T]]
+"""Calls a slot worker, given the life that is meant and the gang's rank there."""
+
+log = get_logger(__name__)
+
+# A worker that can't be reached is being started.
+_RETRY_S: Final = 0.1
+
+
+class SlotLost(Exception):
+    """A call to one life of a slot worker failed, and no later call to it can succeed."""
+
+    def __init__(self, slot: SlotName, life: str, reason: str) -> None:
+        super().__init__(slot, life, reason)
+        self.slot, self.life, self.reason = slot, life, reason
+
+
+@dataclass(eq=False, slots=True)
+class HostedGang:
+    """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
+    ``is_loaded``: its state is there. ``has_computed``: that state is not the one in the host's memory any more."""
+
+    slots: Slots
+    lives: tuple[str, ...]
+    places: tuple[GangPlace, ...]
+    is_loaded: bool = False
+    has_computed: bool = False
+
+
+class SlotListener(Protocol):
+    """The pool, as its slots see it."""
+
+    def slot_joined(self, slot: SlotName) -> None:
+        """A life of a worker begins, at the start or after a loss."""
+
+    def slot_lost(self, slot: SlotName, reason: str) -> None:
+        """A worker's process is dead."""
+
+
+class PoolSlots:
+    def __init__(
+        self,
+        pool: SharedPoolSetup,
+        listener: SlotListener,
+        meetings: Path,
+        background: Callable[[Coroutine[Any, Any, None], str], None],
+        watch: Callable[[ActorRef[Any]], None],
+    ) -> None:
+        """``meetings``: a folder in which the processes of a gang find one another. ``background`` and ``watch``: as of
+        ``Actor``."""
+        self._meetings = meetings
+        self._bindings = 0
+        self._refs = {SlotName(ref.name): ref for ref in pool.slots}
+        self._supervisor = pool.supervisor
+        self._listener, self._background, self._watch = listener, background, watch
+        self._lives: dict[SlotName, SlotLife] = {}
+        self._ended: set[str] = set()
+        self._stopped: set[SlotName] = set()
+        self._losing = {slot: asyncio.Lock() for slot in self._refs}
+        self._joined = asyncio.Event()
+        self._all_joined = False
+
+    async def start(self) -> list[SlotName]:
+        """The slots, when every worker lives. Later lives are reported to the listener."""
+        for ref in self._refs.values():
+            self._background(self._tend(ref), f"slot {ref.name}")
+        while len(self._lives) < len(self._refs):
+            self._joined.clear()
+            await self._joined.wait()
+        self._all_joined = True
+        return [*self._refs]
+
+    def gang(self, slots: Slots) -> HostedGang:
+        """A new binding of a policy."""
+        self._bindings += 1
+        meeting, size = str(self._meetings / f"gang-{self._bindings}"), len(slots)
+        places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
+        return HostedGang(slots, tuple(self._life_of(slot) for slot in slots), places)
+
+    async def at(self, gang: HostedGang, call: SlotCall[T]) -> list[T]:
+        """The results of one call at each rank's slot. Raises SlotLost, and the errors of the call."""
+        members = enumerate(zip(gang.slots, gang.lives, strict=True))
+        ends = await asyncio.gather(
+            *(self._call(slot, life, rank, call) for rank, (slot, life) in members), return_exceptions=True
+        )
+        errors = [end for end in ends if isinstance(end, BaseException)]
+        # The other ranks of a gang fail too when one of them is lost.
+        for error in sorted(errors, key=lambda error: not isinstance(error, SlotLost)):
+            raise error
+        return [end for end in ends if not isinstance(end, BaseException)]
+
+    async def _call(self, slot: SlotName, life: str, rank: int, call: SlotCall[T]) -> T:
+        if self._life_of(slot) != life or not life:
+            raise SlotLost(slot, life, "it was lost")
+        try:
+            return await call(self._refs[slot].within(WORK_TIMEOUT_S), life, rank)
+        except (ActorDead, CallTimeout, WorkerReplaced) as error:
+            raise SlotLost(slot, life, _reason(error)) from error
+
+    def _life_of(self, slot: SlotName) -> str:
+        """Empty if the worker was lost."""
+        life = self._lives.get(slot)
+        return "" if life is None else life.life
+
+    # ------------------------------------------------------------------ lives
+
+    async def _tend(self, ref: ActorRef[SlotApi]) -> None:
+        """Takes in one life of a worker after the other."""
+        slot = SlotName(ref.name)
+        while True:
+            life: SlotLife | None = None
+            reason = "it ended"
+            try:
+                async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
+                    async for life in lives:
+                        async with self._losing[slot]:  # the listener is notified of the loss before
+                            self._enlisted(slot, life)
+            except FlexmarlError as error:
+                if not is_loss(error):
+                    raise
+                reason = _reason(error)
+            if slot in self._stopped:
+                return
+            if life is not None:
+                await self.lose(SlotLost(slot, life.life, reason))
+            await asyncio.sleep(_RETRY_S)
+
+    def _enlisted(self, slot: SlotName, life: SlotLife) -> None:
+        if life.life in self._ended:  # given up, and not killed yet
+            return
+        self._lives[slot] = life
+        self._watch(self._refs[slot])
+        self._joined.set()
+        if self._all_joined:
+            self._listener.slot_joined(slot)
+
+    def stopped(self, name: str) -> None:
+        """A worker is stopped in good order: the run ends, and it is not missed."""
+        self._stopped.add(SlotName(name))
+
+    async def lose(self, lost: SlotLost) -> None:
+        """See the module's text. Does nothing if the loss is known, or the worker is stopped in good order."""
+        slot = lost.slot
+        if self._life_of(slot) != lost.life or not lost.life or slot in self._stopped:
+            return
+        pid = self._lives.pop(slot).pid
+        self._ended.add(lost.life)
+        async with self._losing[slot]:
+            log.warning("slot worker lost", name=slot, pid=pid, reason=lost.reason)
+            await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, pid, lost.reason)
+            if self._all_joined:
+                self._listener.slot_lost(slot, lost.reason)
+
+
+def _reason(error: FlexmarlError) -> str:
+    return error.reason if isinstance(error, ActorDead) else text_of(error)

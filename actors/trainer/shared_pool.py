@@ -1,0 +1,359 @@
+"""The trainer's side of a pool of slot workers: carries out the decisions of ``allocate.py``.
+
+    decision    calls at each of the gang's slots             then reports to the allocator
+    Bind        build, or resume unless it was prefetched          bound
+    Run         the policy's next computation, then set_base       ended
+                if it has changed the base part
+    Suspend     suspend                                            suspended
+    Prefetch    resume                                             prefetched
+    Drop        drop                                               dropped
+
+Each decision is carried out by a task of its own. When a slot worker was lost, and its process is dead
+(``pool_slots.py``), a policy that has computed there since its state was whole returns to its base part, and the
+micro-batches of its step wait again, in their order; their leases stand. The allocator binds it to other slots, or to
+the same when its next life has enlisted. So a policy's state is whole at any moment, and each of its samples counts
+once.
+"""
+
+import asyncio
+import math
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ...core.errors import FlexmarlError
+from ...core.ref import ActorRef
+from ...core.task_groups import first_error
+from ...core.telemetry import get_logger
+from ...transport.state import StateTransport
+from ..errors import StateTooLarge
+from ..messages import WORK_TIMEOUT_S, LeasedBatch, MicroBatchTrained, Moved, PoolFigures, Published
+from ..names import PolicyName, SlotName, Step, Version
+from ..run_events import PolicyResumed, PolicySuspended, RunEvent, SlotLost
+from .allocate import Allocator
+from .backends.policy_backend import StepStats
+from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
+from .host_memory import HostMemory
+from .policy_work import Computation, PolicyWork
+from .pool import TrainingPool
+from .pool_record import PoolRecord
+from .pool_slots import HostedGang, PoolSlots, SlotCall
+from .pool_slots import SlotLost as LostCall
+from .trainer_setup import SharedPoolSetup, TrainerSetup
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+_NOTHING: Final = Moved(0, "none")
+
+
+class SharedPool(TrainingPool):
+    """See ``TrainingPool``. ``background`` and ``watch``: as of ``Actor``."""
+
+    def __init__(
+        self,
+        setup: TrainerSetup,
+        pool: SharedPoolSetup,
+        background: Callable[[Coroutine[Any, Any, None], str], None],
+        watch: Callable[[ActorRef[Any]], None],
+    ) -> None:
+        self._policies = list(setup.policies)
+        self._ranks = dict.fromkeys(setup.policies, 1)
+        self._pool = pool
+        self._background = background
+        self._transport = StateTransport(setup.runtime_dir)
+        self._slots = PoolSlots(pool, self, setup.runtime_dir, background, watch)
+        limit_gib = pool.config.host_memory_gib
+        limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
+        self._memory = HostMemory(self._transport, self._ranks, limit_bytes, pool.spill_dir)
+        self._allocator: Allocator | None = None
+        self._gangs: dict[PolicyName, HostedGang] = {}
+        self._work = {policy: PolicyWork() for policy in setup.policies}
+        self._records = {policy: PoolRecord() for policy in setup.policies}
+        self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
+
+    # ------------------------------------------------------------------ TrainingPool
+
+    async def start(self) -> None:
+        await self._transport.__aenter__()
+        self._background(self._send_news(), "events")
+        shutil.rmtree(self._pool.spill_dir, ignore_errors=True)  # of a run that was killed
+        self._allocator = Allocator(await self._slots.start(), self._ranks, self._pool.config)
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for policy in self._policies:
+                    group.create_task(self.bind(policy))
+
+    async def bind(self, policy: PolicyName) -> None:
+        """Has the policy bound, after all its earlier computations; it is built if it is the first time."""
+
+        async def run(_gang: HostedGang) -> None:
+            """Nothing is computed."""
+
+        await self._computed(policy, Computation("bind", run))
+
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        async def run(gang: HostedGang) -> float:
+            return await self._first(gang, lambda slot, life, _: slot.sft(life, policy, first_batch, count))
+
+        loss: float = await self._computed(policy, Computation("sft", run, changes_base=True))
+        return loss
+
+    async def end_sft(self, policy: PolicyName) -> None:
+        async def run(gang: HostedGang) -> None:
+            await self._slots.at(gang, lambda slot, life, _: slot.end_sft(life, policy))
+
+        await self._computed(policy, Computation("end_sft", run, changes_base=True))
+
+    async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+        async def run(gang: HostedGang) -> MicroBatchTrained:
+            return await self._first(gang, lambda slot, life, _: slot.accumulate(life, policy, leased))
+
+        computation = Computation("accumulate", run, repeated=True)
+        trained: MicroBatchTrained = await self._computed(policy, computation)
+        return trained
+
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
+        async def run(gang: HostedGang) -> tuple[StepStats, Version]:
+            found = await self._first(gang, lambda slot, life, _: slot.optimizer_step(life, policy, step))
+            stats = StepStats(**{field.name: getattr(found, field.name) for field in fields(StepStats)})
+            return stats, Version(found.version)
+
+        computation = Computation("optimizer_step", run, changes_base=True)
+        stepped: tuple[StepStats, Version] = await self._computed(policy, computation)
+        return stepped
+
+    async def publish(self, policy: PolicyName) -> Published:
+        states = self._memory.states(policy)
+        assert states is not None, "start has set the first"
+        handle = states[0].base.weights
+        return Published(policy, Version(handle.version), handle)
+
+    async def save(self, policy: PolicyName, folder: Path) -> None:
+        async def run(gang: HostedGang) -> None:
+            await self._slots.at(gang, lambda slot, life, _: slot.save(life, policy, str(folder)))
+
+        await self._computed(policy, Computation("save", run))
+
+    def rows_committed(self, policy: PolicyName) -> None:
+        """The slot workers notice it themselves."""
+
+    def actor_stopped(self, name: str) -> None:
+        self._slots.stopped(name)
+
+    async def close(self) -> None:
+        await self._transport.close()
+        shutil.rmtree(self._pool.spill_dir, ignore_errors=True)
+
+    def figures(self, policy: PolicyName) -> PoolFigures:
+        return self._records[policy].take(self._decider.seconds(policy))
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``."""
+        return self._transport.statistics().numbers()
+
+    async def _first(self, gang: HostedGang, call: SlotCall[T]) -> T:
+        """The first rank's result of a call at all ranks: those of the others are the same."""
+        return (await self._slots.at(gang, call))[0]
+
+    async def _computed(self, policy: PolicyName, computation: Computation) -> Any:
+        """The result of ``computation``, after all earlier ones of the policy."""
+        self._work[policy].add(computation)
+        self._event(lambda now: self._decider.ready(policy, now))
+        return await computation.done
+
+    # ------------------------------------------------------------------ decisions
+
+    @property
+    def _decider(self) -> Allocator:
+        assert self._allocator is not None, "computations come after the start"
+        return self._allocator
+
+    def _event(self, report: Callable[[float], Iterable[Decision]]) -> None:
+        """Reports an event to the allocator, and begins to carry out its decisions."""
+        for decision in report(asyncio.get_running_loop().time()):
+            policy, kind = decision.policy, type(decision).__name__
+            log.debug("pool", decision=kind, policy=policy, reason=decision.reason)
+            gang = self._gang_for(decision)
+            if isinstance(decision, Run):
+                gang.has_computed = True
+                work = self._run(policy, gang, self._work[policy].begin())
+            else:
+                work = self._move(decision, gang)
+            self._background(self._unless_lost(work), f"{kind} {policy}")
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except LostCall as lost:
+            await self._slots.lose(lost)
+
+    def _gang_for(self, decision: Decision) -> HostedGang:
+        gang = self._gangs.get(decision.policy)
+        if gang is None:
+            assert isinstance(decision, Bind | Prefetch | Drop), "the others are of a policy that is bound"
+            gang = self._gangs[decision.policy] = self._slots.gang(decision.slots)
+            self._memory.is_in(decision.policy)
+        return gang
+
+    async def _move(self, decision: Decision, gang: HostedGang) -> None:
+        """Carries out a decision other than Run."""
+        policy, allocator = decision.policy, self._decider
+        try:
+            match decision:
+                case Bind():
+                    await self._load(policy, gang, decision.reason)
+                    report = allocator.bound
+                case Prefetch():
+                    if len(gang.slots) == 1:  # a process can be in one gang at a time: Bind loads the others
+                        await self._load(policy, gang, decision.reason)
+                    report = allocator.prefetched
+                case Suspend():
+                    await self._suspend(policy, gang, decision.reason)
+                    report = allocator.suspended
+                case _:
+                    await self._drop(policy, gang)
+                    report = allocator.dropped
+            error = None
+        except FlexmarlError as raised:
+            error = raised
+        if self._gangs.get(policy) is not gang:
+            return  # one of its slots was lost meanwhile
+        if error is not None:
+            self._work[policy].fail(error)  # the policy has no state on any slot: the run can't continue
+            return
+        if isinstance(decision, Suspend | Drop):
+            del self._gangs[policy]
+        self._event(partial(report, policy))
+        if isinstance(decision, Suspend | Drop) and policy not in self._gangs:
+            await self._memory.is_out(policy)
+
+    async def _load(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        if gang.is_loaded:
+            return
+        if self._memory.states(policy) is None:
+            await self._build(policy, gang)
+        else:
+            began = time.perf_counter()
+            was_on_disk = await self._memory.bring_back(policy)
+            states = self._memory.states(policy) or []
+            moved = await self._slots.at(
+                gang,
+                lambda slot, life, rank: slot.resume(life, policy, gang.places[rank], states[rank]),
+            )
+            if was_on_disk:
+                moved = [replace(each, path=f"disk, {each.path}") for each in moved]
+            self._moved(PolicyResumed, policy, gang, reason, moved, time.perf_counter() - began)
+        gang.is_loaded = True
+
+    async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
+        await self._slots.at(gang, lambda slot, life, rank: slot.build(life, policy, gang.places[rank]))
+        needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
+        room_gib = self._pool.config.slot_memory_gib
+        for rank, size in zip(self._memory[policy], needed, strict=True):
+            if room_gib is not None and size.on_slot > room_gib * 2**30:
+                raise StateTooLarge(policy, size.on_slot, int(room_gib * 2**30))
+            rank.needed = size
+        await self._set_base(policy, gang)
+
+    async def _run(self, policy: PolicyName, gang: HostedGang, computation: Computation) -> None:
+        work = self._work[policy]
+        try:
+            result = await computation.run(gang)
+            if computation.changes_base:
+                await self._set_base(policy, gang)
+            error = None
+        except FlexmarlError as raised:
+            result, error = None, raised
+        if self._gangs.get(policy) is not gang:
+            return  # one of its slots was lost meanwhile, and the computation waits again
+        if error is not None:
+            computation.fail(error)
+        work.end()
+        computation.succeed(result)
+        self._event(partial(self._decider.ended, policy))
+
+    async def _set_base(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Copies the base part to the host's memory: from then on the policy's state is this one."""
+        memory = self._memory[policy]
+        lent = [await rank.for_base() for rank in memory]
+        bases = await self._slots.at(gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank]))
+        if self._gangs.get(policy) is not gang:
+            return
+        for rank, base in zip(memory, bases, strict=True):
+            rank.base_was_set(base)
+        gang.has_computed = False
+
+    async def _suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        self._records[policy].suspensions += 1
+        began = time.perf_counter()
+        moved = [_NOTHING]
+        if gang.has_computed:
+            memory = self._memory[policy]
+            lent = [rank.for_step() for rank in memory]
+            steps = await self._slots.at(
+                gang, lambda slot, life, rank: slot.suspend(life, policy, lent[rank])
+            )
+            moved = [step.moved for step in steps]
+            if self._gangs.get(policy) is gang:
+                for rank, step in zip(memory, steps, strict=True):
+                    rank.was_suspended(step)
+        else:  # the state in the host's memory is this one
+            await self._drop(policy, gang)
+        self._moved(PolicySuspended, policy, gang, reason, moved, time.perf_counter() - began)
+
+    def _moved(
+        self,
+        kind: type[PolicyResumed | PolicySuspended],
+        policy: PolicyName,
+        gang: HostedGang,
+        reason: str,
+        moved: Sequence[Moved],
+        seconds: float,
+    ) -> None:
+        """Counts and reports what was copied, of all ranks."""
+        size_bytes = sum(each.size_bytes for each in moved)
+        self._records[policy].moved_bytes += size_bytes
+        path = ", ".join(dict.fromkeys(each.path for each in moved))
+        self._report(kind(policy, ", ".join(gang.slots), reason, size_bytes, round(seconds, 6), path))
+
+    def _report(self, event: RunEvent) -> None:
+        self._news.put_nowait(event)
+
+    async def _send_news(self) -> None:
+        """The console may be stopped for hours (ctrl-Z): the pool does not wait for it."""
+        while True:
+            await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
+
+    async def _drop(self, policy: PolicyName, gang: HostedGang) -> None:
+        await self._slots.at(gang, lambda slot, life, _: slot.drop(life, policy))
+
+    # ------------------------------------------------------------------ pool_slots.SlotListener
+
+    def slot_joined(self, slot: SlotName) -> None:
+        self._event(partial(self._decider.slot_joined, slot))
+
+    def slot_lost(self, slot: SlotName, reason: str) -> None:
+        lost = [policy for policy, gang in self._gangs.items() if slot in gang.slots]
+        again = {policy: self._fall_back(policy) for policy in lost}
+        repeated = {policy: sum(one.repeated for one in ones) for policy, ones in again.items()}
+        self._report(SlotLost(slot, reason, ", ".join(lost), sum(repeated.values())))
+        self._event(partial(self._decider.slot_lost, slot))
+        for policy, ones in again.items():
+            self._records[policy].repeated += repeated[policy]
+            for _ in ones:
+                self._event(partial(self._decider.ready, policy))
+
+    def _fall_back(self, policy: PolicyName) -> list[Computation]:
+        """The policy has lost a slot; returns the computations that wait again."""
+        gang = self._gangs.pop(policy)
+        if not gang.has_computed:
+            return []
+        for rank in self._memory[policy]:
+            rank.step_was_lost()
+        return self._work[policy].lose()

@@ -1,0 +1,229 @@
+"""A slot of the training pool: a process that hosts the ranks of policies in turn.
+
+    bind      build, or resume: the base part and the step part from the host's memory
+    compute   accumulate, optimizer_step, sft, end_sft, save; after those that change the base part: set_base
+    suspend   the step part into the host's memory: the base part is there already
+
+It owns nothing: the memory is the facade's, the rows are leased by the facade. If it dies, the facade begins again from
+the last whole base part, at another slot or at its next life.
+"""
+
+import asyncio
+import os
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...core.actor import Actor, endpoint
+from ...core.task_groups import first_error
+from ...transport.handle import LentMemory, StateHandle
+from ...transport.state import StateTransport, bucket_bytes
+from ..errors import WorkerReplaced
+from ..messages import (
+    BaseState,
+    GangPlace,
+    HostState,
+    LeasedBatch,
+    MicroBatchTrained,
+    Moved,
+    SlotApi,
+    SlotLife,
+    SlotStepped,
+    StateBytes,
+    Suspended,
+)
+from ..names import PolicyName, Step
+from ..store_client import ExperienceReader, segment_directories
+from .backends.policy_backend import TrainingStep
+from .hosted_policies import HostedPolicies
+from .trainer_setup import TrainerSetup
+
+# Catches a hang, not slowness: a large state takes long.
+TRANSFER_TIMEOUT_S: Final = 3600.0
+
+
+class SlotWorker(Actor, SlotApi):
+    def __init__(self, setup: TrainerSetup) -> None:
+        """Raises RecipeError if the recipe can't be loaded."""
+        self._life = secrets.token_hex(8)
+        self._policies = HostedPolicies(setup)
+        self._experience = ExperienceReader(
+            setup.store, segment_directories(setup.runtime_dir, setup.store_dir)
+        )
+        self._transport = StateTransport(setup.runtime_dir)
+        self._moving = {policy: asyncio.Lock() for policy in setup.policies}
+        """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
+        may be on its way."""
+
+    async def on_start(self) -> None:
+        await self._transport.__aenter__()
+
+    async def on_stop(self) -> None:
+        self._policies.backends.close()
+        self._experience.close()
+        await self._transport.close()
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``."""
+        return self._transport.statistics().numbers()
+
+    # ------------------------------------------------------------------ lives
+
+    @endpoint
+    async def enlist(self) -> AsyncGenerator[SlotLife]:
+        yield SlotLife(self._life, os.getpid())
+        await asyncio.Event().wait()
+
+    def _check_meant(self, life: str) -> None:
+        """Raises WorkerReplaced if ``life`` is not this one."""
+        if life != self._life:
+            raise WorkerReplaced(self._life, life)
+
+    # ------------------------------------------------------------------ states
+
+    @endpoint
+    async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            await self._compute(partial(self._policies.build, policy))
+
+    @endpoint
+    async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            backend = await self._compute(partial(self._policies.host, policy))
+            live = backend.weights() if state.base.weights_are_live else {}
+            gradient = {} if state.step is None else backend.gradients()
+            parts = [(state.base.rest, _others(backend.base_state(), live))]
+            if live:
+                parts.append((state.base.weights, live))
+            if state.step is not None:
+                parts.append((state.step, gradient))
+            with first_error():
+                async with asyncio.TaskGroup() as group:  # each part is copied by a thread of its own
+                    for handle, into in parts:
+                        group.create_task(self._fetch(handle, into))
+            await self._compute(partial(backend.load_state, TrainingStep(gradient, state.data)))
+            return _moved([handle for handle, _ in parts])
+
+    @endpoint
+    async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
+        self._check_meant(life)
+        backend = self._policies[policy]
+        weights = await self._compute(backend.weights)
+        live = weights if _are_live(weights, backend.base_state()) else {}
+        rest = bucket_bytes(_others(backend.base_state(), live))
+        step = bucket_bytes(backend.gradients())
+        on_slot = bucket_bytes(live) + rest + step
+        return StateBytes(bucket_bytes(weights), rest, step, on_slot)
+
+    @endpoint
+    async def set_base(
+        self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
+    ) -> BaseState:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            self._experience.forget_consumed()
+            backend = self._policies[policy]
+            published = await self._compute(backend.weights)
+            are_live = _are_live(published, backend.base_state())
+            others = _others(backend.base_state(), published if are_live else {})
+            with first_error():
+                async with asyncio.TaskGroup() as group:
+                    version = backend.version
+                    weights_set = group.create_task(self._set(policy, published, version, weights))
+                    rest_set = group.create_task(self._set(f"{policy}/rest", others, version, rest))
+            data = backend.step_state().data
+            return BaseState(weights_set.result(), are_live, rest_set.result(), data)
+
+    @endpoint
+    async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            backend = self._policies[policy]
+            state = backend.step_state()
+            handles = []
+            if state.tensors:
+                handles.append(await self._set(f"{policy}/step", state.tensors, backend.version, step))
+            await self._compute(partial(self._policies.release, policy))
+            return Suspended(handles[0] if handles else None, state.data, _moved(handles))
+
+    @endpoint
+    async def drop(self, life: str, policy: PolicyName) -> None:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            if policy in self._policies:
+                await self._compute(partial(self._policies.release, policy))
+
+    async def _set(self, key: str, tensors: Mapping[str, Any], version: int, lent: LentMemory) -> StateHandle:
+        return await self._transport.set(
+            key, tensors, version=version, lent=lent, timeout_s=TRANSFER_TIMEOUT_S
+        )
+
+    async def _fetch(self, handle: StateHandle, into: Mapping[str, Any]) -> None:
+        await self._transport.get(handle, into=into, timeout_s=TRANSFER_TIMEOUT_S)
+
+    # ------------------------------------------------------------------ computations
+
+    @endpoint
+    async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+        self._check_meant(life)
+        samples = await self._experience.samples(leased)
+        stats = await self._compute(lambda: self._policies.accumulate(policy, samples))
+        versions = Counter(sample.policy_version for sample in samples)
+        return MicroBatchTrained(
+            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
+        )
+
+    @endpoint
+    async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
+        self._check_meant(life)
+        stats = await self._compute(lambda: self._policies.optimizer_step(policy, step))
+        return SlotStepped(self._policies[policy].version, **asdict(stats))
+
+    @endpoint
+    async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
+        self._check_meant(life)
+        loss: float = await self._compute(lambda: self._policies.sft(policy, first_batch, count))
+        return loss
+
+    @endpoint
+    async def end_sft(self, life: str, policy: PolicyName) -> None:
+        self._check_meant(life)
+        await self._compute(self._policies[policy].sft_done)
+
+    @endpoint
+    async def save(self, life: str, policy: PolicyName, folder: str) -> None:
+        self._check_meant(life)
+        await self._compute(lambda: self._policies.save(policy, Path(folder)))
+
+    @property
+    def _compute(self) -> Any:
+        return self._policies.backends.compute
+
+
+def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """True if published weights are the policy's own, not copies of them."""
+    own = set(map(_address, base.values()))
+    return all(_address(tensor) in own for tensor in weights.values())
+
+
+def _others(base: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a base part that are not among the ``live`` weights."""
+    published = set(map(_address, live.values()))
+    return {name: tensor for name, tensor in base.items() if _address(tensor) not in published}
+
+
+def _address(tensor: Any) -> tuple[int, int]:
+    """Address and bytes of a tensor of PyTorch, or of an array."""
+    at = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return at, tensor.nbytes
+
+
+def _moved(handles: Sequence[StateHandle]) -> Moved:
+    paths = sorted({handle.path for handle in handles})
+    return Moved(sum(handle.size_bytes for handle in handles), ", ".join(paths) or "none")

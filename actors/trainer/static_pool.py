@@ -1,0 +1,101 @@
+"""All policies for ever in the trainer's own process, one computation after the other."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...transport.state import StateTransport
+from ..messages import LeasedBatch, MicroBatchTrained, Published
+from ..names import PolicyName, Step, Version
+from ..store_client import ExperienceReader, segment_directories
+from .arrival_order import ArrivalOrder
+from .backends.policy_backend import StepStats
+from .hosted_policies import HostedPolicies
+from .pool import TrainingPool
+from .trainer_setup import TrainerSetup
+
+# Catches a hang, not slowness: a large model takes long.
+TRANSFER_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights to publish. ``tensors`` may alias the live weights: publish them before the next step."""
+
+    version: int
+    tensors: Mapping[str, Any]
+
+
+class StaticPool(TrainingPool):
+    """See ``TrainingPool``. The event loop stays free during a computation."""
+
+    def __init__(self, setup: TrainerSetup) -> None:
+        self._setup = setup
+        self._policies = HostedPolicies(setup)
+        self._experience = ExperienceReader(
+            setup.store, segment_directories(setup.runtime_dir, setup.store_dir)
+        )
+        self._transport = StateTransport(setup.runtime_dir)
+        self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
+        self._weights: dict[PolicyName, _Weights] = {}
+
+    async def start(self) -> None:
+        await self._transport.__aenter__()
+        for policy in self._setup.policies:
+            await self._policies.backends.compute(partial(self._policies.build, policy))
+
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        return await self._policies.backends.compute(lambda: self._policies.sft(policy, first_batch, count))
+
+    async def end_sft(self, policy: PolicyName) -> None:
+        def end() -> _Weights:
+            self._policies[policy].sft_done()
+            return self._weights_of(policy)
+
+        self._weights[policy] = await self._policies.backends.compute(end)
+
+    async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+        with self._arrivals[policy].place() as turn:
+            samples = await self._experience.samples(leased)
+            await turn  # a store on another host may send the later rows first
+        stats = await self._policies.backends.compute(lambda: self._policies.accumulate(policy, samples))
+        versions = Counter(sample.policy_version for sample in samples)
+        return MicroBatchTrained(
+            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
+        )
+
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
+        def take_step() -> tuple[StepStats, _Weights]:
+            return self._policies.optimizer_step(policy, step), self._weights_of(policy)
+
+        stats, weights = await self._policies.backends.compute(take_step)
+        self._weights[policy] = weights
+        return stats, Version(weights.version)
+
+    def _weights_of(self, policy: PolicyName) -> _Weights:
+        return _Weights(self._policies[policy].version, self._policies.weights(policy))
+
+    async def publish(self, policy: PolicyName) -> Published:
+        weights = self._weights.pop(policy)
+        handle = await self._transport.set(
+            policy, weights.tensors, version=weights.version, timeout_s=TRANSFER_TIMEOUT_S
+        )
+        return Published(policy, Version(weights.version), handle)
+
+    async def save(self, policy: PolicyName, folder: Path) -> None:
+        await self._policies.backends.compute(lambda: self._policies.save(policy, folder))
+
+    def rows_committed(self, policy: PolicyName) -> None:
+        self._experience.forget_consumed()
+
+    async def close(self) -> None:
+        self._policies.backends.close()
+        self._experience.close()
+        await self._transport.close()
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``."""
+        return self._transport.statistics().numbers()

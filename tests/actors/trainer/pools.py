@@ -1,0 +1,199 @@
+"""A trainer with a shared pool in one process, with a store and slot workers that can die, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+from flexmarl.actors.errors import WorkerReplaced
+from flexmarl.actors.json_files import read_json
+from flexmarl.actors.messages import Sample, SlotLife, TrainerApi
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceWriter, segment_directories
+from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
+from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
+from flexmarl.actors.trainer.hosted_policies import HostedPolicies
+from flexmarl.actors.trainer.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.slot_worker import SlotWorker
+from flexmarl.actors.trainer.trainer import Trainer
+from flexmarl.actors.trainer.trainer_config import CreditConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
+from flexmarl.actors.workflow import RecipeConfig
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.memory import MemoryNetwork
+
+from ..stores import store_setup
+
+SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
+RECIPE: Final = """
+async def workflow(query, agents): ...
+def train_query(position, seed): ...
+def eval_queries(seed): ...
+def sft(agent, batch, size, seed): return [("12", "34")] * size
+"""
+CALLS: Final = (
+    "build", "resume", "state_bytes", "set_base", "suspend", "drop", "accumulate", "optimizer_step", "sft", "end_sft",
+    "save",
+)  # fmt: skip
+
+
+def simulated_policy(name: str, **costs: float) -> PolicySetup:
+    return PolicySetup(trainer=SimulatedTrainerConfig(**costs), credit={AgentName(name): CreditConfig()})
+
+
+@dataclass
+class Fate:
+    """``dies_at``: the number of the call, over all slots, in which the worker dies; ``before`` the call does anything,
+    or after it, so that its answer is lost. ``calls``: all that came, by name."""
+
+    dies_at: int = 0
+    before: bool = True
+    calls: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+
+
+class MortalSlot(SlotWorker):
+    """A slot worker whose later life is the same object, which remembers nothing."""
+
+    def __init__(self, setup: TrainerSetup, fate: Fate) -> None:
+        super().__init__(setup)
+        self._setup = setup
+        self._fate = fate
+        self._lives = 1
+        self._death = asyncio.Event()
+
+    @endpoint
+    async def enlist(self) -> AsyncGenerator[SlotLife]:
+        yield SlotLife(self._life, self._lives)
+        await self._death.wait()
+
+    def die(self) -> None:
+        self._policies = HostedPolicies(self._setup)
+        self._lives += 1
+        self._life = f"{self._life}+"
+        self._death.set()
+        self._death = asyncio.Event()
+
+
+def _mortal(name: str) -> Callable[..., Any]:
+    method = getattr(SlotWorker, name)
+
+    @wraps(method)
+    async def called(self: MortalSlot, life: str, **arguments: Any) -> Any:
+        fate = self._fate
+        fate.calls.append(name)
+        dies = len(fate.calls) == fate.dies_at
+        if dies and fate.before:
+            self.die()
+        result = await method(self, life, **arguments)
+        if dies and not fate.before:
+            self.die()
+        if life != self._life:
+            raise WorkerReplaced(self._life, life)
+        return result
+
+    return called
+
+
+for _name in CALLS:
+    setattr(MortalSlot, _name, _mortal(_name))
+
+
+class Killer(Actor):
+    """The supervisor, as far as the trainer knows it. ``slow``: seconds until a process is killed."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate = fate
+
+    @endpoint
+    async def lost(self, name: str, pid: int, reason: str) -> None:
+        await asyncio.sleep(0.5)
+        self._fate.killed.append(name)
+
+
+class Listener(Actor):
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    @endpoint
+    async def event(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+
+@dataclass
+class House:
+    """``trainer`` with all that it needs. ``time``: of the virtual clock."""
+
+    folder: Path
+    trainer: TrainerApi
+    store: Store
+    writer: ExperienceWriter
+    fate: Fate
+    slots: list[MortalSlot]
+    listener: Listener
+
+    async def put(self, policy: PolicyName, step: int, count: int, prompt: tuple[int, ...] = ()) -> None:
+        """Rows of two tokens each, of the version before ``step``."""
+        await self.writer.put([sample(policy, step, number, prompt) for number in range(count)])
+
+    async def step(self, policy: PolicyName, step: int, micro_batches: list[int]) -> float:
+        """One whole step; returns its loss."""
+        for count in micro_batches:
+            await self.trainer.train(policy, Version(step - 1), count)
+        return (await self.trainer.optimizer_step(policy, Step(step))).loss
+
+    async def saved(self, policy: PolicyName) -> dict[str, Any]:
+        """The saved state of a simulated policy, with the ids of all trained samples."""
+        await self.trainer.save(policy, str(self.folder / "saved" / policy))
+        return read_json(self.folder / "saved" / policy / STATE_FILE)
+
+
+def sample(policy: str, step: int, number: int, prompt: tuple[int, ...] = ()) -> Sample:
+    turn = 0 if policy == SOLVER else 1
+    reward = float(number % 2)
+    content = (prompt, (7, number), (-1.0, -1.0 - number / 8))
+    return Sample(
+        f"{step}:q_{turn}_{number}", policy, step, step - 1, f"{step}:q", reward, (1.0, 0.0), *content
+    )
+
+
+@asynccontextmanager
+async def house(
+    folder: Path,
+    policies: dict[PolicyName, PolicySetup],
+    config: SharedPoolConfig | None,
+    fate: Fate | None = None,
+    recipe: str = RECIPE,
+) -> AsyncIterator[House]:
+    """``config``: None for a static pool. ``recipe``: the code of its ``workflow.py``."""
+    folder.mkdir(exist_ok=True)
+    (folder / "workflow.py").write_text(recipe)
+    shared, fate = folder / "shared", fate or Fate()
+    for path in (shared, shared / "store"):
+        path.mkdir(mode=0o700)
+    store = Store(store_setup(policies, shared, shared / "store"))
+    async with ActorSystem("node", wire=MemoryNetwork().wire("node")) as system:
+        store_ref = await system.add(store, "store")
+        trained = (policies, RecipeConfig(folder=str(folder), data={}, seed=3), 10)
+        setup = TrainerSetup(*trained, store_ref, shared, shared / "store")
+        listener, slots = Listener(), []
+        pool = None
+        if config is not None:
+            slots = [MortalSlot(setup, fate) for _ in range(config.slots)]
+            refs: list[ActorRef[Any]] = [
+                await system.add(slot, f"slot-{number}") for number, slot in enumerate(slots)
+            ]
+            supervisor: ActorRef[Any] = await system.add(Killer(fate), "killer")
+            console: ActorRef[Any] = await system.add(listener, "console")
+            pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")
+        whole = TrainerSetup(*trained, store_ref, shared, shared / "store", pool=pool)
+        trainer = (await system.add(Trainer(whole), "trainer")).within(1e6)
+        writer = ExperienceWriter(store_ref, "tests", segment_directories(shared, shared / "store"))
+        yield House(folder, trainer, store, writer, fate, slots, listener)
+        writer.close()

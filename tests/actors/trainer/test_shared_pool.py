@@ -1,0 +1,117 @@
+"""A trainer whose policies share slots, in virtual time: turns, suspensions, and slot workers that die."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.errors import StateTooLarge
+from flexmarl.actors.names import PolicyName
+from flexmarl.actors.trainer.pool_config import SharedPoolConfig
+from flexmarl.core.testing import virtual_time
+
+from .pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
+
+POLICIES = {
+    SOLVER: simulated_policy("solver", token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", token_s=2.0, micro_batch_s=1.0),
+}
+STEPS = 2
+
+
+async def trained(home: House) -> dict[PolicyName, Any]:
+    """Both policies' losses and saved states after ``STEPS`` steps of several micro-batches each."""
+    losses: dict[PolicyName, list[float]] = {policy: [] for policy in POLICIES}
+    for policy in POLICIES:
+        losses[policy].append(await home.trainer.sft(policy, 0, 1))
+    for policy in POLICIES:
+        await home.trainer.publish(policy)
+
+    async def all_steps(policy: PolicyName) -> None:
+        for step in range(1, STEPS + 1):
+            await home.put(policy, step, 3)
+            losses[policy].append(await home.step(policy, step, [2, 1]))
+
+    async with asyncio.TaskGroup() as group:
+        for policy in POLICIES:
+            group.create_task(all_steps(policy))
+    return {policy: (losses[policy], await home.saved(policy)) for policy in POLICIES}
+
+
+def run(
+    folder: Path,
+    config: SharedPoolConfig | None,
+    fate: Fate | None = None,
+    events: list[dict[str, Any]] | None = None,
+) -> dict[PolicyName, Any]:
+    """``events``: gets those of the run."""
+
+    async def main() -> dict[PolicyName, Any]:
+        async with house(folder, POLICIES, config, fate) as home:
+            async with asyncio.timeout(10_000):
+                found = await trained(home)
+            if events is not None:
+                events.extend(home.listener.events)
+            return found
+
+    return virtual_time.run(main())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[PolicyName, Any]:
+    return run(tmp_path_factory.mktemp("static"), None)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("states", [1, 2])
+def test_policies_that_take_turns_learn_the_same(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], slots: int, states: int
+) -> None:
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=slots, states_per_slot=states), fate) == undisturbed
+    assert ("suspend" in fate.calls) == (slots == 1)
+
+
+def test_states_beyond_the_memory_go_to_the_disk_and_come_back(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any]
+) -> None:
+    events: list[dict[str, Any]] = []
+    config = SharedPoolConfig(slots=1, states_per_slot=1, host_memory_gib=1e-9)
+    assert run(tmp_path, config, events=events) == undisturbed
+    paths = {event["path"] for event in events if event["event"] == "policy_resumed"}
+    assert "disk, shm" in paths
+    assert not (tmp_path / "suspended").exists()
+
+
+def test_what_moves_is_reported_with_its_reason(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    run(tmp_path, SharedPoolConfig(slots=1, states_per_slot=1), events=events)
+    suspended = [event for event in events if event["event"] == "policy_suspended"]
+    assert suspended and {event["slots"] for event in suspended} == {"slot-0"}
+    assert all("no computation is ready" in event["reason"] for event in suspended)
+    assert {(event["size_bytes"], event["path"]) for event in suspended} <= {(8, "shm"), (0, "none")}
+    resumed = [event for event in events if event["event"] == "policy_resumed"]
+    assert {event["size_bytes"] for event in resumed} <= {16, 24}, "version and digest, and the gradient"
+
+
+def test_a_policy_that_does_not_fit_a_slot_is_refused(tmp_path: Path) -> None:
+    config = SharedPoolConfig(slots=1, slot_memory_gib=1e-9)
+    with pytest.raises(StateTooLarge, match="takes 24 bytes on a slot, which has 1 "):
+        run(tmp_path, config)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_each_sample_counts_once_whenever_a_slot_worker_dies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], slots: int, before: bool
+) -> None:
+    """One run for each call that a slot worker gets, and for every third with two slots: it dies in that one."""
+    config = SharedPoolConfig(slots=slots)
+    calls = Fate()
+    run(tmp_path / "whole", config, calls)
+    for number in range(1, len(calls.calls) + 1, 1 if slots == 1 else 3):
+        fate = Fate(dies_at=number, before=before)
+        found = run(tmp_path / str(number), config, fate)
+        assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
+        assert len(fate.killed) == 1

@@ -1,0 +1,107 @@
+"""Policies of PyTorch that share a slot: what they learn is bit for bit what they learn in a static pool."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.trainer.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.launch.config_reading import RECIPES
+
+from .pools import JUDGE, RECIPE, SOLVER, Fate, House, house
+
+torch.set_num_threads(1)
+ARCHITECTURE = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 14,
+    "tie_word_embeddings": False, "max_position_embeddings": 32,
+}  # fmt: skip
+TOKENIZER = str(RECIPES / "sort_digits" / "tokenizer")
+RECIPE_OF_DIGITS = RECIPE.replace("12", "12=")
+
+
+def policy(agent: str, dtype: str = "float32", hidden: int = 32, **loss: Any) -> PolicySetup:
+    credit = CreditConfig(name=loss.get("name", "grpo"))
+    architecture = {**ARCHITECTURE, "hidden_size": hidden}
+    return PolicySetup(
+        model=ModelConfig(config=architecture, tokenizer=TOKENIZER, dtype=dtype),
+        optimizer=OptimizerConfig(lr=1e-2, schedule="linear"),
+        credit={AgentName(agent): credit},
+        loss=LossConfig(**loss),
+        sft=SftConfig(batches=1, batch_size=4),
+    )
+
+
+MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "equal shapes": ({}, {}),
+    "bfloat16 and other shapes": ({"dtype": "bfloat16"}, {"hidden": 64}),
+    "critic and reference": ({"name": "ppo", "kl_coefficient": 0.1}, {"kl_coefficient": 0.1}),
+    "held samples": ({"name": "reinforce_pp", "kl_coefficient": 0.1}, {}),
+}
+
+
+async def trained(home: House) -> dict[PolicyName, Any]:
+    """Losses, and digests of the saved files, after steps whose micro-batches alternate between the policies."""
+    found: dict[PolicyName, list[Any]] = {SOLVER: [], JUDGE: []}
+    for name in found:
+        found[name].append(await home.trainer.sft(name, 0, 2))
+        await home.trainer.publish(name)
+    for step in (1, 2):
+        for name in found:
+            await home.put(name, step, 6, prompt=(1, 2, 10))
+        for count in (2, 1, 3):
+            for name in found:
+                await home.trainer.train(name, Version(step - 1), count)
+        for name in found:
+            stepped = await home.trainer.optimizer_step(name, Step(step))
+            found[name].append((stepped.loss, stepped.grad_norm, stepped.ratio_deviation, stepped.value_loss))
+    for name in found:
+        folder = home.folder / "saved" / name
+        await home.trainer.save(name, str(folder))
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+        found[name].append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+    return found
+
+
+def run(
+    folder: Path, mix: str, config: SharedPoolConfig | None, fate: Fate | None = None
+) -> dict[PolicyName, Any]:
+    first, second = MIXES[mix]
+    policies = {SOLVER: policy("solver", **first), JUDGE: policy("judge", **second)}
+
+    async def main() -> dict[PolicyName, Any]:
+        async with house(folder, policies, config, fate, RECIPE_OF_DIGITS) as home:
+            return await trained(home)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_policies_that_alternate_on_one_slot_learn_the_same_bit_for_bit(tmp_path: Path, mix: str) -> None:
+    static = run(tmp_path / "static", mix, None)
+    for states in (1, 2):
+        fate = Fate()
+        assert (
+            run(tmp_path / f"shared-{states}", mix, SharedPoolConfig(slots=1, states_per_slot=states), fate)
+            == static
+        )
+        assert fate.calls.count("suspend") >= 10
+
+
+@pytest.mark.parametrize("call", ["resume", "accumulate", "suspend", "optimizer_step", "set_base"])
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_a_slot_worker_that_dies_changes_no_bit(tmp_path: Path, call: str, before: bool) -> None:
+    mix, config = "critic and reference", SharedPoolConfig(slots=1, states_per_slot=1)
+    calls = Fate()
+    undisturbed = run(tmp_path / "whole", mix, config, calls)
+    last = max(number for number, name in enumerate(calls.calls, 1) if name == call)
+    fate = Fate(dies_at=last, before=before)
+    assert run(tmp_path / "lost", mix, config, fate) == undisturbed
+    assert fate.killed == ["slot-0"]
