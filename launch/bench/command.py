@@ -248,6 +248,39 @@ def router(as_json: bool, rounds: int | None, quick: bool) -> int:
     return _show(result, as_json, result_tables.router_tables)
 
 
+@bench.command()
+@click.option(
+    "--cycles", type=click.IntRange(1), help="Switches there and back. Default: 1000, 50 with --quick."
+)
+@_common_options(rounds=5, quick_time="half a minute")
+def swap(as_json: bool, cycles: int | None, rounds: int | None, quick: bool) -> int:
+    """Measure how policies of PyTorch take turns on a slot worker of a shared training pool.
+
+    Suspending and resuming a state of about 1 GB against a copy by one thread; a switch between two states of 100 MB;
+    1,000 switches there and back in the middle of a step, after which loss, weights and memory must be unchanged.
+
+    \b
+    Examples:
+      flexmarl bench swap
+      flexmarl bench swap --json > swap.json
+
+    Nothing else should be running on the machine. Needs 16 GB of memory. Progress is on standard error; ctrl-C stops
+    it.
+    """
+    from . import result_tables
+    from .swap import LARGE, SMALL, Options, measure, parts
+
+    options = Options(
+        rounds=rounds or (1 if quick else 5),
+        cycles=cycles or (50 if quick else 1000),
+        large=SMALL if quick else LARGE,
+    )
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = uvloop.run(measure(options, report))
+    return _show(result, as_json, result_tables.swap_tables)
+
+
 def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:
     if as_json:
         click.echo(json.dumps(result))

@@ -88,6 +88,13 @@ def store_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table("experience store", result["goals"]))
 
 
+def swap_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table("policies on a slot worker", result["goals"], "memcpy"))
+    switch = f"{compact(result['switch_ms'])} ms from one policy with 100 MB of state to another"
+    console.print(Text(f"{switch}, {result['cycles']:g} times there and back"))
+    _warn_if_busy(console, result)
+
+
 def rollout_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table(", ".join(result["contenders"].values()), result["goals"], "beside"))
     gap, whole, step = (compact(result[key]) for key in ("gap_ms", "gap_in_one_piece_ms", "step_ms"))

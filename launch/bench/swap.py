@@ -1,0 +1,322 @@
+"""``flexmarl bench swap``: policies of PyTorch that take turns on a slot worker, through the pool that trains runs.
+
+The keys of the result:
+
+    copy_gb_s         the copy of one thread between two warm buffers
+    suspend_gb_s      of a policy of about 1 GB in the middle of a step: bytes that moved / all its seconds
+    resume_gb_s       the same of its resumption; the digest is checked
+    switch_ms         from one policy with 100 MB of state to another, on one slot
+    switch_gang_ms    the same of two policies with two ranks each, whose groups are made again
+    cycles            switches there and back in the middle of a step
+    same_loss         1 if the loss and the weights after that step are those of a step without switches
+    rss_change        the change of the slot worker's resident memory meanwhile, as a share
+    rounds, goals, machine, settings
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import psutil
+
+from ...actors.messages import ModelConfig, Sample, SlotApi
+from ...actors.names import AgentName, PolicyName, Step, Version
+from ...actors.run_events import PolicyResumed, PolicySuspended, RunEvent
+from ...actors.store.store import Store
+from ...actors.store.store_setup import StoreSetup
+from ...actors.store_client import ExperienceWriter, segment_directories
+from ...actors.trainer.pool import TrainingPool
+from ...actors.trainer.pool_config import SharedPoolConfig
+from ...actors.trainer.shared_pool import SharedPool
+from ...actors.trainer.static_pool import StaticPool
+from ...actors.trainer.trainer_config import CreditConfig
+from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
+from ...actors.workflow import RecipeConfig
+from ...core.actor import Actor, endpoint
+from ...core.ref import ActorRef
+from ...core.supervision.supervisor import Supervisor
+from ...core.system import ActorSystem
+from ...core.task_groups import first_error
+from .. import env
+from ..config_reading import RECIPES
+from . import machine
+from .call_goals import Goal, judge_all
+from .measure import medians, rounded
+
+FIRST, SECOND = PolicyName("first"), PolicyName("second")
+_COPY_BYTES: Final = 256 << 20
+_WARM_UP: Final = 20
+_PATIENCE_S: Final = 60.0
+_COPY: dict[str, Any] = {"bare": "copy_gb_s", "bare_words": "memcpy"}
+
+GOALS = (
+    Goal("suspend_gb_s", "suspend, GB/s", 0.7, at_most=False, **_COPY),
+    Goal("resume_gb_s", "resume, GB/s", 0.7, at_most=False, **_COPY),
+    Goal("rss_change", "memory after the cycles, share", 0.01, at_most=True),
+    Goal("same_loss", "loss and weights as without them", 1, at_most=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model of ``layers`` layers, about ``13 * hidden ** 2`` parameters each; a state has 16 bytes for each."""
+
+    hidden: int
+    layers: int
+
+
+SMALL: Final = Size(hidden=256, layers=6)  # a state of about 100 MB
+LARGE: Final = Size(hidden=1024, layers=4)  # about 1.1 GB
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    rounds: int = 5
+    cycles: int = 1000
+    large: Size = LARGE
+    small: Size = SMALL
+
+
+def parts(options: Options) -> int:
+    return options.rounds + 2
+
+
+async def measure(options: Options, report: Callable[[str], None]) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    described = await machine.describe()
+    rounds = []
+    async with _bench(options.large) as bench:
+        await bench.accumulate_both()
+        for number in range(1, options.rounds + 1):
+            report(f"large states, round {number} of {options.rounds}")
+            rounds.append({"copy_gb_s": _copy_gb_s(), **await bench.swap_rates()})
+    report(f"{options.cycles} cycles")
+    async with _bench(options.small) as bench:
+        cycled = await bench.cycle(options.cycles)
+    report("the same without cycles")
+    async with _bench(options.small, shared=False) as bench:
+        undisturbed = await bench.step()
+    figures = {
+        **medians(rounds),
+        "switch_ms": cycled.switch_ms,
+        "cycles": float(options.cycles),
+        "rss_change": cycled.rss_change,
+        "same_loss": float(cycled.learned == undisturbed),
+    }
+    return {
+        **{key: rounded(value) for key, value in figures.items()},
+        "rounds": {key: [rounded(one[key]) for one in rounds] for key in rounds[0]},
+        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "machine": described,
+        "settings": asdict(options),
+    }
+
+
+def _copy_gb_s() -> float:
+    """Copies with one thread; the best of a few."""
+    source, target = np.ones(_COPY_BYTES, np.uint8), np.zeros(_COPY_BYTES, np.uint8)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - began)
+    return _COPY_BYTES / 1e9 / min(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cycled:
+    """``learned``: the loss and the digest of the weights after the step."""
+
+    switch_ms: float
+    rss_change: float
+    learned: tuple[float, int | None]
+
+
+class _Holder(Actor):
+    """Runs the work of a pool, and gets its events."""
+
+    def __init__(self) -> None:
+        self.events: list[RunEvent] = []
+
+        self._came = asyncio.Event()
+
+    @endpoint
+    async def event(self, event: RunEvent) -> None:
+        self.events.append(event)
+        self._came.set()
+
+    async def wait_events(self, count: int) -> None:
+        async with asyncio.timeout(_PATIENCE_S):
+            while len(self.events) < count:
+                self._came.clear()
+                await self._came.wait()
+
+
+@dataclass(slots=True)
+class _Bench:
+    pool: TrainingPool
+    store: ActorRef[Store]
+    holder: _Holder
+    slots: list[psutil.Process]
+
+    async def accumulate_both(self) -> None:
+        for policy in (FIRST, SECOND):
+            await self._accumulate(policy)
+
+    async def _accumulate(self, policy: PolicyName) -> None:
+        await self.pool.accumulate(policy, await self.store.api.lease(policy, Version(0), 2))
+
+    async def switch(self, to: PolicyName) -> float:
+        """Seconds until ``to`` is on the slot of the other policy."""
+        assert isinstance(self.pool, SharedPool)
+        began = time.perf_counter()
+        await self.pool.bind(to)
+        return time.perf_counter() - began
+
+    async def swap_rates(self) -> dict[str, float]:
+        """Measures a switch to each policy, after one to both."""
+        for policy in (FIRST, SECOND):
+            await self.switch(policy)
+        self.holder.events.clear()
+        for policy in (FIRST, SECOND):
+            await self.switch(policy)
+        await self.holder.wait_events(4)
+        kinds: dict[str, type[PolicySuspended | PolicyResumed]] = {
+            "suspend_gb_s": PolicySuspended,
+            "resume_gb_s": PolicyResumed,
+        }
+        return {
+            key: statistics.median(
+                event.size_bytes / 1e9 / event.seconds
+                for event in self.holder.events
+                if isinstance(event, kind)
+            )
+            for key, kind in kinds.items()
+        }
+
+    async def cycle(self, cycles: int) -> _Cycled:
+        """A step of the first policy, with ``cycles`` switches to the other and back before its last micro-batch."""
+        await self.accumulate_both()
+        for _ in range(_WARM_UP):
+            await self._there_and_back()
+        before = self._rss()
+        seconds = [await self._there_and_back() for _ in range(cycles)]
+        after = self._rss()
+        return _Cycled(
+            switch_ms=statistics.median(seconds) * 500,
+            rss_change=abs(after / before - 1),
+            learned=await self._end_step(),
+        )
+
+    async def _there_and_back(self) -> float:
+        return await self.switch(SECOND) + await self.switch(FIRST)
+
+    async def step(self) -> tuple[float, int | None]:
+        """The same step without switches."""
+        await self.accumulate_both()
+        return await self._end_step()
+
+    async def _end_step(self) -> tuple[float, int | None]:
+        await self._accumulate(FIRST)
+        stats, _ = await self.pool.optimizer_step(FIRST, Step(1))
+        published = await self.pool.publish(FIRST)
+        return stats.loss, published.handle.digest
+
+    def _rss(self) -> int:
+        return sum(process.memory_info().rss for process in self.slots)
+
+
+@asynccontextmanager
+async def _bench(size: Size, *, shared: bool = True) -> AsyncIterator[_Bench]:
+    """Two policies of that size, and rows for two micro-batches of each."""
+    policies = {policy: _policy(policy, size) for policy in (FIRST, SECOND)}
+    with (
+        TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as runtime,
+        TemporaryDirectory() as disk,
+    ):
+        runtime_dir, store_dir = Path(runtime), Path(disk)
+        for path in segment_directories(runtime_dir, store_dir).all():
+            path.mkdir(mode=0o700)
+        (store_dir / "workflow.py").write_text(_RECIPE)
+        users = {AgentName(policy): policy for policy in policies}
+        async with (
+            ActorSystem("bench", runtime_dir) as system,
+            Supervisor(system, runtime_dir, store_dir, env.actor_environment(), name="slots") as supervisor,
+        ):
+            setup_of_store = StoreSetup(
+                policies=users,
+                columns={agent: {} for agent in users},
+                runtime_dir=runtime_dir,
+                store_dir=store_dir,
+            )
+            store = await system.add(Store(setup_of_store), "store")
+            await _put_samples(store, runtime_dir, store_dir)
+            recipe = RecipeConfig(folder=str(store_dir), data={}, seed=0)
+            setup = TrainerSetup(policies, recipe, 10, store, runtime_dir, store_dir)
+            holder = _Holder()
+            console = await system.add(holder, "console")
+            pool = await _shared_pool(setup, supervisor, holder, console) if shared else StaticPool(setup)
+            with first_error():
+                async with asyncio.TaskGroup() as group:
+                    failing = group.create_task(_raise_failure(system, supervisor))
+                    await pool.start()
+                    slots = [one for one in psutil.Process().children() if "slot-0" in one.cmdline()]
+                    yield _Bench(pool, store, holder, slots)
+                    failing.cancel()
+            await pool.close()
+
+
+async def _raise_failure(system: ActorSystem, supervisor: Supervisor) -> None:
+    """Raises the first failure of an actor, which others would wait for in vain."""
+    failures: list[asyncio.Future[Any]] = [system.failure, supervisor.failure]
+    await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
+    raise next(failure.result() for failure in failures if failure.done())
+
+
+async def _shared_pool(
+    setup: TrainerSetup, supervisor: Supervisor, holder: _Holder, console: ActorRef[Any]
+) -> SharedPool:
+    """One slot, with room for one state."""
+    await supervisor.spawn("flexmarl.actors.trainer.slot_worker:SlotWorker", "slot-0", setup)
+    slots = [supervisor.reference("slot-0", SlotApi)]
+    config = SharedPoolConfig(slots=1, states_per_slot=1)
+    pool = SharedPoolSetup(config, slots, supervisor.ref, console, setup.store_dir / "suspended")
+    return SharedPool(setup, pool, holder.background, holder.watch)
+
+
+async def _put_samples(store: ActorRef[Store], runtime_dir: Path, store_dir: Path) -> None:
+    writer = ExperienceWriter(store, "bench", segment_directories(runtime_dir, store_dir))
+    await writer.put([_sample(policy, number) for policy in (FIRST, SECOND) for number in range(4)])
+    writer.close()
+
+
+_RECIPE: Final = """
+async def workflow(query, agents): ...
+def train_query(position, seed): ...
+def eval_queries(seed): ...
+"""
+
+
+def _policy(name: PolicyName, size: Size) -> PolicySetup:
+    heads = size.hidden // 64
+    architecture = {
+        "model_type": "qwen3", "hidden_size": size.hidden, "intermediate_size": 4 * size.hidden,
+        "num_hidden_layers": size.layers, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 64,
+        "vocab_size": 14, "tie_word_embeddings": False, "max_position_embeddings": 32,
+    }  # fmt: skip
+    model = ModelConfig(config=architecture, tokenizer=str(RECIPES / "sort_digits" / "tokenizer"))
+    return PolicySetup(model=model, credit={AgentName(name): CreditConfig()})
+
+
+def _sample(policy: PolicyName, number: int) -> Sample:
+    rewards = (1.0, 0.0)
+    turn = 0 if policy == FIRST else 1
+    content = ((1, 2, 10), (3, 4, 12), (-2.0, -2.5, -3.0))
+    return Sample(f"1:q_{turn}_{number}", policy, 1, 0, "1:q", rewards[number % 2], rewards, *content)
