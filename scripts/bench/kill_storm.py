@@ -9,8 +9,9 @@ processes are the real ones. A run is started; at a random time a random actor (
 or with ``--faults stop`` SIGSTOP for longer than the heartbeats and then SIGCONT: it may have been given up meanwhile.
 The run ends with an error that names it, and ``flexmarl train --resume`` continues it; with ``--restarts`` it continues
 by itself. After the last strike the run continues to its end. ``--clock`` steps the wall clocks of all processes with
-each strike, by up to a day. ``--only`` strikes actors that are restarted alone, ``rollout`` or ``instances`` or both,
-within one run of several of them, which must come to its end without a restart of the run.
+each strike, by up to a day. ``--only`` strikes actors that are restarted alone, ``rollout``, ``instances`` or ``slots``
+(the workers of a shared training pool) or several kinds, within one run of several of each of them, which must come to
+its end without a restart of the run.
 
 The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
 no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
@@ -51,8 +52,13 @@ HEARTBEATS = {"heartbeat_s": 0.5, "missed_heartbeats": 4, "silence_s": 3.0, "max
 RESTARTED = {
     "rollout": tuple(f"rollout-{number}" for number in range(3)),
     "instances": tuple(f"{policy}-{number}" for policy in TURNS for number in range(2)),
+    "slots": tuple(f"slot-{number}" for number in range(2)),
 }
-SEVERAL = ("rollout.workers=3", "agent_defaults.instances=2")
+SEVERAL = {
+    "rollout": ("rollout.workers=3",),
+    "instances": ("agent_defaults.instances=2",),
+    "slots": ("pool={name: shared, slots: 2}",),
+}
 # A call notices a stopped actor within 2 s, the launcher within 4 s. Then it has a few seconds until it is ended.
 STOPPED_S = (2.5, 9.0)
 DAY_S = 86_400.0
@@ -89,10 +95,11 @@ class Storm:
         *,
         restarts: bool,
         clock: bool,
-        one_run: bool = False,
+        several: Sequence[str] = (),
     ) -> None:
-        """``one_run``: it has several actors of each kind, and no strike may end it."""
-        self._one_run = one_run
+        """``several``: kinds of which the run has more than one actor; then no strike may end it."""
+        self._one_run = bool(several)
+        self._several = [setting for kind in several for setting in SEVERAL[kind]]
         self._folder = folder
         self._run = folder / "run"
         self._steps = steps
@@ -149,7 +156,7 @@ class Storm:
             str(RECIPE), "--runs", str(self._folder), "--name", self._run.name, *restarts,
             f"training.steps={self._steps}", f"training.queries_per_step={QUERIES}", "training.micro_batch=4",
             f"training.trajectories_per_query={TRAJECTORIES}", "checkpoint.every=1", "checkpoint.keep=2",
-            f"supervision={json.dumps(HEARTBEATS)}", *(SEVERAL if self._one_run else ()),
+            f"supervision={json.dumps(HEARTBEATS)}", *self._several,
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
@@ -237,9 +244,12 @@ def check(run: Path, steps: int) -> int:
     return total
 
 
-def check_losses(run: Path) -> int:
-    """The number of groups that were begun again. Raises StormError if the run was restarted, if a trajectory failed,
-    or if a group was begun again without being counted."""
+def check_losses(run: Path) -> tuple[int, int]:
+    """The numbers of groups that were begun again, and of micro-batches that were trained again.
+
+    Raises StormError if the run was restarted, if a trajectory failed, or if a group was begun again without being
+    counted.
+    """
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     names = Counter(event["event"] for event in events)
     if names["run_started"] != 1 or names["run_resumed"] or names["trajectory_failed"]:
@@ -249,7 +259,8 @@ def check_losses(run: Path) -> int:
     counted = sum(int(step["restarted_groups"]) for step in steps)
     if lost != counted:
         raise StormError(f"{lost} groups were begun again by the events, {counted} by the metrics")
-    return counted
+    repeated = sum(int(event["repeated"]) for event in events if event["event"] == "slot_lost")
+    return counted, repeated
 
 
 def main() -> int:
@@ -261,7 +272,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
     parser.add_argument("--restarts", action="store_true", help="the run continues by itself")
-    parser.add_argument("--only", help="kinds of actors, with commas: rollout,instances")
+    parser.add_argument("--only", help="kinds of actors, with commas: rollout,instances,slots")
     parser.add_argument("--clock", action="store_true", help="step the wall clocks too")
     options = parser.parse_args()
     steps = options.steps or 3 * options.strikes
@@ -280,13 +291,13 @@ def main() -> int:
             strikes,
             restarts=options.restarts,
             clock=options.clock,
-            one_run=bool(options.only),
+            several=options.only.split(",") if options.only else (),
         )
         try:
             lives = storm.blow()
             samples = check(Path(folder) / "run", steps)
             if options.only:
-                restarted_groups = check_losses(Path(folder) / "run")
+                restarted_groups, repeated = check_losses(Path(folder) / "run")
         except StormError as error:
             print(f"kill_storm: {error}\n{_last_lines(Path(folder) / 'output')}", file=sys.stderr)
             return 1
@@ -298,7 +309,11 @@ def main() -> int:
                 "processes": len(lives),
                 "steps": steps,
                 "samples": samples,
-                **({"restarted_groups": restarted_groups} if options.only else {}),
+                **(
+                    {"restarted_groups": restarted_groups, "repeated_micro_batches": repeated}
+                    if options.only
+                    else {}
+                ),
                 "seconds": round(time.monotonic() - started),
             }
         )

@@ -29,7 +29,16 @@ def test_a_run_that_may_restart_ends_by_itself_also_after_stops_and_steps_of_the
 
 def test_a_run_whose_rollout_workers_are_struck_ends_by_itself(tmp_path: Path) -> None:
     strikes = kill_storm.drawn(4, seed=5, faults="mixed", actors=kill_storm.RESTARTED["rollout"])
-    storm = kill_storm.Storm(tmp_path, 20, strikes, restarts=False, clock=False, one_run=True)
+    storm = kill_storm.Storm(tmp_path, 20, strikes, restarts=False, clock=False, several=["rollout"])
+    (life,) = storm.blow()
+    assert life.status == 0 and len(life.struck) == 4
+    assert kill_storm.check(tmp_path / "run", 20) == 20 * 4 * 2 * 9
+    kill_storm.check_losses(tmp_path / "run")
+
+
+def test_a_run_whose_slot_workers_are_struck_ends_by_itself(tmp_path: Path) -> None:
+    strikes = kill_storm.drawn(4, seed=6, faults="mixed", actors=kill_storm.RESTARTED["slots"])
+    storm = kill_storm.Storm(tmp_path, 20, strikes, restarts=False, clock=False, several=["slots"])
     (life,) = storm.blow()
     assert life.status == 0 and len(life.struck) == 4
     assert kill_storm.check(tmp_path / "run", 20) == 20 * 4 * 2 * 9
