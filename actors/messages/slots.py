@@ -108,6 +108,7 @@ class SlotStepped:
     skipped_update: bool = False
     value_loss: float | None = None
     explained_variance: float | None = None
+    padding_share: float | None = None
 
 
 class SlotApi(Protocol):
