@@ -83,7 +83,7 @@ def joined(rank: int, size: int, meeting: Path, device: torch.device, timeout_s:
     if size == 1:
         yield ALONE
         return
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else _LOOPBACK
     timeout = timedelta(seconds=timeout_s)

@@ -1,19 +1,18 @@
 """Log-probabilities in chunks of the vocabulary's logits, and layers computed again: the same numbers, less memory."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel
 from flexmarl.actors.trainer.padding import PaddedRows, pad_rows
 
+from .peak_memory import peak_bytes
 from .policies import MODEL, SMALLER_MODEL, relative_error
 
 ROWS = [((1, 2, 3), (4, 5, 6, 7)), ((1,), (2,)), ((3, 4), (5, 6, 7, 8, 9, 10))]
@@ -70,18 +69,6 @@ def test_logits_in_chunks_give_the_same_numbers(
     assert len(found) == len(expected)
     for tensor, other in zip(found, expected, strict=True):
         torch.testing.assert_close(tensor, other, rtol=1e-10, atol=1e-12)
-
-
-def peak_bytes(compute: Callable[[], object]) -> int:
-    """The most bytes of tensors that were allocated at a time, beyond those at the begin."""
-    with profiler.profile(profile_memory=True, use_kineto=True) as profile:
-        compute()
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 def backward(model: CompletionModel, rows: PaddedRows) -> None:

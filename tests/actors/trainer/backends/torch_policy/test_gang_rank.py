@@ -1,6 +1,7 @@
 """A policy of several ranks computes what one rank computes: gradients, steps, files, and moves to other gangs."""
 
 import json
+import math
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from flexmarl.actors.trainer.backends.policy_backend import StepStats
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, joined
 from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
 
+from .peak_memory import peak_bytes
 from .policies import make_samples
 from .ranks import (
     NAME,
@@ -299,6 +301,20 @@ def test_each_rank_has_its_rows_of_every_tensor_and_of_its_moments(ranks: Ranks)
         if tensor.ndim:
             assert np.concatenate(parts).shape == tensor.shape
             assert max(part.shape[0] for part in parts) == -(-tensor.shape[0] // 4)
+
+
+def published_peak(gang: GangRank) -> tuple[int, int]:
+    """The most bytes while the weights are gathered, and the bytes of all of them."""
+    setup = gang_setup({"name": "dapo"}, num_hidden_layers=4, vocab_size=64)
+    policy = made_policy(gang, setup, None)
+    weights = [part for name, part in policy.parts().items() if name.startswith("model/")]
+    return peak_bytes(policy.weights), sum(4 * math.prod(part.shape) for part in weights)
+
+
+def test_weights_are_gathered_one_after_the_other(ranks: Ranks) -> None:
+    (first, whole), (second, _) = ranks.run(2, published_peak)
+    assert whole <= first < 1.5 * whole, "the first rank has all of them, once"
+    assert 0 < second < whole / 2
 
 
 def test_the_same_processes_join_gangs_of_other_members_and_sizes(ranks: Ranks) -> None:
