@@ -356,14 +356,14 @@ class Orchestrator(Actor, OrchestratorApi):
         now = time.monotonic()
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
-        await self._workers.forget_step(decision.step)
         self._closing.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         self._last_end = now
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
-        else:
+        else:  # at once: the next decision may be the run's end
             await self._tell_console("step", metrics)
+        await self._workers.forget_step(decision.step)
 
     # ------------------------------------------------------------------ small things
 

@@ -184,7 +184,7 @@ class RolloutWorkers:
 
     async def forget_step(self, step: Step) -> None:
         """All groups of the step have closed."""
-        await self._store.within(WORK_TIMEOUT_S).forget_reports(step)
+        await self._store.tell("forget_reports", step, timeout_s=WORK_TIMEOUT_S)
 
     # ------------------------------------------------------------------ evaluations
 

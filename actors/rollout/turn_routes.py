@@ -41,8 +41,8 @@ class TurnRoutes:
         self._instances: dict[int, ActorRef[InstanceApi]] = {}
         self._asked: list[TurnAsked] = []
         self._ended: list[TurnEnded] = []
-        self._timer: asyncio.Handle | None = None
-        self._soon = False
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.Handle | None = None
 
     async def open(self) -> None:
         """Opens the session. Raises ActorDead if the router can't be reached."""
@@ -77,8 +77,9 @@ class TurnRoutes:
                 future.set_exception(WrongVersion(policy, versions.oldest, served))
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._soon, self._later):
+            if handle is not None:
+                handle.cancel()
 
     async def route(
         self,
@@ -109,19 +110,22 @@ class TurnRoutes:
         """Reports the end of a turn; see ``TurnEnded``."""
         self._waiting.pop(turn, None)
         self._ended.append(TurnEnded(turn, tokens, lost))
-        if self._timer is None:
-            self._timer = self._loop.call_later(_LINGER_S, self._send)
+        if self._later is None:
+            self._later = self._loop.call_later(_LINGER_S, self._send_ended)
+
+    def _send_ended(self) -> None:
+        """Sends the ends that no turn has taken along meanwhile. The timer is not cancelled then: timers are dear."""
+        self._later = None
+        if self._ended and self._soon is None:
+            self._send()
 
     def _send_soon(self) -> None:
         """Sends at the end of this round of the event loop."""
-        if not self._soon:
-            self._soon = True
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_soon(self._send)
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._send)
 
     def _send(self) -> None:
-        self._soon, self._timer = False, None
+        self._soon = None
         asked, self._asked = self._asked, []
         ended, self._ended = self._ended, []
         # Not awaited: without credit they wait in order.

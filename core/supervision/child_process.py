@@ -21,6 +21,8 @@ _STOP_GRACE_S = 5.0
 _TERM_GRACE_S = 2.0
 # A process in an uninterruptible system call (a dead NFS server, a driver) outlives SIGKILL: no wait is longer.
 _KILL_GRACE_S = 5.0
+# PF_EXITING of include/linux/sched.h
+_PF_EXITING = 0x4
 _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 2**16
 
@@ -65,11 +67,12 @@ class ChildProcess:
         return self._process.pid
 
     def has_exited(self) -> bool:
-        """True if it has ended, also if the loop does not know yet."""
+        """True if it has ended or is ending, also if the loop does not know yet."""
         try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # the loop has waited for it
             return True
+        return ended or is_ending(self.pid)
 
     async def wait_ended(self) -> FlexmarlError:
         """Waits for the end of the process; returns the reason. To be awaited once, by its supervisor."""
@@ -145,6 +148,16 @@ class ChildProcess:
     def _send_signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet
             self._process.send_signal(number)
+
+
+def is_ending(pid: int) -> bool:
+    """True from the time on at which the kernel begins to end the process. Its sockets are closed some time before it
+    can be waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # no such process, or no Linux
+        return False
+    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def _last_lines(log_path: Path) -> str:

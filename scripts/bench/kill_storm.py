@@ -268,14 +268,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--strikes", type=int, default=200)
-    parser.add_argument("--steps", type=int, help="steps of the run; default: three per strike")
+    parser.add_argument("--steps", type=int, help="steps of the run; default: three per kill, six per stop")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
     parser.add_argument("--restarts", action="store_true", help="the run continues by itself")
     parser.add_argument("--only", help="kinds of actors, with commas: rollout,instances,slots")
     parser.add_argument("--clock", action="store_true", help="step the wall clocks too")
     options = parser.parse_args()
-    steps = options.steps or 3 * options.strikes
+    steps = options.steps or (3 if options.faults == "kill" else 6) * options.strikes
     actors: Sequence[str] = ACTORS
     if options.only:
         unknown = set(options.only.split(",")) - RESTARTED.keys()

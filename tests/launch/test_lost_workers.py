@@ -85,7 +85,8 @@ def test_kills(held: Launched, hold: Path) -> None:
     hold.unlink()
     assert_ended_by_itself(held)
     assert [event["groups"] for event in lost(held)[:2]] == [QUERIES // 2, QUERIES]
-    assert all("killed by signal 9" in str(event["reason"]) for event in restarts(held))
+    reasons = [str(event["reason"]) for event in restarts(held)]
+    assert all("killed by signal 9" in reason for reason in reasons), reasons
 
 
 def test_one_that_is_stopped_for_longer_than_the_heartbeats_and_then_continued(

@@ -216,14 +216,17 @@ def test_a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(
     launcher: Launcher, tmp_path: Path, hold: Path
 ) -> None:
     terminal = Terminal()
-    run = launcher.train(f"window-{tmp_path.name}", *SMALL, f"data.hold={hold}", terminal=terminal.device)
+    # So many steps that it can't come to its end before it has noticed.
+    settings = (*SMALL, "training.steps=500", f"data.hold={hold}")
+    run = launcher.train(f"window-{tmp_path.name}", *settings, terminal=terminal.device)
     os.close(terminal.device)
     run.wait_for_step(1)
     terminal.close()
     hold.unlink()
     assert run.wait() == 130
-    assert run.events[-1]["event"] == "run_ended" and run.events[-1]["stopped"]
-    assert (run.directory / "checkpoints" / "step_000002").exists()
+    ended = run.events[-1]
+    assert ended["event"] == "run_ended" and ended["stopped"] and ended["step"] >= 2
+    assert (run.directory / "checkpoints" / f"step_{ended['step']:06d}").exists()
     run.assert_nothing_is_left()
 
 

@@ -112,6 +112,8 @@ class Store(Actor):
         self.writers = Writers()
         self.lose_answers_of = ""
         """The writer whose puts are done and never answered."""
+        self.forget_s = 0.0
+        """Seconds that it takes for ``forget_reports``."""
 
     async def on_start(self) -> None:
         self.reader = ExperienceReader(self.ref, self.places)
@@ -140,6 +142,7 @@ class Store(Actor):
 
     @endpoint
     async def forget_reports(self, step: Step) -> None:
+        await asyncio.sleep(self.forget_s)
         self.writers.forget(step)
 
 

@@ -48,6 +48,15 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     assert versions == [{"solver": n, "judge": n} for n in range(1, 7)]
 
 
+async def test_the_metrics_of_every_step_come_before_the_end_also_if_the_store_is_busy(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    house = House(system, tmp_path)
+    house.store.forget_s = 0.1
+    await house.run({})
+    assert [line.step for line in house.console.steps] == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize("max_staleness", [0, 2])
 async def test_two_agents_of_one_policy_are_trained_together(
     system: ActorSystem, tmp_path: Path, max_staleness: int

@@ -1,6 +1,8 @@
 """The start of an actor in a process of its own, and starts that fail."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,13 +12,25 @@ import pytest
 import structlog
 
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
-from flexmarl.core.supervision.child_process import ChildProcess
+from flexmarl.core.supervision.child_process import ChildProcess, is_ending
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
 from ..echo import Echo
 from .workers import bench, eventually, fate
+
+
+def test_a_process_is_ending_from_its_death_until_it_is_waited_for() -> None:
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    assert not is_ending(pid) and not is_ending(os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert is_ending(pid)
+    os.waitpid(pid, 0)
+    assert not is_ending(pid)
 
 
 class TestStart:

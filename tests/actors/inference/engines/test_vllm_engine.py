@@ -1,35 +1,25 @@
 """vLLM as an engine: the distribution it draws from, versions, whole weights or none, and requests that fail alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from flexmarl.actors.errors import EngineFailed, InvalidRequest, NonFiniteLogits, RequestsInFlight
+from flexmarl.actors.errors import EngineFailed, NonFiniteLogits
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
-from flexmarl.actors.inference.inference_config import VllmEngineConfig
-from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.pretrained import empty_model, outline_of
+from flexmarl.actors.pretrained import empty_model
 from flexmarl.transport.arena import Arena
 from flexmarl.transport.errors import CorruptState, StateMismatch
 from flexmarl.transport.state import StateTransport
 
-from .vllm_engines import VOCABULARY, Learner, far_apart, model_of, request_of
+from .vllm_engines import VOCABULARY, Learner, far_apart, made, model_of, request_of
 
 pytestmark = pytest.mark.vllm
-
-OPTIONS = VllmEngineConfig(max_batch=4, kv_cache_bytes=2**24)
-
-
-def made(model: ModelConfig, options: VllmEngineConfig = OPTIONS) -> Any:
-    from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
-
-    return VllmEngine(outline_of(model), [], options)
 
 
 @pytest.fixture
@@ -43,25 +33,6 @@ async def engine() -> AsyncIterator[Engine]:
     engine = ThreadedEngine(await asyncio.to_thread(made, model_of()))
     yield engine
     await engine.close()
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Any]:
-    engine = made(model_of())
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def steps(shared: Any) -> Any:
-    """The step engine alone, with random weights and without requests."""
-    for name in [*shared._turns]:
-        shared.abort(name)
-    shared._stops = []
-    for name, tensor in Learner(model_of()).weights().items():
-        shared.weights()[name].copy_(tensor)
-    shared.weights_loaded()
-    return shared
 
 
 async def load(engine: Engine, learner: Learner, transport: StateTransport, version: int) -> None:
@@ -120,15 +91,6 @@ async def test_an_interrupted_turn_keeps_its_tokens_and_is_continued_by_other_we
     rest = await engine.generate(rest_of)
     assert rest.finish_reason == "length" and done + len(rest.tokens) == 400
     assert far_apart(new, rest_of, rest) < 1e-4 < far_apart(old, rest_of, rest)
-
-
-def test_a_resumed_part_draws_other_numbers_than_its_beginning(steps: Any) -> None:
-    uniform = (1,) * 40
-    drawn = []
-    for resumed in (0, 20):
-        steps.add(EngineRequest("a", uniform, 5, 2.0, 20, resumed))
-        drawn.append(_drained(steps)[0].tokens)
-    assert drawn[0] != drawn[1]
 
 
 async def test_keys_and_values_are_reused_but_never_those_of_former_weights(
@@ -241,49 +203,6 @@ async def test_a_turn_whose_logits_are_not_finite_fails_alone(
     await load(engine, learner, transport, 2)
     healed = await asyncio.gather(*(engine.generate(one) for one in asked))
     assert max(far_apart(learner, *pair) for pair in zip(asked, healed, strict=True)) < 1e-4
-
-
-def _drained(engine: Any) -> list[EngineResult]:
-    found = []
-    while engine.pending:
-        found += engine.step()
-    return found
-
-
-def test_end_tokens_end_a_turn_and_are_its_last(steps: Any) -> None:
-    steps.add(request_of("long", new=60, temperature=0.0))
-    (whole,) = _drained(steps)
-    steps._stops = [whole.tokens[9]]
-    steps.add(request_of("short", new=60, temperature=0.0))
-    (short,) = _drained(steps)
-    end = whole.tokens.index(whole.tokens[9]) + 1
-    assert (short.tokens, short.finish_reason) == (whole.tokens[:end], "stop")
-    assert short.logprobs == pytest.approx(whole.logprobs[:end], abs=1e-5)
-
-
-def test_a_turn_with_tokens_of_two_loads_ends_the_engine(steps: Any) -> None:
-    steps.add(request_of("a"))
-    steps.step()
-    steps._llm.set_weight_version("of another load")
-    with pytest.raises(EngineFailed, match="its tokens are of the loads"):
-        _drained(steps)
-
-
-def test_weights_change_only_between_requests(steps: Any) -> None:
-    steps.add(request_of("a"))
-    with pytest.raises(RequestsInFlight):
-        steps.weights_loaded()
-    assert steps.abort("a") is not None and steps.abort("a") is None
-    steps.weights_loaded()
-
-
-@pytest.mark.parametrize("temperature", [0.001, 2.5])
-def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(steps: Any, temperature: float) -> None:
-    with pytest.raises(
-        InvalidRequest, match=rf"temperature is {temperature}, vLLM takes 0 and 0\.01 to 2\.0"
-    ):
-        steps.add(request_of("a", temperature=temperature))
-    assert steps.pending == 0
 
 
 def test_a_model_that_vllm_has_no_kernel_for_is_refused_at_the_start() -> None:

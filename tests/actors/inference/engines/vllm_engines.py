@@ -5,7 +5,9 @@ from typing import Any
 import torch
 
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
+from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.pretrained import outline_of
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel, named_weights
 from flexmarl.actors.trainer.padding import TokenRow, pad_rows
 
@@ -20,6 +22,15 @@ QWEN: dict[str, Any] = {
 
 def model_of(*, tied: bool = False, tokenizer: str = "none", **changes: Any) -> ModelConfig:
     return ModelConfig(config=QWEN | {"tie_word_embeddings": tied} | changes, tokenizer=tokenizer)
+
+
+OPTIONS = VllmEngineConfig(max_batch=4, kv_cache_bytes=2**24)
+
+
+def made(model: ModelConfig, options: VllmEngineConfig = OPTIONS) -> Any:
+    from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
+
+    return VllmEngine(outline_of(model), [], options)
 
 
 class Learner:

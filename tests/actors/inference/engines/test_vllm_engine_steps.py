@@ -1,0 +1,85 @@
+"""vLLM's steps without a thread: ends, loads and requests that it refuses. These tests share one engine, in a file of
+their own: a process can have one engine of vLLM at a time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.errors import EngineFailed, InvalidRequest, RequestsInFlight
+from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
+
+from .vllm_engines import Learner, made, model_of, request_of
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Any]:
+    engine = made(model_of())
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def steps(shared: Any) -> Any:
+    """The step engine alone, with random weights and without requests."""
+    for name in [*shared._turns]:
+        shared.abort(name)
+    shared._stops = []
+    for name, tensor in Learner(model_of()).weights().items():
+        shared.weights()[name].copy_(tensor)
+    shared.weights_loaded()
+    return shared
+
+
+def _drained(engine: Any) -> list[EngineResult]:
+    found = []
+    while engine.pending:
+        found += engine.step()
+    return found
+
+
+def test_a_resumed_part_draws_other_numbers_than_its_beginning(steps: Any) -> None:
+    uniform = (1,) * 40
+    drawn = []
+    for resumed in (0, 20):
+        steps.add(EngineRequest("a", uniform, 5, 2.0, 20, resumed))
+        drawn.append(_drained(steps)[0].tokens)
+    assert drawn[0] != drawn[1]
+
+
+def test_end_tokens_end_a_turn_and_are_its_last(steps: Any) -> None:
+    steps.add(request_of("long", new=60, temperature=0.0))
+    (whole,) = _drained(steps)
+    steps._stops = [whole.tokens[9]]
+    steps.add(request_of("short", new=60, temperature=0.0))
+    (short,) = _drained(steps)
+    end = whole.tokens.index(whole.tokens[9]) + 1
+    assert (short.tokens, short.finish_reason) == (whole.tokens[:end], "stop")
+    assert short.logprobs == pytest.approx(whole.logprobs[:end], abs=1e-5)
+
+
+def test_a_turn_with_tokens_of_two_loads_ends_the_engine(steps: Any) -> None:
+    steps.add(request_of("a"))
+    steps.step()
+    steps._llm.set_weight_version("of another load")
+    with pytest.raises(EngineFailed, match="its tokens are of the loads"):
+        _drained(steps)
+
+
+def test_weights_change_only_between_requests(steps: Any) -> None:
+    steps.add(request_of("a"))
+    with pytest.raises(RequestsInFlight):
+        steps.weights_loaded()
+    assert steps.abort("a") is not None and steps.abort("a") is None
+    steps.weights_loaded()
+
+
+@pytest.mark.parametrize("temperature", [0.001, 2.5])
+def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(steps: Any, temperature: float) -> None:
+    with pytest.raises(
+        InvalidRequest, match=rf"temperature is {temperature}, vLLM takes 0 and 0\.01 to 2\.0"
+    ):
+        steps.add(request_of("a", temperature=temperature))
+    assert steps.pending == 0
