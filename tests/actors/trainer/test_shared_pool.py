@@ -11,6 +11,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.core.testing import virtual_time
 
+from ...patience import PATIENCE_S
 from .pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
 
 POLICIES = {
@@ -49,7 +50,7 @@ def run(
 
     async def main() -> dict[PolicyName, Any]:
         async with house(folder, POLICIES, config, fate) as home:
-            async with asyncio.timeout(10_000):
+            async with asyncio.timeout(PATIENCE_S):
                 found = await trained(home)
             if events is not None:
                 events.extend(home.listener.events)
