@@ -17,7 +17,11 @@ TESTS = Path(__file__).parent
 CLOCKS = {"monotonic", "perf_counter", "time"}
 # Programs in virtual time, whose clock stands still while anything runs.
 VIRTUAL = ("core/testing/", "core/storm.py", "core/cluster_storm.py", "core/wire/test_memory.py")
-VIRTUAL_OF_ACTORS = ("actors/rollout/", "actors/inference/test_instance_virtual_time.py")
+VIRTUAL_OF_ACTORS = (
+    "actors/rollout/",
+    "actors/inference/test_instance_virtual_time.py",
+    "actors/trainer/test_shared_pool.py",
+)
 # Run as a program, which can't import this package.
 ALONE = "core/orphan_maker.py"
 

@@ -11,7 +11,6 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.core.testing import virtual_time
 
-from ...patience import PATIENCE_S
 from .pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
 
 POLICIES = {
@@ -50,7 +49,7 @@ def run(
 
     async def main() -> dict[PolicyName, Any]:
         async with house(folder, POLICIES, config, fate) as home:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(10_000):
                 found = await trained(home)
             if events is not None:
                 events.extend(home.listener.events)
