@@ -44,12 +44,14 @@ _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
     """An actor to be started: ``module:Class``, and the one argument of its constructor. ``restarted``: alone, when it
-    is lost; the loss of another actor ends the run. ``env``: variables of its process alone."""
+    is lost; the loss of another actor ends the run. ``env``: variables of its process alone. ``cuda_device``: the only
+    one that it sees, counted from 0; None: all of them."""
 
     actor_class: str
     setup: object
     restarted: bool = False
     env: dict[str, str] = field(default_factory=dict)
+    cuda_device: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ def actor_specs(
     }
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     slot = replace(trainer, pool=None)
-    specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
+    on_cuda = any(model.device != "cpu" for p in config.policies.values() if (model := p.used_model))
+    specs |= {
+        ref.name: ActorSpec(_SLOT, slot, restarted=True, cuda_device=number if on_cuda else None)
+        for number, ref in enumerate(references.slots)
+    }
     for policy, instances in references.instances.items():
         setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
         environment = setup.environment()

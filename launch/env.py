@@ -26,6 +26,12 @@ def actor_environment() -> dict[str, str]:
     return {**_THREADS, **_QUIET, **os.environ}
 
 
+def one_cuda_device(number: int) -> dict[str, str]:
+    """The variables of a process that sees one CUDA device alone: the ``number``-th, from 0, that this one sees."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return {"CUDA_VISIBLE_DEVICES": visible[number] if number < len(visible) else str(number)}
+
+
 def preflight_environment() -> dict[str, str]:
     """The environment of the process that checks a run before its start: the actors', without files of bytecode."""
     return {**actor_environment(), **_WRITES_NOTHING}

@@ -75,7 +75,8 @@ class RunSupervision:
 
     async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
         supervisor = self._restarting if spec.restarted else self._ending
-        return await supervisor.spawn(spec.actor_class, name, spec.setup, env=spec.env)
+        device = {} if spec.cuda_device is None else env.one_cuda_device(spec.cuda_device)
+        return await supervisor.spawn(spec.actor_class, name, spec.setup, env=spec.env | device)
 
     def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
         """A reference to an actor that has been spawned, or will be."""

@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 
 from ...actors.messages import ModelConfig
 from ...actors.model_sources import architecture_of, load_tokenizer
+from ...actors.trainer.pool_config import SharedPoolConfig
 from ...core.errors import text_of
 from ..run_config import RunConfig
 
@@ -62,6 +63,9 @@ def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
         if number >= count:
             found = f"PyTorch finds {count or 'no'} CUDA device{'s' if count > 1 else ''} here"
             yield ModelProblem(name, "device", device, f"{found}; device=cpu needs none")
+        elif isinstance(config.pool, SharedPoolConfig) and config.pool.slots > count:
+            slots = f"each of pool.slots={config.pool.slots} has a device of its own"
+            yield ModelProblem(name, "device", device, f"{slots}, and PyTorch finds {count}")
 
 
 def model_findings(config: RunConfig) -> ModelFindings:

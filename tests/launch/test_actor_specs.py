@@ -1,5 +1,6 @@
 """The actors of a run: every class takes the setup that it gets, and has the endpoints that the others call."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -8,11 +9,20 @@ import pytest
 
 from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.inference.router_setup import RouterSetup
-from flexmarl.actors.messages import InstanceApi, OrchestratorApi, RolloutApi, RouterApi, StoreApi, TrainerApi
+from flexmarl.actors.messages import (
+    InstanceApi,
+    OrchestratorApi,
+    RolloutApi,
+    RouterApi,
+    SlotApi,
+    StoreApi,
+    TrainerApi,
+)
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
 from flexmarl.actors.rollout.rollout_setup import RolloutSetup
+from flexmarl.actors.trainer.trainer_setup import TrainerSetup
 from flexmarl.core.protocol import codec
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.signature import signature_of
@@ -57,6 +67,7 @@ def specs(tmp_path: Path, *overrides: str) -> dict[str, ActorSpec]:
         ref("console"),
         ref("supervisor"),
         instances,
+        [ref(f"slot-{n}") for n in range(config.pool.slots)] if config.pool.name == "shared" else [],
     )
     state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)
@@ -105,3 +116,19 @@ def test_rollout_workers_and_instances_are_restarted_alone(tmp_path: Path) -> No
     orchestrator = found["orchestrator"].setup
     assert isinstance(orchestrator, OrchestratorSetup)
     assert [worker.name for worker in orchestrator.workers] == ["rollout-0", "rollout-1", "rollout-2"]
+
+
+def test_slot_workers_are_restarted_alone_and_train_what_the_trainer_does(tmp_path: Path) -> None:
+    found = specs(tmp_path, "pool={name: shared, slots: 2}", "checkpoint.every=0")
+    trainer = found["trainer"].setup
+    assert isinstance(trainer, TrainerSetup) and trainer.pool is not None
+    assert [slot.name for slot in trainer.pool.slots] == ["slot-0", "slot-1"]
+    assert trainer.pool.spill_dir == tmp_path / "suspended"
+    for name in ("slot-0", "slot-1"):
+        spec = found[name]
+        assert SlotApi in import_class(spec.actor_class).__mro__
+        assert spec.restarted and spec.cuda_device is None
+        assert spec.setup == replace(trainer, pool=None)
+    on_cuda = specs(tmp_path, "pool={name: shared, slots: 2}", "agent_defaults.model.device=cuda")
+    assert [on_cuda[f"slot-{n}"].cuda_device for n in range(2)] == [0, 1]
+    assert on_cuda["trainer"].cuda_device is None

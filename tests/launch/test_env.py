@@ -23,3 +23,10 @@ def test_without_shared_memory_they_are_in_the_folder_for_temporary_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert env.runtime_base() == tmp_path
+
+
+def test_one_cuda_device_is_one_of_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert env.one_cuda_device(2) == {"CUDA_VISIBLE_DEVICES": "2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-d1")
+    assert env.one_cuda_device(1) == {"CUDA_VISIBLE_DEVICES": "GPU-d1"}
