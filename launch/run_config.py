@@ -19,7 +19,7 @@ from ..actors.orchestrator.plan import Mode, Plan
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
 from ..actors.trainer.algorithms import sync_warning
-from ..actors.trainer.pool_config import PoolConfig, StaticPoolConfig
+from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
 from ..actors.workflow import RecipeConfig
@@ -193,6 +193,23 @@ class RunConfig(Config):
             raise ValueError(
                 "some policies have trainer.name=simulated and others have not: one trainer trains all of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gangs_fit_the_pool(self) -> "RunConfig":
+        for name, policy in self.policies.items():
+            ranks = policy.trainer.ranks
+            if isinstance(self.pool, SharedPoolConfig):
+                if ranks > self.pool.slots:
+                    raise ValueError(
+                        f"policies.{name}.trainer.ranks={ranks} is more than pool.slots={self.pool.slots}: all ranks "
+                        "of a policy compute at the same time, each on a slot of its own"
+                    )
+            elif ranks > 1:
+                raise ValueError(
+                    f"policies.{name}.trainer.ranks={ranks} wants slot workers: write pool={{name: shared, slots: "
+                    f"{ranks}}}, or more slots"
+                )
         return self
 
     # ------------------------------------------------------------------ agents and policies

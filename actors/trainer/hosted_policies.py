@@ -4,10 +4,11 @@ Every method but the constructor computes, and is to be called within ``backends
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ..messages import Sample
+from ..messages import GangPlace, Sample
 from ..names import AgentName, PolicyName, Step
 from ..workflow import Recipe
 from .backends.backend_config import SimulatedTrainerConfig
@@ -18,6 +19,10 @@ from .trainer_setup import TrainerSetup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .backends.torch_policy.gang_rank import GangRank
+
+ALONE: Final = GangPlace(0, 1, "")
+
 
 class HostedPolicies:
     def __init__(self, setup: TrainerSetup) -> None:
@@ -27,6 +32,7 @@ class HostedPolicies:
         self._recipe = Recipe(setup.recipe)
         self._hosted: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
+        self._gangs: dict[PolicyName, ExitStack] = {}
 
     def __contains__(self, policy: PolicyName) -> bool:
         return policy in self._hosted
@@ -34,10 +40,10 @@ class HostedPolicies:
     def __getitem__(self, policy: PolicyName) -> PolicyBackend:
         return self._hosted[policy]
 
-    def build(self, policy: PolicyName) -> PolicyBackend:
+    def build(self, policy: PolicyName, place: GangPlace = ALONE) -> PolicyBackend:
         """The policy as it begins the run. Raises CheckpointIncomplete, CheckpointMismatch."""
         setup = self._setup.policies[policy]
-        backend = self.backends.build(policy, setup)
+        backend = self.backends.build(policy, setup, self._joined(policy, place))
         self._tokenizers[policy] = self.backends.tokenizer(setup)
         if self._setup.resume_from is not None:
             backend.load(self._setup.resume_from / policy)
@@ -46,17 +52,29 @@ class HostedPolicies:
         self._hosted[policy] = backend
         return backend
 
-    def host(self, policy: PolicyName) -> PolicyBackend:
+    def host(self, policy: PolicyName, place: GangPlace = ALONE) -> PolicyBackend:
         """The policy, to have a state loaded before anything else."""
         setup = self._setup.policies[policy]
-        backend = self._hosted[policy] = self.backends.host(policy, setup)
+        backend = self._hosted[policy] = self.backends.host(policy, setup, self._joined(policy, place))
         if policy not in self._tokenizers:
             self._tokenizers[policy] = self.backends.tokenizer(setup)
         return backend
 
+    def _joined(self, policy: PolicyName, place: GangPlace) -> "GangRank | None":
+        """This process in the policy's gang, until the policy is released."""
+        if place.size == 1:
+            return None
+        gang = self.backends.joined(self._setup.policies[policy], place.rank, place.size, Path(place.meeting))
+        self._gangs[policy] = ExitStack()
+        return self._gangs[policy].enter_context(gang)
+
     def release(self, policy: PolicyName) -> None:
-        """Hosts the policy no more."""
-        self.backends.release(self._hosted.pop(policy))
+        """Hosts the policy no more, also if ``build`` or ``host`` has failed."""
+        if (backend := self._hosted.pop(policy, None)) is not None:
+            self.backends.release(backend)
+            del backend
+        if (gang := self._gangs.pop(policy, None)) is not None:
+            gang.close()
 
     def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
         """See ``TrainerApi.sft``."""

@@ -43,11 +43,14 @@ class SlotLost(Exception):
 @dataclass(eq=False, slots=True)
 class HostedGang:
     """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
-    ``is_loaded``: its state is there. ``has_computed``: that state is not the one in the host's memory any more."""
+
+    ``is_torn``: it is the rest of a gang that has lost a slot. ``is_loaded``: its state is there. ``has_computed``:
+    that state is not the one in the host's memory any more."""
 
     slots: Slots
     lives: tuple[str, ...]
     places: tuple[GangPlace, ...]
+    is_torn: bool = False
     is_loaded: bool = False
     has_computed: bool = False
 
@@ -95,18 +98,20 @@ class PoolSlots:
         self._all_joined = True
         return [*self._refs]
 
-    def gang(self, slots: Slots) -> HostedGang:
+    def gang(self, slots: Slots, *, is_torn: bool = False) -> HostedGang:
         """A new binding of a policy."""
         self._bindings += 1
         meeting, size = str(self._meetings / f"gang-{self._bindings}"), len(slots)
         places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
-        return HostedGang(slots, tuple(self._life_of(slot) for slot in slots), places)
+        return HostedGang(slots, tuple(self._life_of(slot) for slot in slots), places, is_torn)
 
-    async def at(self, gang: HostedGang, call: SlotCall[T]) -> list[T]:
-        """The results of one call at each rank's slot. Raises SlotLost, and the errors of the call."""
+    async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
+        """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
+        ``timeout_s``, and the errors of the call."""
         members = enumerate(zip(gang.slots, gang.lives, strict=True))
         ends = await asyncio.gather(
-            *(self._call(slot, life, rank, call) for rank, (slot, life) in members), return_exceptions=True
+            *(self._call(slot, life, rank, call, timeout_s) for rank, (slot, life) in members),
+            return_exceptions=True,
         )
         errors = [end for end in ends if isinstance(end, BaseException)]
         # The other ranks of a gang fail too when one of them is lost.
@@ -114,11 +119,11 @@ class PoolSlots:
             raise error
         return [end for end in ends if not isinstance(end, BaseException)]
 
-    async def _call(self, slot: SlotName, life: str, rank: int, call: SlotCall[T]) -> T:
+    async def _call(self, slot: SlotName, life: str, rank: int, call: SlotCall[T], timeout_s: float) -> T:
         if self._life_of(slot) != life or not life:
             raise SlotLost(slot, life, "it was lost")
         try:
-            return await call(self._refs[slot].within(WORK_TIMEOUT_S), life, rank)
+            return await call(self._refs[slot].within(timeout_s), life, rank)
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
             raise SlotLost(slot, life, _reason(error)) from error
 

@@ -48,6 +48,8 @@ from .trainer_setup import SharedPoolSetup, TrainerSetup
 T = TypeVar("T")
 log = get_logger(__name__)
 
+# A call that computes with a lost rank fails at once, unless the gang has not met yet.
+_TORN_TIMEOUT_S: Final = 5.0
 _NOTHING: Final = Moved(0, "none")
 
 
@@ -62,7 +64,7 @@ class SharedPool(TrainingPool):
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
         self._policies = list(setup.policies)
-        self._ranks = dict.fromkeys(setup.policies, 1)
+        self._ranks = {name: policy.trainer.ranks for name, policy in setup.policies.items()}
         self._pool = pool
         self._background = background
         self._transport = StateTransport(setup.runtime_dir)
@@ -196,7 +198,8 @@ class SharedPool(TrainingPool):
         gang = self._gangs.get(decision.policy)
         if gang is None:
             assert isinstance(decision, Bind | Prefetch | Drop), "the others are of a policy that is bound"
-            gang = self._gangs[decision.policy] = self._slots.gang(decision.slots)
+            is_torn = isinstance(decision, Drop)
+            gang = self._gangs[decision.policy] = self._slots.gang(decision.slots, is_torn=is_torn)
             self._memory.is_in(decision.policy)
         return gang
 
@@ -331,7 +334,9 @@ class SharedPool(TrainingPool):
             await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
 
     async def _drop(self, policy: PolicyName, gang: HostedGang) -> None:
-        await self._slots.at(gang, lambda slot, life, _: slot.drop(life, policy))
+        # A rank may wait for the one that was lost: its process is of no use then.
+        timeout_s = _TORN_TIMEOUT_S if gang.is_torn else WORK_TIMEOUT_S
+        await self._slots.at(gang, lambda slot, life, _: slot.drop(life, policy), timeout_s)
 
     # ------------------------------------------------------------------ pool_slots.SlotListener
 

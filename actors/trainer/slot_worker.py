@@ -58,6 +58,8 @@ class SlotWorker(Actor, SlotApi):
         self._moving = {policy: asyncio.Lock() for policy in setup.policies}
         """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
         may be on its way."""
+        self._gang = asyncio.Lock()
+        self._in_gang: PolicyName | None = None
 
     async def on_start(self) -> None:
         await self._transport.__aenter__()
@@ -89,13 +91,15 @@ class SlotWorker(Actor, SlotApi):
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
         self._check_meant(life)
         async with self._moving[policy]:
-            await self._compute(partial(self._policies.build, policy))
+            await self._enter(policy, place)
+            await self._compute(partial(self._policies.build, policy, place))
 
     @endpoint
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         self._check_meant(life)
         async with self._moving[policy]:
-            backend = await self._compute(partial(self._policies.host, policy))
+            await self._enter(policy, place)
+            backend = await self._compute(partial(self._policies.host, policy, place))
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
             parts = [(state.base.rest, _others(backend.base_state(), live))]
@@ -149,15 +153,28 @@ class SlotWorker(Actor, SlotApi):
             handles = []
             if state.tensors:
                 handles.append(await self._set(f"{policy}/step", state.tensors, backend.version, step))
-            await self._compute(partial(self._policies.release, policy))
+            await self._leave(policy)
             return Suspended(handles[0] if handles else None, state.data, _moved(handles))
 
     @endpoint
     async def drop(self, life: str, policy: PolicyName) -> None:
         self._check_meant(life)
         async with self._moving[policy]:
-            if policy in self._policies:
-                await self._compute(partial(self._policies.release, policy))
+            await self._leave(policy)
+
+    async def _enter(self, policy: PolicyName, place: GangPlace) -> None:
+        """Waits until this process is in no other gang: the policy that leaves may still be on its way."""
+        if place.size > 1:
+            await self._gang.acquire()
+            self._in_gang = policy
+
+    async def _leave(self, policy: PolicyName) -> None:
+        try:
+            await self._compute(partial(self._policies.release, policy))
+        finally:
+            if self._in_gang == policy:
+                self._in_gang = None
+                self._gang.release()
 
     async def _set(self, key: str, tensors: Mapping[str, Any], version: int, lent: LentMemory) -> StateHandle:
         return await self._transport.set(
@@ -209,7 +226,7 @@ class SlotWorker(Actor, SlotApi):
 def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     """True if published weights are the policy's own, not copies of them."""
     own = set(map(_address, base.values()))
-    return all(_address(tensor) in own for tensor in weights.values())
+    return bool(weights) and all(_address(tensor) in own for tensor in weights.values())
 
 
 def _others(base: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def store_tables(console: Console, result: Mapping[str, Any]) -> None:
 def swap_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table("policies on a slot worker", result["goals"], "memcpy"))
     switch = f"{compact(result['switch_ms'])} ms from one policy with 100 MB of state to another"
-    console.print(Text(f"{switch}, {result['cycles']:g} times there and back"))
+    gangs = f"{compact(result['switch_gang_ms'])} ms with two ranks each"
+    console.print(Text(f"{switch}, {result['cycles']:g} times there and back; {gangs}"))
     _warn_if_busy(console, result)
 
 

@@ -32,6 +32,7 @@ from ...actors.run_events import PolicyResumed, PolicySuspended, RunEvent
 from ...actors.store.store import Store
 from ...actors.store.store_setup import StoreSetup
 from ...actors.store_client import ExperienceWriter, segment_directories
+from ...actors.trainer.backends.backend_config import TorchTrainerConfig
 from ...actors.trainer.pool import TrainingPool
 from ...actors.trainer.pool_config import SharedPoolConfig
 from ...actors.trainer.shared_pool import SharedPool
@@ -53,6 +54,7 @@ from .measure import medians, rounded
 FIRST, SECOND = PolicyName("first"), PolicyName("second")
 _COPY_BYTES: Final = 256 << 20
 _WARM_UP: Final = 20
+_GANG_CYCLES: Final = 5
 _PATIENCE_S: Final = 60.0
 _COPY: dict[str, Any] = {"bare": "copy_gb_s", "bare_words": "memcpy"}
 
@@ -85,7 +87,7 @@ class Options:
 
 
 def parts(options: Options) -> int:
-    return options.rounds + 2
+    return options.rounds + 3
 
 
 async def measure(options: Options, report: Callable[[str], None]) -> dict[str, Any]:
@@ -100,12 +102,16 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     report(f"{options.cycles} cycles")
     async with _bench(options.small) as bench:
         cycled = await bench.cycle(options.cycles)
+    report("gangs of two ranks")
+    async with _bench(options.small, ranks=2) as bench:
+        gang_ms = await bench.gang_switch_ms()
     report("the same without cycles")
     async with _bench(options.small, shared=False) as bench:
         undisturbed = await bench.step()
     figures = {
         **medians(rounds),
         "switch_ms": cycled.switch_ms,
+        "switch_gang_ms": gang_ms,
         "cycles": float(options.cycles),
         "rss_change": cycled.rss_change,
         "same_loss": float(cycled.learned == undisturbed),
@@ -218,6 +224,12 @@ class _Bench:
     async def _there_and_back(self) -> float:
         return await self.switch(SECOND) + await self.switch(FIRST)
 
+    async def gang_switch_ms(self) -> float:
+        await self.accumulate_both()
+        await self._there_and_back()
+        seconds = [await self._there_and_back() for _ in range(_GANG_CYCLES)]
+        return statistics.median(seconds) * 500
+
     async def step(self) -> tuple[float, int | None]:
         """The same step without switches."""
         await self.accumulate_both()
@@ -234,9 +246,9 @@ class _Bench:
 
 
 @asynccontextmanager
-async def _bench(size: Size, *, shared: bool = True) -> AsyncIterator[_Bench]:
-    """Two policies of that size, and rows for two micro-batches of each."""
-    policies = {policy: _policy(policy, size) for policy in (FIRST, SECOND)}
+async def _bench(size: Size, *, shared: bool = True, ranks: int = 1) -> AsyncIterator[_Bench]:
+    """Two policies of that size with ``ranks`` ranks each, and rows for two micro-batches of each."""
+    policies = {policy: _policy(policy, size, ranks) for policy in (FIRST, SECOND)}
     with (
         TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as runtime,
         TemporaryDirectory() as disk,
@@ -262,12 +274,14 @@ async def _bench(size: Size, *, shared: bool = True) -> AsyncIterator[_Bench]:
             setup = TrainerSetup(policies, recipe, 10, store, runtime_dir, store_dir)
             holder = _Holder()
             console = await system.add(holder, "console")
-            pool = await _shared_pool(setup, supervisor, holder, console) if shared else StaticPool(setup)
+            pool: TrainingPool = StaticPool(setup)
+            if shared:
+                pool = await _shared_pool(setup, supervisor, holder, console, ranks)
             with first_error():
                 async with asyncio.TaskGroup() as group:
                     failing = group.create_task(_raise_failure(system, supervisor))
                     await pool.start()
-                    slots = [one for one in psutil.Process().children() if "slot-0" in one.cmdline()]
+                    slots = [p for p in psutil.Process().children() if "slot-" in " ".join(p.cmdline())]
                     yield _Bench(pool, store, holder, slots)
                     failing.cancel()
             await pool.close()
@@ -281,12 +295,14 @@ async def _raise_failure(system: ActorSystem, supervisor: Supervisor) -> None:
 
 
 async def _shared_pool(
-    setup: TrainerSetup, supervisor: Supervisor, holder: _Holder, console: ActorRef[Any]
+    setup: TrainerSetup, supervisor: Supervisor, holder: _Holder, console: ActorRef[Any], count: int
 ) -> SharedPool:
-    """One slot, with room for one state."""
-    await supervisor.spawn("flexmarl.actors.trainer.slot_worker:SlotWorker", "slot-0", setup)
-    slots = [supervisor.reference("slot-0", SlotApi)]
-    config = SharedPoolConfig(slots=1, states_per_slot=1)
+    """As many slots, with room for one state each."""
+    names = [f"slot-{number}" for number in range(count)]
+    for name in names:
+        await supervisor.spawn("flexmarl.actors.trainer.slot_worker:SlotWorker", name, setup)
+    slots = [supervisor.reference(name, SlotApi) for name in names]
+    config = SharedPoolConfig(slots=count, states_per_slot=1)
     pool = SharedPoolSetup(config, slots, supervisor.ref, console, setup.store_dir / "suspended")
     return SharedPool(setup, pool, holder.background, holder.watch)
 
@@ -304,7 +320,7 @@ def eval_queries(seed): ...
 """
 
 
-def _policy(name: PolicyName, size: Size) -> PolicySetup:
+def _policy(name: PolicyName, size: Size, ranks: int) -> PolicySetup:
     heads = size.hidden // 64
     architecture = {
         "model_type": "qwen3", "hidden_size": size.hidden, "intermediate_size": 4 * size.hidden,
@@ -312,7 +328,9 @@ def _policy(name: PolicyName, size: Size) -> PolicySetup:
         "vocab_size": 14, "tie_word_embeddings": False, "max_position_embeddings": 32,
     }  # fmt: skip
     model = ModelConfig(config=architecture, tokenizer=str(RECIPES / "sort_digits" / "tokenizer"))
-    return PolicySetup(model=model, credit={AgentName(name): CreditConfig()})
+    return PolicySetup(
+        model=model, trainer=TorchTrainerConfig(ranks=ranks), credit={AgentName(name): CreditConfig()}
+    )
 
 
 def _sample(policy: PolicyName, number: int) -> Sample:

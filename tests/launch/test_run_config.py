@@ -56,6 +56,13 @@ class TestRefusals:
                 "training.trajectories_per_query=1",
                 "trajectories_per_query=1: agents.solver.algorithm.name=grpo compares .* wants 2 or more",
             ),
+            ("pool={name: shared}", "pool.slots: is missing"),
+            ("pool.slots=2", "pool.slots: the pool static has no such option"),
+            ("pool={name: shared, slots: 0}", "pool.slots=0: Input should be greater than or equal to 1"),
+            (
+                "trainer.ranks=2",
+                "trainer.ranks=2 wants slot workers: write pool={name: shared, slots: 2}",
+            ),
             ("training=5", "training=5: Input should be a valid dictionary"),
             ("agents.solver.instances=0", "agents.solver.instances=0: .* equal to 1"),
             (
@@ -157,6 +164,10 @@ class TestRefusals:
             ConfigError, match=r"agents.solver.algorithm.name=ppo learns from equal rewards too"
         ):
             resolve(str(TINY), ["agents.solver.algorithm.name=ppo", sampling])
+
+    def test_of_a_gang_larger_than_the_pool(self) -> None:
+        with pytest.raises(ConfigError, match="agents.checker.trainer.ranks=3 is more than pool.slots=2"):
+            resolve(str(TINY), ["agents.checker.trainer.ranks=3", "pool={name: shared, slots: 2}"])
 
     def test_of_a_batch_smaller_than_its_parts(self) -> None:
         with pytest.raises(ConfigError, match="global_batch=1 is less than training.micro_batch=2"):

@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ...names import PolicyName
@@ -36,6 +38,13 @@ class PolicyBackends(ABC):
     @abstractmethod
     def release(self, backend: PolicyBackend) -> None:
         """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed."""
+
+    def joined(
+        self, setup: PolicySetup, rank: int, size: int, meeting: Path
+    ) -> "AbstractContextManager[GangRank | None]":
+        """This process in a gang, for ``build`` and ``host``; the gang's processes meet at the file ``meeting``. To be
+        entered and left within ``compute``, by all of them. None: without a process group."""
+        return nullcontext()
 
     @abstractmethod
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":

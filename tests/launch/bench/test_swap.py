@@ -10,7 +10,7 @@ async def test_cycles_change_neither_loss_nor_memory() -> None:
     result = await measure(options, said.append)
     assert len(said) == parts(options)
     assert result["same_loss"] == 1.0 and result["rss_change"] <= 0.01
-    for key in ("copy_gb_s", "suspend_gb_s", "resume_gb_s", "switch_ms"):
+    for key in ("copy_gb_s", "suspend_gb_s", "resume_gb_s", "switch_ms", "switch_gang_ms"):
         assert result[key] > 0
     assert {goal["key"] for goal in result["goals"]} == {
         "suspend_gb_s", "resume_gb_s", "rss_change", "same_loss",

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final, TypeVar
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from ....model_sources import load_tokenizer
@@ -12,11 +15,14 @@ from ....names import PolicyName
 from ...trainer_setup import PolicySetup
 from ..policy_backend import PolicyBackend
 from ..policy_backends import PolicyBackends
-from .gang_rank import ALONE, GangRank
+from .gang_rank import ALONE, GangRank, joined
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
 
 T = TypeVar("T")
+
+# A rank that was killed is noticed at once; this is for one that has died before it met the others.
+_GANG_TIMEOUT_S: Final = 120.0
 
 
 class TorchPolicies(PolicyBackends):
@@ -44,6 +50,11 @@ class TorchPolicies(PolicyBackends):
         if backend.models.gang is ALONE:  # the process group of any other ends
             self._released.append(backend.models)
         del self._released[: -self._most_kept or None]
+
+    def joined(
+        self, setup: PolicySetup, rank: int, size: int, meeting: Path
+    ) -> AbstractContextManager[GangRank]:
+        return joined(rank, size, meeting, torch.device(setup.real_model.device), _GANG_TIMEOUT_S)
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)

@@ -1,0 +1,31 @@
+"""Runs whose policies have two ranks, on slot workers that share them."""
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import REPRODUCIBLE, Launched, Launcher, wait_until
+from .test_lost_workers import SUPERVISION
+
+STEPS = 3
+SETTINGS = (*REPRODUCIBLE, f"training.steps={STEPS}", "checkpoint.every=0", "deterministic=true", SUPERVISION)
+GANGS = ("trainer={name: torch, ranks: 2}", "pool={name: shared, slots: 2}")
+
+
+def losses(run: Launched) -> list[float]:
+    return [line[f"loss/{policy}"] for line in run.metrics for policy in ("solver", "checker")]
+
+
+def test_two_ranks_learn_what_one_learns_also_after_a_kill(launcher: Launcher, tmp_path: Path) -> None:
+    alone = launcher.train(f"alone-{tmp_path.name}", *SETTINGS)
+    assert alone.wait() == 0, alone.text
+    gangs = launcher.train(f"gangs-{tmp_path.name}", *SETTINGS, *GANGS)
+    gangs.wait_for_step(1)
+    gangs.actors()["slot-1"].kill()
+    assert gangs.wait() == 0, gangs.text
+    assert losses(gangs) == pytest.approx(losses(alone), abs=1e-5)
+    assert [line["step"] for line in gangs.metrics] == [*range(1, STEPS + 1)]
+    suspended = [event for event in gangs.events if event["event"] == "policy_suspended"]
+    assert suspended and all(event["slots"] == "slot-0, slot-1" for event in suspended)
+    wait_until(lambda: any(event["event"] == "slot_lost" for event in gangs.events), "the loss")
+    gangs.assert_nothing_is_left()
