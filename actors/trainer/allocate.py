@@ -17,13 +17,13 @@ A policy that waits is prefetched to the slots that are expected to be free firs
 beside the one that computes. Work is the number of ready computations times the mean time of the policy's last ones.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from ..config_base import Config, Count, NonNegative
 from ..errors import GangTooLarge, ProtocolViolation
 from ..names import PolicyName, SlotName
+from .expected_seconds import ExpectedSeconds
 from .gangs import (
     Bind,
     Decision,
@@ -38,9 +38,6 @@ from .gangs import (
     rolling_mean,
 )
 
-_UNKNOWN_S: Final = 1.0
-"""Seconds of a computation, as long as none was measured."""
-
 
 class AllocatorConfig(Config):
     """The rules by which policies share the slots of the training pool.
@@ -52,7 +49,7 @@ class AllocatorConfig(Config):
     """
 
     states_per_slot: Count = 2
-    patience: Count = 32
+    patience: Count = 16
     margin: NonNegative = 0.05
     hysteresis: NonNegative = 2.0
 
@@ -60,10 +57,10 @@ class AllocatorConfig(Config):
 @dataclass(slots=True)
 class _Round:
     """Decisions of one event. ``taken``: slots that a waiting gang is to get. ``leaving``: gangs that must leave their
-    slots for it, with the reason. ``targets``: of the waiting gangs, with the reason."""
+    slots, with the one they leave for and the reason. ``targets``: of the waiting gangs, with the reason."""
 
     taken: set[SlotName] = field(default_factory=set)
-    leaving: dict[PolicyName, str] = field(default_factory=dict)
+    leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
     targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
 
 
@@ -87,6 +84,7 @@ class Allocator:
         self._config = config or AllocatorConfig()
         self._slots = list(slots)
         self._gangs = {policy: Gang(policy, count) for policy, count in ranks.items()}
+        self._expected = ExpectedSeconds(self._gangs.values())
         self._now: float | None = None
         self._critical_s = 0.0  # work of this many seconds determines the end of the step
 
@@ -183,10 +181,7 @@ class Allocator:
 
     def _decide(self, now: float) -> list[Decision]:
         """All decisions that follow from the present state."""
-        works = [(self._work_s(gang), gang.ranks) for gang in self._gangs.values()]
-        shared_s = sum(work_s * ranks for work_s, ranks in works) / max(1, len(self._slots))
-        end_s = max(shared_s, *(work_s for work_s, _ in works))
-        self._critical_s = (1 - self._config.margin) * end_s
+        self._critical_s = (1 - self._config.margin) * self._expected.step_end(len(self._slots))
         waiting = sorted((gang for gang in self._gangs.values() if gang.waits), key=self._urgency)
         chosen = _Round()
         for gang in waiting:
@@ -199,29 +194,30 @@ class Allocator:
         assert gang.waiting_since is not None
         if self._is_due(gang):
             return (0, gang.waiting_since)
-        return (1 if self._is_critical(gang) else 2, -self._work_s(gang), gang.waiting_since)
+        return (1 if self._is_critical(gang) else 2, -self._expected.work(gang), gang.waiting_since)
 
     def _is_due(self, gang: Gang) -> bool:
         return gang.passed >= self._config.patience * len(self._slots)
 
     def _is_critical(self, gang: Gang) -> bool:
-        return self._work_s(gang) + (gang.load_s or 0.0) >= self._critical_s
+        return self._expected.work(gang) + self._expected.load(gang) >= self._critical_s
 
     def _choose(self, gang: Gang, chosen: _Round, now: float) -> None:
         """Gives ``gang`` a target, if it may have one: free slots, else those of gangs that have to leave for it."""
         if gang.ranks > len(self._slots):
             return  # until slots join
-        free = [slot for slot in self._slots if slot not in chosen.taken and self._opens(slot, chosen)]
-        free.sort(key=lambda slot: slot not in gang.slots)  # its prefetched state first
+        # While its state is loaded, no other slots; then those first, and those from which no state must leave.
+        allowed = gang.slots if gang.phase is Phase.PREFETCHING else self._slots
+        free = [slot for slot in allowed if slot not in chosen.taken and self._opens(slot, chosen)]
+        free.sort(key=lambda slot: (slot not in gang.slots, self._states_on(slot)))
         target, reason = free[: gang.ranks], "its slots are free"
         if len(target) < gang.ranks:
-            due = self._is_due(gang)
-            victims = self._victims(gang, chosen, gang.ranks - len(target), now)
-            if not victims and not due:
+            victims = self._victims(gang, chosen, allowed, gang.ranks - len(target), now)
+            if not victims and not self._is_due(gang):
                 return
             for victim, why in victims:
-                chosen.leaving[victim.policy] = f"{why}; {self._claim(gang, now)}"
-                target += victim.slots
+                chosen.leaving[victim.policy] = (gang, f"{why}; {self._claim(gang, now)}")
+                target += [slot for slot in victim.slots if slot in allowed]
                 reason = f"{victim.policy} leaves"
             target = target[: gang.ranks]  # of a gang that is due, perhaps not all: the rest follows
         chosen.taken.update(target)
@@ -234,33 +230,36 @@ class Allocator:
         holder = self._holder(slot)
         return holder is None or holder.policy in chosen.leaving
 
-    def _victims(self, gang: Gang, chosen: _Round, missing: int, now: float) -> list[tuple[Gang, str]]:
-        """Gangs that must leave so that ``gang`` gets ``missing`` more slots, with the reasons. Empty if that can't be,
-        unless ``gang`` is due: then those that there are."""
-        found = []
-        for holder in self._gangs.values():
-            if holder.policy in chosen.leaving or chosen.taken.intersection(holder.slots):
-                continue
-            if holder.phase is Phase.BOUND and (why := self._reason_to_leave(holder, gang)):
-                found.append((holder, why))
+    def _victims(
+        self, gang: Gang, chosen: _Round, allowed: Collection[SlotName], missing: int, now: float
+    ) -> list[tuple[Gang, str]]:
+        """Gangs that must leave so that ``gang`` gets ``missing`` more of the ``allowed`` slots, with the reasons.
+
+        Empty if that can't be, unless ``gang`` is due: then those that there are.
+        """
+
+        def gain(holder: Gang) -> int:
+            return sum(slot in allowed for slot in holder.slots)
 
         def cost(victim: tuple[Gang, str]) -> tuple[object, ...]:
             one = victim[0]
             is_loaded_there = set(one.slots) <= set(gang.slots)
-            left_s = self._running_s(one, now)
-            return (not one.starves, not is_loaded_there, left_s, abs(one.ranks - missing), one.began)
+            left_s = self._expected.running(one, now)
+            return (not one.starves, not is_loaded_there, left_s, abs(gain(one) - missing), one.began)
 
-        found.sort(key=cost)
+        bound = (one for one in self._gangs.values() if one.phase is Phase.BOUND and gain(one))
+        staying = (one for one in bound if one.policy not in chosen.leaving)
+        found = sorted(((one, why) for one in staying if (why := self._reason_to_leave(one, gang))), key=cost)
         victims: list[tuple[Gang, str]] = []
         while found and missing > 0:
             victims.append(found.pop(0))
-            missing -= victims[-1][0].ranks
+            missing -= gain(victims[-1][0])
         if missing > 0 and not self._is_due(gang):
             return []
         for victim in list(victims):  # those that a later, larger one has made needless
-            if missing + victim[0].ranks <= 0:
+            if missing + gain(victim[0]) <= 0:
                 victims.remove(victim)
-                missing += victim[0].ranks
+                missing += gain(victim[0])
         return victims
 
     def _reason_to_leave(self, holder: Gang, gang: Gang) -> str:
@@ -274,10 +273,10 @@ class Allocator:
             return "it has had its turn"
         if not self._is_critical(gang) or self._is_critical(holder):
             return ""
-        swap_s = (gang.load_s or 0.0) + (holder.save_s or 0.0)
-        if holder.computed_s < self._config.hysteresis * swap_s or self._work_s(holder) <= swap_s:
+        swap_s = self._expected.swap(holder, gang)
+        if holder.computed_s < self._config.hysteresis * swap_s or self._expected.work(holder) <= swap_s:
             return ""
-        return f"it has less work ({self._work_s(holder):.3g} s) than {gang.policy}"
+        return f"it has less work ({self._expected.work(holder):.3g} s) than {gang.policy}"
 
     def _claim(self, gang: Gang, now: float) -> str:
         """The reason for which a waiting ``gang`` gets slots, in words."""
@@ -286,18 +285,27 @@ class Allocator:
         if self._is_due(gang):
             return f"{text} while {gang.passed} computations of others began"
         if self._is_critical(gang):
-            return f"{text}, and its work ({self._work_s(gang):.3g} s) determines the end of the step"
+            return f"{text}, and its work ({self._expected.work(gang):.3g} s) determines the end of the step"
         return text
 
     # ------------------------------------------------------------------ decisions and their bookkeeping
 
     def _suspend(self, chosen: _Round, now: float) -> Iterable[Decision]:
-        for policy, reason in chosen.leaving.items():
+        for policy, (successor, reason) in chosen.leaving.items():
             gang = self._gangs[policy]
-            if gang.is_at_boundary:
+            if gang.is_at_boundary and (gang.starves or not self._will_be_loaded(successor, chosen)):
                 gang.enter(Phase.SUSPENDING, now, gang.slots)
                 gang.waiting_since = now if gang.ready else None
                 yield Suspend(policy, reason)
+
+    def _will_be_loaded(self, gang: Gang, chosen: _Round) -> bool:
+        """The state of a waiting ``gang`` comes to its target in a while, beside those that compute there."""
+        if gang.policy not in chosen.targets:
+            return True  # it is due, and not all slots of its target are known yet
+        target, _ = chosen.targets[gang.policy]
+        if gang.phase is not Phase.OUT:
+            return gang.phase is Phase.PREFETCHING or set(gang.slots) != set(target)
+        return all(self._states_that_wait(slot) < self._config.states_per_slot - 1 for slot in target)
 
     def _bind(self, waiting: Iterable[Gang], chosen: _Round, now: float) -> Iterable[Decision]:
         for gang in waiting:
@@ -337,16 +345,22 @@ class Allocator:
             if gang.policy in chosen.targets:
                 slots, reason = chosen.targets[gang.policy]
             else:
-                free_s = {slot: self._free_s(slot, now) for slot in self._slots}
-                earliest = sorted(
-                    (s for s in self._slots if self._has_room_beside(s)), key=free_s.__getitem__
-                )
-                slots = tuple(slot for slot in self._slots if slot in earliest[: gang.ranks])
+                slots = self._earliest_free(gang.ranks, now)
                 reason = f"{self._claim(gang, now)}; these slots are expected to be free first"
             if len(slots) == gang.ranks and all(map(self._has_room_beside, slots)):
                 gang.enter(Phase.PREFETCHING, now, slots)
                 decisions.append(Prefetch(gang.policy, slots, reason))
         return decisions
+
+    def _earliest_free(self, count: int, now: float) -> Slots:
+        """Finds slots with room for a state that waits: those whose gangs are expected to be without work first."""
+
+        def free_s(slot: SlotName) -> float:
+            holder = self._holder(slot)
+            return 0.0 if holder is None else self._expected.work_left(holder, now)
+
+        first = sorted(filter(self._has_room_beside, self._slots), key=free_s)[:count]
+        return tuple(slot for slot in self._slots if slot in first)
 
     def _drop(self, gang: Gang, slots: Slots, reason: str, now: float) -> Drop:
         keeps_others_out = gang.keeps_others_out
@@ -390,34 +404,13 @@ class Allocator:
     def _states_on(self, slot: SlotName) -> int:
         return sum(slot in gang.slots for gang in self._gangs.values())
 
+    def _states_that_wait(self, slot: SlotName) -> int:
+        return sum(slot in gang.slots for gang in self._gangs.values() if gang.waits)
+
     def _has_room_beside(self, slot: SlotName) -> bool:
         """A state may be prefetched on ``slot``, and the gang that is bound there next has room for its own."""
-        waiting = sum(slot in gang.slots for gang in self._gangs.values() if gang.waits)
         room = self._config.states_per_slot
-        return self._states_on(slot) < room and waiting < room - 1
-
-    def _free_s(self, slot: SlotName, now: float) -> float:
-        """Seconds until the gang on ``slot`` has no work."""
-        holder = self._holder(slot)
-        return 0.0 if holder is None else self._work_s(holder) - self._elapsed_s(holder, now)
-
-    def _compute_s(self, gang: Gang) -> float:
-        """Expected seconds of a computation: the policy's own, else the mean of the others'."""
-        if gang.compute_s is not None:
-            return gang.compute_s
-        known = [other.compute_s for other in self._gangs.values() if other.compute_s is not None]
-        return sum(known) / len(known) if known else _UNKNOWN_S
-
-    def _work_s(self, gang: Gang) -> float:
-        """Expected seconds of its ready computations and the running one, if it has slots all the time."""
-        return (gang.ready + gang.computing) * self._compute_s(gang)
-
-    def _elapsed_s(self, gang: Gang, now: float) -> float:
-        return min(now - gang.began, self._compute_s(gang)) if gang.computing else 0.0
-
-    def _running_s(self, gang: Gang, now: float) -> float:
-        """Expected seconds until the running computation ends."""
-        return self._compute_s(gang) - self._elapsed_s(gang, now) if gang.computing else 0.0
+        return self._states_on(slot) < room and self._states_that_wait(slot) < room - 1
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,250 +1,383 @@
-"""The sharing of slots by policies: the rules by hand, and a machine of arbitrary events."""
+"""The sharing of slots by policies: its rules, by hand."""
 
 from collections import Counter
 from collections.abc import Iterable
+from random import Random
 
 import pytest
-from hypothesis import settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis import given, settings, strategies
 
 from flexmarl.actors.errors import GangTooLarge, ProtocolViolation
 from flexmarl.actors.names import PolicyName, SlotName
 from flexmarl.actors.trainer.allocate import Allocator, AllocatorConfig
 from flexmarl.actors.trainer.gangs import Bind, Decision, Drop, Phase, Prefetch, Run, Suspend
 
-A, B, C = PolicyName("a"), PolicyName("b"), PolicyName("c")
+from .pool_owner import Owner
+
+A, B, C, D, E = (PolicyName(name) for name in "abcde")
 S0, S1, S2, S3 = (SlotName(f"slot-{n}") for n in range(4))
 
 
-class Events(RuleBasedStateMachine):
-    """Computations become ready, the owner carries out decisions in any order, slots are lost and join.
+def kinds(decisions: Iterable[Decision]) -> list[tuple[str, str]]:
+    return [(type(one).__name__, one.policy) for one in decisions]
 
-    The model keeps all that the owner knows: the place of each state, and what is under way.
-    """
 
-    @initialize(
-        slots=strategies.integers(1, 5),
-        ranks=strategies.lists(strategies.integers(1, 5), min_size=1, max_size=6),
-        room=strategies.integers(1, 3),
-        patience=strategies.integers(1, 3),
-        hysteresis=strategies.sampled_from([0.0, 1.0]),
-    )
-    def begin(self, slots: int, ranks: list[int], room: int, patience: int, hysteresis: float) -> None:
-        self.now = 0.0
-        self.slots = [SlotName(f"slot-{n}") for n in range(slots)]
-        self.made = slots
-        self.ranks = {PolicyName(f"p{n}"): min(slots, count) for n, count in enumerate(ranks)}
-        self.room, self.patience = room, patience
-        config = AllocatorConfig(states_per_slot=room, patience=patience, hysteresis=hysteresis)
-        self.allocator = Allocator(self.slots, self.ranks, config)
-        self.ready = dict.fromkeys(self.ranks, 0)
-        self.phase = dict.fromkeys(self.ranks, Phase.OUT)
-        self.places: dict[PolicyName, tuple[SlotName, ...]] = dict.fromkeys(self.ranks, ())
-        self.computing: set[PolicyName] = set()
-        self.held_at_loss: set[PolicyName] = set()
-        self.runs: Counter[PolicyName] = Counter()
-        self.passed: Counter[PolicyName] = Counter()
-        self.most_slots = slots
+class TestBinding:
+    def test_a_gang_is_bound_with_all_its_ranks_or_not_at_all(self) -> None:
+        allocator = Allocator([S0, S1, S2], {A: 2, B: 2, C: 1})
+        bind, *rest = allocator.ready(A, 0.0)
+        assert isinstance(bind, Bind) and bind.slots == (S0, S1) and not rest
+        assert kinds(allocator.bound(A, 1.0)) == [("Run", A)]
+        assert kinds(allocator.ready(B, 2.0)) == [("Prefetch", B)], "one slot is free, it needs two"
+        bind, *rest = allocator.ready(C, 3.0)
+        assert isinstance(bind, Bind) and bind.slots == (S2,) and not rest, "C needs that one only"
 
-    # ------------------------------------------------------------------ the owner
+    def test_a_gang_larger_than_the_pool_is_refused_with_the_numbers(self) -> None:
+        with pytest.raises(GangTooLarge, match="policy b has 3 ranks, but the training pool has 2 slots"):
+            Allocator([S0, S1], {A: 1, B: 3})
 
-    def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        for one in decisions:
-            assert one.reason
-            policy, phase = one.policy, self.phase[one.policy]
-            match one:
-                case Bind(_, slots):
-                    self._check_slots(policy, slots)
-                    assert phase is Phase.OUT or (phase is Phase.PREFETCHED and slots == self.places[policy])
-                    assert self.ready[policy] > 0
-                    assert not any(self._holders(slot) for slot in slots), "no slot twice"
-                    self._move(policy, Phase.BINDING, slots)
-                    self.runs[policy] = self.passed[policy] = 0
-                case Run():
-                    assert phase is Phase.BOUND and policy not in self.computing and self.ready[policy] > 0
-                    self.ready[policy] -= 1
-                    self.runs[policy] += 1
-                    self.computing.add(policy)
-                    for other, count in self.ready.items():
-                        self.passed[other] += count > 0 and self.phase[other] not in (
-                            Phase.BINDING,
-                            Phase.BOUND,
-                        )
-                case Suspend():
-                    assert phase is Phase.BOUND and policy not in self.computing
-                    assert self.runs[policy] > 0, "every gang that was bound computes"
-                    waiting = [other for other in self.ranks if other != policy and self._waits(other)]
-                    assert waiting, "only for another policy"
-                    free = sum(not self._holders(slot) for slot in self.slots)
-                    assert any(self.ranks[other] > free for other in waiting) or len(waiting) > 1
-                    self._move(policy, Phase.SUSPENDING, self.places[policy])
-                case Prefetch(_, slots):
-                    assert phase is Phase.OUT and self.ready[policy] > 0
-                    self._check_slots(policy, slots)
-                    self._move(policy, Phase.PREFETCHING, slots)
-                    for slot in slots:
-                        waiting = [p for p in self._on(slot) if self.phase[p].value.startswith("prefetch")]
-                        assert len(waiting) < self.room, "there is room for the gang that is bound next"
-                case Drop(_, slots):
-                    assert set(slots) <= set(self.places[policy]) and phase is Phase.PREFETCHED
-                    self._move(policy, Phase.DROPPING, slots)
+    def test_a_policy_runs_one_computation_at_a_time(self) -> None:
+        owner = Owner(2, {A: 1})
+        owner.ready(A, 3)
+        assert owner.finish() == 3.0 and owner.count(Run) == 3 and owner.count(Bind) == 1
 
-    def _check_slots(self, policy: PolicyName, slots: tuple[SlotName, ...]) -> None:
-        assert len(set(slots)) == len(slots) == self.ranks[policy], "all ranks or none"
-        assert set(slots) <= set(self.slots)
 
-    def _move(self, policy: PolicyName, phase: Phase, slots: tuple[SlotName, ...]) -> None:
-        self.phase[policy], self.places[policy] = phase, slots
-        assert all(len(self._on(slot)) <= self.room for slot in slots), (
-            "no more states than there is room for"
+class TestSuspending:
+    def test_a_gang_without_work_stays_as_long_as_no_other_waits(self) -> None:
+        owner = Owner(1, {A: 1, B: 1})
+        owner.ready(A)
+        owner.finish()
+        assert owner.allocator.phase(A) is Phase.BOUND and owner.count(Suspend) == 0
+        owner.ready(A)
+        owner.finish()
+        assert owner.count(Bind) == 1
+        owner.ready(B)
+        assert owner.count(Suspend, A) == 1
+        suspend = next(one for one in owner.decisions if isinstance(one, Suspend))
+        assert "no computation is ready" in suspend.reason and "b has waited" in suspend.reason
+
+    def test_a_gang_is_kept_while_it_has_work(self) -> None:
+        owner = Owner(1, {A: 1, B: 1})
+        owner.ready(A, 5)
+        owner.ready(B, 5)
+        assert owner.finish() == 10.0
+        assert [one.policy for one in owner.decisions if isinstance(one, Run)] == [A] * 5 + [B] * 5
+
+    def test_no_gang_leaves_while_enough_slots_are_free(self) -> None:
+        owner = Owner(3, {A: 1, B: 2})
+        for policy in (A, B):
+            owner.ready(policy)
+            owner.finish()
+        assert owner.count(Suspend) == 0 and owner.allocator.phase(A) is Phase.BOUND
+
+    def test_the_fewest_gangs_leave(self) -> None:
+        owner = Owner(4, {A: 1, B: 1, C: 2, D: 2})
+        for policy in (A, B, C):
+            owner.ready(policy)
+            owner.finish()
+        owner.ready(D)
+        assert owner.count(Suspend, C) == 1 and owner.count(Suspend) == 1
+
+    def test_no_gang_leaves_if_those_that_leave_with_it_suffice(self) -> None:
+        owner = Owner(4, {A: 1, B: 3, C: 2})
+        for policy in (A, B):
+            owner.ready(policy)
+            owner.finish()
+        owner.ready(C)
+        assert owner.count(Suspend, B) == 1 and owner.count(Suspend) == 1
+
+    def test_an_empty_slot_is_preferred_to_one_that_a_state_must_leave(self) -> None:
+        allocator = Allocator([S0, S1], {A: 1, B: 1, C: 2}, AllocatorConfig(states_per_slot=1))
+        allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        allocator.ended(A, 1.0)
+        assert kinds(allocator.ready(C, 2.0)) == [("Suspend", A)]
+        assert allocator.ready(B, 3.0) == []
+        (bind,) = allocator.ready(B, 3.0)  # now it has more work than C
+        assert isinstance(bind, Bind) and bind.slots == (S1,)
+
+
+class TestOrder:
+    def test_the_policy_with_most_work_is_bound_first(self) -> None:
+        owner = Owner(1, {A: 1, B: 1, C: 1})
+        owner.ready(A, 9)
+        owner.ready(B, 2)
+        owner.ready(C, 4)
+        owner.finish()
+        assert [one.policy for one in owner.decisions if isinstance(one, Bind)] == [A, C, B]
+
+    def test_a_policy_whose_work_determines_the_end_takes_a_slot_between_two_computations(self) -> None:
+        """Five policies with 10 s each on two slots: 25 s if some are divided, 30 s if each is run to its end."""
+        policies = (A, B, C, D, E)
+        owner = Owner(2, dict.fromkeys(policies, 1))
+        for policy in policies:
+            owner.ready(policy, 10)
+        assert owner.finish() == 25.0
+        assert owner.count(Suspend) <= 6, "and few swaps"
+        assert any("determines the end" in one.reason for one in owner.decisions if isinstance(one, Suspend))
+
+    def test_not_if_the_swap_costs_more_than_the_work_that_is_left(self) -> None:
+        policies = (A, B, C, D, E)
+        owner = Owner(2, dict.fromkeys(policies, 1), AllocatorConfig(patience=100), copy_s=6.0)
+        for policy in policies:
+            owner.ready(policy, 10)
+        owner.finish()
+        suspended = [one for one in owner.decisions if isinstance(one, Suspend)]
+        assert len(suspended) == 3 and all("no computation is ready" in one.reason for one in suspended)
+
+    @pytest.mark.parametrize("hysteresis", [3.0, 6.0])
+    def test_nor_before_the_policy_that_leaves_has_computed_for_some_swaps(self, hysteresis: float) -> None:
+        owner = self._two_bound_and_one_with_more_work(0.5, hysteresis, work=20)
+        while not (left := [one for one in owner.decisions if "less work" in one.reason]):
+            owner.advance()
+        last_bind = max(
+            n for n, one in enumerate(owner.decisions) if kinds([one]) == [("Bind", left[0].policy)]
         )
+        runs = sum(kinds([one]) == [("Run", left[0].policy)] for one in owner.decisions[last_bind:])
+        assert hysteresis <= runs <= hysteresis + 2
 
-    def _on(self, slot: SlotName) -> list[PolicyName]:
-        return [policy for policy, slots in self.places.items() if slot in slots]
+    def test_nor_if_the_policy_that_leaves_has_little_left(self) -> None:
+        owner = self._two_bound_and_one_with_more_work(2.0, 0.0, work=4)
+        owner.finish()
+        assert not [one for one in owner.decisions if "less work" in one.reason]
 
-    def _holders(self, slot: SlotName) -> list[PolicyName]:
-        holding = (Phase.BINDING, Phase.BOUND)
-        return [p for p in self._on(slot) if self.phase[p] in holding or p in self.held_at_loss]
+    def _two_bound_and_one_with_more_work(self, copy_s: float, hysteresis: float, work: int) -> Owner:
+        """After one computation of each, so that the costs of a swap are known."""
+        config = AllocatorConfig(hysteresis=hysteresis, patience=1000)
+        owner = Owner(2, {A: 1, B: 1, C: 1}, config, copy_s=copy_s)
+        for policy in (A, B, C):
+            owner.ready(policy)
+        owner.finish()
+        is_bound = {policy: owner.allocator.phase(policy) is Phase.BOUND for policy in (A, B, C)}
+        for policy in sorted(is_bound, key=lambda policy: not is_bound[policy]):
+            owner.ready(policy, work if is_bound[policy] else 60)
+        return owner
 
-    def _waits(self, policy: PolicyName) -> bool:
-        phases = (Phase.OUT, Phase.PREFETCHING, Phase.PREFETCHED)
-        return self.ready[policy] > 0 and self.phase[policy] in phases
-
-    # ------------------------------------------------------------------ events
-
-    @rule(data=strategies.data(), count=strategies.integers(1, 4))
-    def becomes_ready(self, data: strategies.DataObject, count: int) -> None:
-        policy = data.draw(strategies.sampled_from(sorted(self.ranks)))
-        for _ in range(count):
-            self.ready[policy] += 1
-            self._carry_out(self.allocator.ready(policy, self.now))
-
-    def _under_way(self) -> list[PolicyName]:
-        return [p for p in self.ranks if p in self.computing or self.phase[p].value.endswith("ing")]
-
-    @precondition(lambda self: self._under_way())
-    @rule(data=strategies.data(), seconds=strategies.floats(0.0, 10.0))
-    def something_ends(self, data: strategies.DataObject, seconds: float) -> None:
-        self.now += seconds
-        self._end(data.draw(strategies.sampled_from(self._under_way())))
-
-    def _end(self, policy: PolicyName) -> None:
-        if policy in self.computing:
-            self.computing.remove(policy)
-            self._carry_out(self.allocator.ended(policy, self.now))
-            return
-        phase = self.phase[policy]
-        if phase is Phase.BINDING:
-            self.phase[policy] = Phase.BOUND
-            self._carry_out(self.allocator.bound(policy, self.now))
-        elif phase is Phase.PREFETCHING:
-            self.phase[policy] = Phase.PREFETCHED
-            self._carry_out(self.allocator.prefetched(policy, self.now))
-        else:
-            self.held_at_loss.discard(policy)
-            self._move(policy, Phase.OUT, ())
-            ended = self.allocator.suspended if phase is Phase.SUSPENDING else self.allocator.dropped
-            self._carry_out(ended(policy, self.now))
-
-    @precondition(lambda self: self.slots)
-    @rule(data=strategies.data())
-    def slot_is_lost(self, data: strategies.DataObject) -> None:
-        slot = data.draw(strategies.sampled_from(self.slots))
-        self.slots.remove(slot)
-        hit = self._on(slot)
-        again = []
-        for policy in hit:
-            if self.phase[policy] in (Phase.BINDING, Phase.BOUND):
-                self.held_at_loss.add(policy)
-            left = tuple(one for one in self.places[policy] if one != slot)
-            if policy in self.computing:
-                self.computing.remove(policy)
-                again.append(policy)
-            self.places[policy] = left
-            self.phase[policy] = Phase.DROPPING if left else Phase.OUT
-            if not left:
-                self.held_at_loss.discard(policy)
-        decisions = self.allocator.slot_lost(slot, self.now)
-        drops = [one for one in decisions if isinstance(one, Drop) and one.policy in hit]
-        for drop in drops:
-            assert drop.slots == self.places[drop.policy] and drop.reason
-        self._carry_out(one for one in decisions if one not in drops)
-        for policy in again:
-            self.ready[policy] += 1
-            self._carry_out(self.allocator.ready(policy, self.now))
-
-    @precondition(lambda self: len(self.slots) < self.most_slots)
-    @rule()
-    def slot_joins(self) -> None:
-        self.made += 1
-        slot = SlotName(f"slot-{self.made}")
-        self.slots.append(slot)
-        self._carry_out(self.allocator.slot_joined(slot, self.now))
-
-    @rule(data=strategies.data())
-    def an_event_that_cannot_happen_is_refused(self, data: strategies.DataObject) -> None:
-        policy = data.draw(strategies.sampled_from(sorted(self.ranks)))
-        expected = {
-            "prefetched": Phase.PREFETCHING,
-            "bound": Phase.BINDING,
-            "ended": None,
-            "suspended": Phase.SUSPENDING,
-            "dropped": Phase.DROPPING,
-        }
-        event = data.draw(strategies.sampled_from(sorted(expected)))
-        is_possible = policy in self.computing if event == "ended" else self.phase[policy] is expected[event]
-        if not is_possible:
-            with pytest.raises(ProtocolViolation, match=f"{policy} was reported {event}"):
-                getattr(self.allocator, event)(policy, self.now)
-
-    # ------------------------------------------------------------------ always
-
-    @invariant()
-    def phases_agree(self) -> None:
-        assert {policy: self.allocator.phase(policy) for policy in self.ranks} == self.phase
-
-    @invariant()
-    def a_bound_gang_with_work_computes(self) -> None:
-        for policy, phase in self.phase.items():
-            if phase is Phase.BOUND and self.ready[policy]:
-                assert policy in self.computing
-
-    @invariant()
-    def no_slot_idles_while_a_gang_that_fits_waits(self) -> None:
-        """Unless a copy is under way, or a gang that must not be overtaken collects its slots."""
-        if any(phase.value.endswith("ing") for phase in self.phase.values()):
-            return
-        usable = [
-            slot for slot in self.slots if all(holder not in self.computing for holder in self._holders(slot))
-        ]
-        waiting = [policy for policy in self.ranks if self._waits(policy)]
-        if self._collecting(waiting):
-            return
-        assert not [policy for policy in waiting if self.ranks[policy] <= len(usable)]
-
-    def _collecting(self, waiting: list[PolicyName]) -> bool:
-        return bool(waiting)  # refined below
-
-    def teardown(self) -> None:
-        """All that is ready runs, after a bounded number of events."""
-        if not hasattr(self, "allocator"):
-            return
-        while len(self.slots) < self.most_slots:
-            self.slot_joins()
-        work = sum(self.ready.values()) + len(self.computing)
-        bound = 8 * (work + len(self.ranks) + 1) * (len(self.ranks) + 1)
-        for _ in range(bound):
-            if not (under_way := self._under_way()):
-                break
-            self.now += 1.0
-            self._end(under_way[-1])
-        assert not self._under_way() and not any(self.ready.values())
+    def test_it_computes_until_the_state_of_the_other_is_loaded(self) -> None:
+        allocator = Allocator([S0], {A: 1, B: 1}, AllocatorConfig(patience=1))
+        for _ in range(9):
+            allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        assert kinds(allocator.ready(B, 0.0)) == [("Prefetch", B)]
+        for second in (1.0, 2.0):
+            assert kinds(allocator.ended(A, second)) == [("Run", A)]
+        assert allocator.prefetched(B, 2.5) == []
+        assert kinds(allocator.ended(A, 3.0)) == [("Suspend", A), ("Bind", B)]
 
 
-Events.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
-TestEvents = Events.TestCase
+class TestPrefetching:
+    def test_the_next_state_is_loaded_while_another_computes_and_takes_over_at_once(self) -> None:
+        allocator = Allocator([S0], {A: 1, B: 1})
+        allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        prefetch, *rest = allocator.ready(B, 1.0)
+        assert isinstance(prefetch, Prefetch) and prefetch.slots == (S0,) and not rest
+        assert allocator.prefetched(B, 2.0) == []
+        assert kinds(allocator.ended(A, 10.0)) == [("Suspend", A), ("Bind", B)]
+        assert kinds(allocator.bound(B, 10.0)) == [("Run", B)]
+        assert allocator.suspended(A, 11.0) == []
+
+    def test_a_slot_with_room_for_one_state_is_emptied_first(self) -> None:
+        allocator = Allocator([S0], {A: 1, B: 1}, AllocatorConfig(states_per_slot=1))
+        allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        assert allocator.ready(B, 1.0) == []
+        assert kinds(allocator.ended(A, 10.0)) == [("Suspend", A)]
+        assert kinds(allocator.suspended(A, 11.0)) == [("Bind", B)]
+
+    def test_a_prefetched_state_is_dropped_if_another_slot_is_free_earlier(self) -> None:
+        allocator = Allocator([S0, S1], {A: 1, B: 1, C: 1})
+        for policy in (A, B):
+            allocator.ready(policy, 0.0)
+            allocator.bound(policy, 0.0)
+        (prefetch,) = allocator.ready(C, 0.0)
+        assert isinstance(prefetch, Prefetch)
+        allocator.prefetched(C, 1.0)
+        other = B if prefetch.slots == (S0,) else A
+        decisions = allocator.ended(other, 2.0)
+        assert kinds(decisions) == [("Suspend", other), ("Drop", C)] and "free earlier" in decisions[1].reason
+        allocator.suspended(other, 3.0)
+        (bind,) = allocator.dropped(C, 4.0)
+        assert isinstance(bind, Bind) and bind.slots != prefetch.slots
+
+    def test_a_state_that_is_being_loaded_keeps_no_other_slot_from_others(self) -> None:
+        allocator = Allocator([S0, S1], {A: 1, B: 1, C: 1, D: 1})
+        for policy in (A, B):
+            allocator.ready(policy, 0.0)
+            allocator.bound(policy, 0.0)
+        (prefetch,) = allocator.ready(C, 0.0)
+        assert isinstance(prefetch, Prefetch)
+        allocator.ready(C, 0.0)  # more work than D
+        other = B if prefetch.slots == (S0,) else A
+        assert kinds(allocator.ready(D, 1.0)) == [("Prefetch", D)]
+        allocator.prefetched(D, 1.5)
+        assert kinds(allocator.ended(other, 2.0)) == [("Suspend", other), ("Bind", D)]
+
+    def test_swaps_that_prefetching_hides_take_no_time(self) -> None:
+        def end(states: int) -> float:
+            owner = Owner(1, {A: 1, B: 1, C: 1}, AllocatorConfig(states_per_slot=states), copy_s=0.1)
+            left = Counter({A: 20, B: 20, C: 20})
+            for policy in left:
+                owner.ready(policy)
+            while owner.queue:
+                for policy in owner.advance():
+                    left[policy] -= 1
+                    if left[policy]:
+                        owner.ready(policy)
+            return owner.now
+
+        assert end(2) == pytest.approx(60.1, abs=1.0)
+        assert end(1) <= 60.1 + 60 * 0.2
 
 
-def test_a_gang_larger_than_the_pool_is_refused_with_the_numbers() -> None:
-    with pytest.raises(GangTooLarge, match="policy b has 3 ranks, but the training pool has 2 slots"):
-        Allocator([S0, S1], {A: 1, B: 3})
+class TestFairness:
+    def test_a_large_gang_is_not_overtaken_for_ever_by_small_ones(self) -> None:
+        config = AllocatorConfig(patience=4)
+        owner = Owner(4, {A: 1, B: 1, C: 1, D: 1, E: 4}, config)
+        for policy in (A, B, C, D):
+            owner.ready(policy, 1000)
+        owner.ready(E)
+        passed = 0
+        while not (begun := owner.advance())[E]:
+            passed += begun.total()
+        assert passed <= 4 * 4 + 4
+        suspend = next(one for one in owner.decisions if isinstance(one, Suspend))
+        assert "it has had its turn" in suspend.reason and "computations of others began" in suspend.reason
+
+    def test_it_keeps_free_slots_while_others_are_not_free_yet(self) -> None:
+        allocator = Allocator([S0, S1], {A: 1, B: 2, C: 1}, AllocatorConfig(patience=1, states_per_slot=1))
+        allocator.ready(B, 0.0)
+        allocator.bound(B, 0.0)
+        allocator.slot_lost(S1, 1.0)
+        allocator.dropped(B, 1.0)
+        for _ in range(9):
+            allocator.ready(A, 1.0)
+        allocator.bound(A, 1.0)
+        allocator.ready(B, 1.0)
+        for second in (2.0, 3.0):
+            allocator.ended(A, second)
+        allocator.slot_lost(S0, 3.0)
+        assert kinds(allocator.slot_joined(S0, 3.0)) == [("Bind", A)]
+        assert allocator.slot_joined(S1, 3.0) == []
+        assert allocator.ready(C, 3.0) == [], "B is due"
+        assert kinds(allocator.bound(A, 4.0)) == [("Run", A)]
+        assert kinds(allocator.ended(A, 5.0)) == [("Suspend", A)]
+        assert kinds(allocator.suspended(A, 5.0)) == [("Bind", B)]
+
+    def test_of_those_that_are_due_the_one_that_has_waited_longest_is_bound_first(self) -> None:
+        allocator = Allocator([S0], {A: 1, B: 1, C: 1}, AllocatorConfig(patience=1, states_per_slot=1))
+        for _ in range(9):
+            allocator.ready(A, 0.0)
+        allocator.ready(B, 0.1)
+        for _ in range(20):
+            allocator.ready(C, 0.2)
+        allocator.bound(A, 1.0)
+        assert kinds(allocator.ended(A, 2.0)) == [("Suspend", A)]
+        assert kinds(allocator.suspended(A, 3.0)) == [("Bind", B)]
+
+    @given(
+        slots=strategies.integers(1, 5),
+        ranks=strategies.lists(strategies.integers(1, 5), min_size=2, max_size=6),
+        room=strategies.integers(1, 3),
+        patience=strategies.integers(1, 4),
+        copy_s=strategies.sampled_from([0.0, 0.3, 2.0]),
+        seed=strategies.integers(0, 1000),
+    )
+    @settings(max_examples=100, deadline=None)
+    def test_a_policy_with_one_computation_runs_although_all_others_always_have_work(
+        self, slots: int, ranks: list[int], room: int, patience: int, copy_s: float, seed: int
+    ) -> None:
+        random = Random(seed)
+        gangs = {PolicyName(f"p{n}"): min(slots, size) for n, size in enumerate(ranks)}
+        config = AllocatorConfig(states_per_slot=room, patience=patience)
+        owner = Owner(slots, gangs, config, compute_s=lambda _: random.uniform(0.5, 1.5), copy_s=copy_s)
+        last, *others = gangs
+        for policy in others:
+            owner.ready(policy, random.randint(1, 5))
+        owner.ready(last)
+        passed = owner.count(Run) - owner.count(Run, last)
+        while not owner.count(Run, last):
+            begun = owner.advance()
+            passed += begun.total() - begun[last]
+            for policy in begun:
+                if policy != last:
+                    owner.ready(policy, begun[policy])
+            assert passed <= (patience + 4 * len(gangs)) * slots
+            assert len(owner.decisions) <= 20 * (passed + 10) * len(gangs), "no copying back and forth"
+
+
+class TestSlots:
+    def test_a_lost_slot_ends_its_gang_and_the_other_slots_are_dropped_first(self) -> None:
+        allocator = Allocator([S0, S1, S2], {A: 2, B: 1})
+        allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        (drop,) = allocator.slot_lost(S0, 1.0)
+        assert drop == Drop(A, (S1,), "slot-0 was lost")
+        assert kinds(allocator.ready(A, 2.0)) == [], "what it computed is to be computed again"
+        with pytest.raises(ProtocolViolation, match="policy a was reported ended, but it is dropping"):
+            allocator.ended(A, 2.0)
+        (bind,) = allocator.dropped(A, 3.0)
+        assert isinstance(bind, Bind) and bind.slots == (S1, S2)
+
+    def test_nothing_computes_on_a_slot_until_what_a_lost_gang_left_there_is_dropped(self) -> None:
+        allocator = Allocator([S0, S1], {A: 2, B: 1})
+        allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        allocator.slot_lost(S0, 1.0)
+        assert "Bind" not in dict(kinds(allocator.ready(B, 2.0)))
+        decisions = allocator.dropped(A, 3.0)
+        assert ("Bind", B) in kinds(decisions) or not decisions
+
+    def test_a_gang_waits_until_as_many_slots_are_there_as_it_has_ranks(self) -> None:
+        allocator = Allocator([S0, S1], {A: 2, B: 1}, AllocatorConfig(patience=1))
+        allocator.slot_lost(S1, 0.0)
+        assert allocator.ready(A, 0.0) == []
+        assert kinds(allocator.ready(B, 0.0)) == [("Bind", B)], (
+            "it holds no slot for a gang that can't be bound"
+        )
+        assert kinds(allocator.bound(B, 0.0)) == [("Run", B)]
+        allocator.ended(B, 1.0)
+        decisions = allocator.slot_joined(S2, 2.0)
+        assert kinds(decisions)[0] == ("Suspend", B) and ("Bind", A) in kinds(decisions)
+
+    def test_the_only_slot_of_a_gang_is_lost(self) -> None:
+        allocator = Allocator([S0], {A: 1})
+        allocator.ready(A, 0.0)
+        assert allocator.slot_lost(S0, 1.0) == [] and allocator.phase(A) is Phase.OUT
+        assert kinds(allocator.slot_joined(S0, 2.0)) == [("Bind", A)]
+
+
+class TestEventsThatCannotHappen:
+    def test_they_are_refused_by_name_and_change_nothing(self) -> None:
+        allocator = Allocator([S0], {A: 1})
+        allocator.ready(A, 1.0)
+        for event in ("ended", "suspended", "prefetched", "dropped"):
+            with pytest.raises(ProtocolViolation, match=f"policy a was reported {event}, but it is binding"):
+                getattr(allocator, event)(A, 1.0)
+        with pytest.raises(ProtocolViolation, match="policy b is unknown to the pool, which has a"):
+            allocator.ready(B, 1.0)
+        with pytest.raises(ProtocolViolation, match="slot slot-1 was reported lost, but the pool has slot-0"):
+            allocator.slot_lost(S1, 1.0)
+        with pytest.raises(ProtocolViolation, match="slot slot-0 was reported joined"):
+            allocator.slot_joined(S0, 1.0)
+        with pytest.raises(ProtocolViolation, match="an event at 0.5 s was reported after one at 1.0 s"):
+            allocator.bound(A, 0.5)
+        assert kinds(allocator.bound(A, 1.0)) == [("Run", A)]
+        allocator.ended(A, 2.0)
+        with pytest.raises(ProtocolViolation, match="policy a was reported ended, but it is bound"):
+            allocator.ended(A, 2.0)
+
+
+def test_each_second_of_a_policy_counts_once() -> None:
+    allocator = Allocator([S0], {A: 1, B: 1}, AllocatorConfig(states_per_slot=1))
+    allocator.ready(A, 0.0)
+    allocator.bound(A, 2.0)  # swapping 2
+    allocator.ready(B, 3.0)
+    allocator.ended(A, 7.0)  # computing 5
+    allocator.suspended(A, 8.0)  # swapping 1
+    allocator.bound(B, 11.0)
+    allocator.ended(B, 12.0)
+    allocator.slot_joined(S1, 15.0)
+    a, b = allocator.seconds(A), allocator.seconds(B)
+    assert (a.computing, a.idle, a.swapping, a.waiting, a.out) == (5.0, 0.0, 3.0, 0.0, 7.0)
+    assert (b.computing, b.idle, b.swapping, b.waiting, b.out) == (1.0, 3.0, 3.0, 5.0, 3.0)
