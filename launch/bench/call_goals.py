@@ -97,6 +97,13 @@ BALANCE = (
     ),
 )
 
+POOL = (
+    Goal("pool_s", "a step on the pool, s", 0.6, at_most=True, bare="static_s", bare_words="static"),
+    Goal("pool_s", "a step on the pool, s", 1.15, at_most=True, bare="lower_bound_s", bare_words="bound"),
+    Goal("pool_s", "a step on the pool, s", 1.0, at_most=True, bare="shared_s", bare_words="shared"),
+)
+POOL_TURNS = (Goal("swap_share", "time lost to swaps, share", 0.1, at_most=True),)
+
 
 def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
     """Compares ``figures`` with every goal of ``transport``."""

@@ -176,6 +176,40 @@ def balance(overrides: tuple[str, ...], as_json: bool, rounds: int | None, seed:
 
 
 @bench.command()
+@click.option("--steps", type=click.IntRange(1), help="Steps of each round. Default: 8, 3 with --quick.")
+@click.option("--seed", type=click.IntRange(0), default=2048, show_default=True, help="The first seed.")
+@_common_options(rounds=3, quick_time="a few seconds")
+def pool(as_json: bool, rounds: int | None, steps: int | None, seed: int, quick: bool) -> int:
+    """Measure what it gains to share slots between policies: steps of training in virtual time, on a third of the slots
+    that 5, 10 or 15 policies need all at once.
+
+    Compared with slots divided over the policies once and for all, and with a lower bound. Also the time that swaps
+    cost. Each round has a seed of its own; the figures depend on nothing else.
+
+    \b
+    Examples:
+      flexmarl bench pool
+      flexmarl bench pool --json > pool.json
+      flexmarl bench pool --steps 16 --seed 7
+
+    Progress is on standard error; ctrl-C stops it.
+    """
+    from . import result_tables
+    from .pool import Options, measure, parts
+
+    options = Options(
+        rounds=rounds or (1 if quick else 3),
+        steps=steps or (3 if quick else 8),
+        seed=seed,
+        searched=8 if quick else 60,
+    )
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = measure(options, report)
+    return _show(result, as_json, result_tables.pool_tables)
+
+
+@bench.command()
 @_common_options(rounds=5, quick_time="a few seconds")
 def store(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure the experience store: samples of 10 KiB put and got by two client processes, journal on; and single puts

@@ -84,6 +84,16 @@ def balance_tables(console: Console, result: Mapping[str, Any]) -> None:
         console.print(Text(f"seed {figures['seed']}: {figures['moves']} moves; best static: {best}"))
 
 
+def pool_tables(console: Console, result: Mapping[str, Any]) -> None:
+    for name, figures in result["mixes"].items():
+        title = f"{name}: {figures['slots']} slots, {figures['ranks']} ranks"
+        console.print(_goals_table(title, figures["goals"], "static, bound, shared"))
+        swaps = f"{figures['suspensions']:.1f} suspensions per step"
+        console.print(Text(f"{swaps}, {100 * figures['swap_share']:.1f} % of the slots' time lost to swaps"))
+    console.print(_goals_table("three policies in turns on one slot", result["goals"]))
+    console.print(Text(f"with memory for one state: {compact(result['turns']['without_prefetch'])}"))
+
+
 def store_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table("experience store", result["goals"]))
 

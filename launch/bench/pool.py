@@ -1,0 +1,120 @@
+"""Measures what sharing slots gains: ``flexmarl bench pool``.
+
+Steps of training in virtual time: the real ``Allocator``; computations and copies of states only take time. The load
+is that of ``pool_load``: the paper's mixes of policies, on a third of the slots that they need all at once. A result
+depends on the seed alone. The keys of each of ``mixes``:
+
+    static_s        seconds of a step, each policy with slots of its own: the best numbers, fixed for all steps. With
+                    fewer slots than ranks, a policy takes so many times as long; memory is not limited
+    shared_s        the best fixed groups of policies that share slots; all states stay in memory, swaps cost nothing
+    pool_s          the pool: each policy with all its ranks, on any slots; swaps take their time
+    lower_bound_s   no schedule is shorter: the longest policy alone, or all work that is not ready before a moment, on
+                    all slots
+    swap_share      share of the slots' time in which a state moved and the slot computed nothing
+
+All are means over the seeds; ``rounds`` has every seed's, with ``suspensions`` per step, ``best_partition`` and
+``best_groups``. Both fixed divisions are chosen in hindsight, over all steps of their seed.
+
+``turns``: three policies take turns on one slot, each computing for a second; a swap takes 0.2 s. ``swap_share``, and
+``without_prefetch`` if the slot has memory for one state.
+
+Also: ``goals``, ``versions``, ``settings``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from random import Random
+from statistics import fmean
+from typing import Any, Final
+
+from ...actors.names import PolicyName
+from ...actors.trainer.allocate import AllocatorConfig
+from . import machine
+from .call_goals import POOL, POOL_TURNS, judge_all
+from .measure import Report, rounded
+from .pool_divisions import best_partition, best_sharing
+from .pool_load import Computation, Mix, PolicyCost, StepLoad, draw_step, lower_bound_s, mixes
+from .pool_run import PoolRun, StepFigures
+
+_TURNS: Final = 20
+_TURN = Computation(0.0, 1.0, follows=True)
+_TURN_COST: Final = PolicyCost(ranks=1, sample_s=0.0, step_s=0.0, load_s=0.1, save_s=0.1, connect_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``rounds``: seeds, from ``seed`` on. ``steps``: of each. ``searched``: groups of policies that are tried."""
+
+    rounds: int = 3
+    steps: int = 8
+    seed: int = 2048
+    searched: int = 60
+
+
+def parts(options: Options) -> int:
+    """The number of calls of ``report`` that ``measure`` makes."""
+    return options.rounds * len(mixes()) + 1
+
+
+def measure(options: Options, report: Report) -> dict[str, Any]:
+    """The object that ``--json`` prints; ``report`` is called with the name of each part before it is measured."""
+    report("three policies on one slot")
+    turns = {"swap_share": _turns_share(2), "without_prefetch": _turns_share(1)}
+    return {
+        "mixes": {name: _mix_figures(name, mix, options, report) for name, mix in mixes().items()},
+        "turns": {key: rounded(value) for key, value in turns.items()},
+        "goals": [asdict(verdict) for verdict in judge_all(POOL_TURNS, turns)],
+        "versions": machine.versions(),
+        "settings": asdict(options),
+    }
+
+
+def _mix_figures(name: str, mix: Mix, options: Options, report: Report) -> dict[str, Any]:
+    rounds = []
+    for seed in range(options.seed, options.seed + options.rounds):
+        report(f"{name}, seed {seed}")
+        random = Random(f"{name} {seed}")
+        loads = [draw_step(mix.costs, random) for _ in range(options.steps)]
+        rounds.append({"seed": seed, **_round_figures(mix, loads, options.searched)})
+    keys = ("static_s", "shared_s", "pool_s", "lower_bound_s", "swap_share", "suspensions")
+    means = {key: fmean(figures[key] for figures in rounds) for key in keys}
+    return {
+        **_rounded(means),
+        "policies": len(mix.costs),
+        "ranks": sum(cost.ranks for cost in mix.costs.values()),
+        "slots": mix.slots,
+        "rounds": [_rounded(figures) for figures in rounds],
+        "goals": [asdict(verdict) for verdict in judge_all(POOL, means)],
+    }
+
+
+def _round_figures(mix: Mix, loads: list[StepLoad], searched: int) -> dict[str, Any]:
+    run = PoolRun(mix.costs, mix.slots)
+    steps = [run.step(load) for load in loads]
+    static_s, partition = best_partition(mix, loads)
+    shared_s, groups = best_sharing(mix, loads, searched)
+    return {
+        "static_s": static_s,
+        "shared_s": shared_s,
+        "pool_s": fmean(step.step_s for step in steps),
+        "lower_bound_s": fmean(lower_bound_s(load, mix.costs, mix.slots) for load in loads),
+        "swap_share": _swap_share(steps, mix.slots),
+        "suspensions": fmean(step.suspensions for step in steps),
+        "best_partition": partition,
+        "best_groups": [sorted(group) for group in groups],
+    }
+
+
+def _swap_share(steps: list[StepFigures], slots: int) -> float:
+    return sum(step.lost_s for step in steps) / sum(step.step_s * slots for step in steps)
+
+
+def _turns_share(states_per_slot: int) -> float:
+    costs = {PolicyName(name): _TURN_COST for name in "abc"}
+    run = PoolRun(costs, 1, AllocatorConfig(states_per_slot=states_per_slot))
+    first = Computation(0.0, _TURN.seconds)
+    return _swap_share([run.step({policy: [first, *[_TURN] * (_TURNS - 1)] for policy in costs})], 1)
+
+
+def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: rounded(value) if isinstance(value, float) else value for key, value in figures.items()}
