@@ -45,7 +45,7 @@ class HostedGang:
     """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
 
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_loaded``: its state is there. ``has_computed``:
-    that state is not the one in the host's memory any more."""
+    that state is not the one in the host's memory any more. ``left``: number of slots that are not lost."""
 
     slots: Slots
     lives: tuple[str, ...]
@@ -53,6 +53,7 @@ class HostedGang:
     is_torn: bool = False
     is_loaded: bool = False
     has_computed: bool = False
+    left: int = 0
 
 
 class SlotListener(Protocol):
@@ -99,25 +100,37 @@ class PoolSlots:
         return [*self._refs]
 
     def gang(self, slots: Slots, *, is_torn: bool = False) -> HostedGang:
-        """A new binding of a policy."""
+        """A new binding of a policy, or the rest of a torn one."""
         self._bindings += 1
         meeting, size = str(self._meetings / f"gang-{self._bindings}"), len(slots)
         places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
-        return HostedGang(slots, tuple(self._life_of(slot) for slot in slots), places, is_torn)
+        lives = tuple(self._life_of(slot) for slot in slots)
+        return HostedGang(slots, lives, places, is_torn, left=size)
 
     async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
         """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
         ``timeout_s``, and the errors of the call."""
-        members = enumerate(zip(gang.slots, gang.lives, strict=True))
-        ends = await asyncio.gather(
-            *(self._call(slot, life, rank, call, timeout_s) for rank, (slot, life) in members),
-            return_exceptions=True,
-        )
+        ends = await self._ends(gang, call, timeout_s)
         errors = [end for end in ends if isinstance(end, BaseException)]
         # The other ranks of a gang fail too when one of them is lost.
         for error in sorted(errors, key=lambda error: not isinstance(error, SlotLost)):
             raise error
         return [end for end in ends if not isinstance(end, BaseException)]
+
+    async def at_those_left(self, gang: HostedGang, call: SlotCall[Any], timeout_s: float) -> None:
+        """The same for slots that may be lost: those that don't answer are, when this returns."""
+        for end in await self._ends(gang, call, timeout_s):
+            if isinstance(end, SlotLost):
+                await self.lose(end)
+            elif isinstance(end, BaseException):
+                raise end
+
+    async def _ends(self, gang: HostedGang, call: SlotCall[T], timeout_s: float) -> list[T | BaseException]:
+        members = enumerate(zip(gang.slots, gang.lives, strict=True))
+        return await asyncio.gather(
+            *(self._call(slot, life, rank, call, timeout_s) for rank, (slot, life) in members),
+            return_exceptions=True,
+        )
 
     async def _call(self, slot: SlotName, life: str, rank: int, call: SlotCall[T], timeout_s: float) -> T:
         if self._life_of(slot) != life or not life:
@@ -169,10 +182,15 @@ class PoolSlots:
         self._stopped.add(SlotName(name))
 
     async def lose(self, lost: SlotLost) -> None:
-        """See the module's text. Does nothing if the loss is known, or the worker is stopped in good order."""
+        """See the module's text; returns when all is done. Does nothing if the worker is stopped in good order."""
         slot = lost.slot
-        if self._life_of(slot) != lost.life or not lost.life or slot in self._stopped:
+        if slot in self._stopped:
             return
+        if (
+            self._life_of(slot) != lost.life or not lost.life
+        ):  # known: its process may still be about to be killed
+            async with self._losing[slot]:
+                return
         pid = self._lives.pop(slot).pid
         self._ended.add(lost.life)
         async with self._losing[slot]:

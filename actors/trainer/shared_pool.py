@@ -19,7 +19,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,15 @@ from ...core.task_groups import first_error
 from ...core.telemetry import get_logger
 from ...transport.state import StateTransport
 from ..errors import StateTooLarge
-from ..messages import WORK_TIMEOUT_S, LeasedBatch, MicroBatchTrained, Moved, PoolFigures, Published
+from ..messages import (
+    WORK_TIMEOUT_S,
+    LeasedBatch,
+    MicroBatchTrained,
+    Moved,
+    PoolFigures,
+    Published,
+    SlotApi,
+)
 from ..names import PolicyName, SlotName, Step, Version
 from ..run_events import PolicyResumed, PolicySuspended, RunEvent, SlotLost
 from .allocate import Allocator
@@ -334,9 +342,13 @@ class SharedPool(TrainingPool):
             await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
 
     async def _drop(self, policy: PolicyName, gang: HostedGang) -> None:
-        # A rank may wait for the one that was lost: its process is of no use then.
-        timeout_s = _TORN_TIMEOUT_S if gang.is_torn else WORK_TIMEOUT_S
-        await self._slots.at(gang, lambda slot, life, _: slot.drop(life, policy), timeout_s)
+        def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
+            return slot.drop(life, policy)
+
+        if gang.is_torn:  # a rank may wait for the one that was lost: its process is of no use then
+            await self._slots.at_those_left(gang, drop, _TORN_TIMEOUT_S)
+        else:
+            await self._slots.at(gang, drop)
 
     # ------------------------------------------------------------------ pool_slots.SlotListener
 
@@ -344,7 +356,10 @@ class SharedPool(TrainingPool):
         self._event(partial(self._decider.slot_joined, slot))
 
     def slot_lost(self, slot: SlotName, reason: str) -> None:
-        lost = [policy for policy, gang in self._gangs.items() if slot in gang.slots]
+        gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.slots}
+        for gang in gangs.values():
+            gang.left -= 1
+        lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.left)]
         again = {policy: self._fall_back(policy) for policy in lost}
         repeated = {policy: sum(one.repeated for one in ones) for policy, ones in again.items()}
         self._report(SlotLost(slot, reason, ", ".join(lost), sum(repeated.values())))

@@ -75,6 +75,8 @@ class MortalSlot(SlotWorker):
 
     def die(self) -> None:
         self._policies = HostedPolicies(self._setup)
+        self._moving = {policy: asyncio.Lock() for policy in self._setup.policies}
+        self._gang, self._in_gang = asyncio.Lock(), None
         self._lives += 1
         self._life = f"{self._life}+"
         self._death.set()

@@ -9,6 +9,7 @@ import pytest
 from flexmarl.actors.errors import StateTooLarge
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.core.testing import virtual_time
 
 from .pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
@@ -16,6 +17,10 @@ from .pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
 POLICIES = {
     SOLVER: simulated_policy("solver", token_s=1.0, optimizer_s=3.0),
     JUDGE: simulated_policy("judge", token_s=2.0, micro_batch_s=1.0),
+}
+GANGS = {
+    SOLVER: simulated_policy("solver", ranks=2, token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", ranks=3, token_s=2.0),
 }
 STEPS = 2
 
@@ -44,11 +49,12 @@ def run(
     config: SharedPoolConfig | None,
     fate: Fate | None = None,
     events: list[dict[str, Any]] | None = None,
+    policies: dict[PolicyName, PolicySetup] = POLICIES,
 ) -> dict[PolicyName, Any]:
     """``events``: gets those of the run."""
 
     async def main() -> dict[PolicyName, Any]:
-        async with house(folder, POLICIES, config, fate) as home:
+        async with house(folder, policies, config, fate) as home:
             async with asyncio.timeout(10_000):
                 found = await trained(home)
             if events is not None:
@@ -113,5 +119,25 @@ def test_each_sample_counts_once_whenever_a_slot_worker_dies(
     for number in range(1, len(calls.calls) + 1, 1 if slots == 1 else 3):
         fate = Fate(dies_at=number, before=before)
         found = run(tmp_path / str(number), config, fate)
+        assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
+        assert len(fate.killed) == 1
+
+
+def test_gangs_that_take_turns_learn_the_same(tmp_path: Path, undisturbed: dict[PolicyName, Any]) -> None:
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=3), fate, policies=GANGS) == undisturbed
+    assert fate.calls.count("suspend") > 3
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_each_sample_counts_once_whenever_a_rank_of_a_gang_dies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], before: bool
+) -> None:
+    """Some of the calls, at any rank; the others of its gang are dropped."""
+    config, calls = SharedPoolConfig(slots=3), Fate()
+    run(tmp_path / "whole", config, calls, policies=GANGS)
+    for number in range(1 + before, len(calls.calls) + 1, 5):
+        fate = Fate(dies_at=number, before=before)
+        found = run(tmp_path / str(number), config, fate, policies=GANGS)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
         assert len(fate.killed) == 1
