@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from flexmarl.actors.errors import UnsupportedModel
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.model_sources import load_tokenizer, rotation_limit
-from flexmarl.actors.pretrained import empty_model, load_model
+from flexmarl.actors.pretrained import empty_model, load_model, unset_model
 
 TIED = {
     "model_type": "llama", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -49,6 +49,23 @@ def test_an_empty_model_has_the_dtype_of_its_config(saved: ModelConfig) -> None:
     for config in (FROM_CONFIG, saved):
         model = empty_model(config.model_copy(update={"dtype": "bfloat16"}))
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_an_unset_model_uses_no_random_numbers_and_reads_no_weights_of_a_path(saved: ModelConfig) -> None:
+    state = torch.random.get_rng_state()
+    for path in Path(saved.path or "").glob("*.safetensors"):
+        path.unlink()
+    for config in (FROM_CONFIG, saved):
+        model: Any = unset_model(config.model_copy(update={"dtype": "bfloat16"}), torch.float32)
+        assert torch.random.get_rng_state().equal(state)
+        assert not model.training and {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        source: Any = load_model(FROM_CONFIG, torch.float32)
+        state = torch.random.get_rng_state()
+        model.load_state_dict(source.state_dict())
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        assert model(input_ids=tokens).logits.equal(source(input_ids=tokens).logits)
 
 
 def test_weights_of_a_config_follow_the_global_generator() -> None:

@@ -64,7 +64,8 @@ def make_chunks(
         for share in divided(lengths, gang.size)
     ]
     own = [_chunk(trained, indices, vocab_size, device) for indices in groups[gang.rank]]
-    return own + [idle_chunk(device)] * (max(map(len, groups)) - len(own))
+    idle = max(map(len, groups)) - len(own)
+    return own + [idle_chunk(device) for _ in range(idle)]
 
 
 def idle_chunk(device: torch.device) -> Chunk:

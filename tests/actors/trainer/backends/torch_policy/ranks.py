@@ -189,6 +189,8 @@ def whole_gradients(policy: TorchPolicy) -> dict[str, NDArray[Any]]:
 Call = tuple[str, Any]
 """``accumulate`` with samples, ``sft`` with examples, ``sft_done`` or ``step`` with None."""
 
+STEP: Call = ("step", None)
+
 
 def called(policy: TorchPolicy, calls: Sequence[Call]) -> list[Any]:
     results: list[Any] = []
@@ -208,6 +210,8 @@ def called(policy: TorchPolicy, calls: Sequence[Call]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
+    """``gradients``: accumulated since the last step, or before the last call if that is a step."""
+
     results: list[Any]
     gradients: dict[str, NDArray[Any]]
     weights: dict[str, NDArray[Any]]
@@ -226,6 +230,10 @@ def train_as_configured(
     gang: GangRank, setup: PolicySetup, calls: Sequence[Call], states: Sequence[RankState] | None = None
 ) -> Trained:
     policy = made_policy(gang, setup, states)
-    results = called(policy, calls)
+    results = called(policy, calls[:-1])
+    gradients = whole_gradients(policy)
+    results += called(policy, calls[-1:])
+    if not calls or calls[-1] != STEP:
+        gradients = whole_gradients(policy)
     weights = {name: array(tensor.double()) for name, tensor in policy.weights().items()}
-    return Trained(results, whole_gradients(policy), weights, state_of(policy))
+    return Trained(results, gradients, weights, state_of(policy))

@@ -28,6 +28,7 @@ from .peak_memory import peak_bytes
 from .policies import make_samples
 from .ranks import (
     NAME,
+    STEP,
     Call,
     Ranks,
     RankState,
@@ -88,9 +89,6 @@ def cut(rng: random.Random, samples: list[Sample]) -> list[Call]:
     return calls
 
 
-STEP: Call = ("step", None)
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("kind", SETUPS)
 def test_any_order_split_and_number_of_ranks_gives_one_gradient_and_one_step(
@@ -98,18 +96,16 @@ def test_any_order_split_and_number_of_ranks_gives_one_gradient_and_one_step(
 ) -> None:
     rng = random.Random(seed)
     first, second = make_samples(seed), make_samples(seed + 1, version=1)
-    expected = train(ALONE, SETUPS[kind], [("accumulate", first), STEP, ("accumulate", second)])
-    stepped = train(ALONE, SETUPS[kind], [("accumulate", first), STEP, ("accumulate", second), STEP])
+    expected = train(ALONE, SETUPS[kind], [("accumulate", first), STEP, ("accumulate", second), STEP])
+    assert kind == "held" or any(gradient.any() for gradient in expected.gradients.values())
     for size in (2, 4):
-        calls = [*cut(rng, first), STEP, *cut(rng, second)]
+        calls = [*cut(rng, first), STEP, *cut(rng, second), STEP]
         found: list[Trained] = ranks.run(size, train, SETUPS[kind], calls)
         assert all(each.results == found[0].results for each in found), "all ranks say the same"
         assert error(found[0].gradients, expected.gradients) < 1e-6
         assert error(found[0].weights, expected.weights) < 1e-6
         assert not any(each.weights for each in found[1:])
-        found = ranks.run(size, train, SETUPS[kind], [*calls, STEP])
-        assert error(found[0].weights, stepped.weights) < 1e-6
-        same_stats(found[0].results[-1], stepped.results[-1])
+        same_stats(found[0].results[-1], expected.results[-1])
 
 
 @pytest.mark.parametrize("kind", SETUPS)
