@@ -65,19 +65,19 @@ class MortalSlot(SlotWorker):
         super().__init__(setup)
         self._setup = setup
         self._fate = fate
-        self._lives = 1
+        self.number_of_life = 1
         self._death = asyncio.Event()
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, self._lives)
+        yield SlotLife(self._life, self.number_of_life)
         await self._death.wait()
 
     def die(self) -> None:
         self._policies = HostedPolicies(self._setup)
         self._moving = {policy: asyncio.Lock() for policy in self._setup.policies}
         self._gang, self._in_gang = asyncio.Lock(), None
-        self._lives += 1
+        self.number_of_life += 1
         self._life = f"{self._life}+"
         self._death.set()
         self._death = asyncio.Event()
@@ -108,15 +108,18 @@ for _name in CALLS:
 
 
 class Killer(Actor):
-    """The supervisor, as far as the trainer knows it. ``slow``: seconds until a process is killed."""
+    """The supervisor, as far as the trainer knows it: a life that still runs ends, and another begins."""
 
-    def __init__(self, fate: Fate) -> None:
-        self._fate = fate
+    def __init__(self, fate: Fate, slots: list[MortalSlot]) -> None:
+        self._fate, self._slots = fate, slots
 
     @endpoint
     async def lost(self, name: str, pid: int, reason: str) -> None:
         await asyncio.sleep(0.5)
         self._fate.killed.append(name)
+        slot = self._slots[int(name.removeprefix("slot-"))]
+        if slot.number_of_life == pid:
+            slot.die()
 
 
 class Listener(Actor):
@@ -191,7 +194,7 @@ async def house(
             refs: list[ActorRef[Any]] = [
                 await system.add(slot, f"slot-{number}") for number, slot in enumerate(slots)
             ]
-            supervisor: ActorRef[Any] = await system.add(Killer(fate), "killer")
+            supervisor: ActorRef[Any] = await system.add(Killer(fate, slots), "killer")
             console: ActorRef[Any] = await system.add(listener, "console")
             pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")
         whole = TrainerSetup(*trained, store_ref, shared, shared / "store", pool=pool)

@@ -140,4 +140,4 @@ def test_each_sample_counts_once_whenever_a_rank_of_a_gang_dies(
         fate = Fate(dies_at=number, before=before)
         found = run(tmp_path / str(number), config, fate, policies=GANGS)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
-        assert len(fate.killed) == 1
+        assert fate.killed, "and so do ranks that compute for longer than the pool waits for them"
