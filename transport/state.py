@@ -56,6 +56,7 @@ class StateTransport:
 
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
+    ``devices``: those that states are offered on and read into (``devices/find.py``); None: there are none.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to
     the directory. Leaving the context removes this process's states, and transfers under way raise TransportClosed.
     """
@@ -127,7 +128,9 @@ class StateTransport:
 
         ``offer``: the paths that readers may choose from. By ``shm`` any process of this host may read the state. It is
         a copy: the tensors may change as soon as this returns. By ``local`` nothing is copied: the source is an alias
-        of the tensors, for readers of this process only. The two newest versions of a key stay readable.
+        of the tensors, for readers of this process only. By ``cuda_ipc`` it is a copy in device memory, for processes
+        of this host that see the device. By ``collective`` it is a copy that all members of the group that this process
+        has joined get at the same time. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
         process ends, until the same memory is set again or taken back.
