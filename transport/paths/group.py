@@ -170,11 +170,10 @@ class Group:
                 continue
             reached(step)
             peers = step.receivers if step.sender == self.member else (step.sender,)
-            connections = self._group
-            if self._broken or connections is None:
+            if self._broken or self._group is None:
                 raise MemberMissing(self.address.name, peers, self._broken or "not connected", timeout_s)
             try:
-                self._do(connections, transfer, step, held, into, deadline - time.monotonic())
+                self._do(transfer, step, held, into, deadline - time.monotonic())
             except RuntimeError as error:  # torch's: a deadline, or a connection that was closed
                 reason = f"bucket {step.bucket} of {len(plan.steps)}: {_first_line(error)}"
                 self._broken = self._broken or reason
@@ -182,7 +181,6 @@ class Group:
 
     def _do(
         self,
-        connections: Any,
         transfer: Transfer,
         step: Step,
         held: Mapping[str, tuple[int, Tensor]],
@@ -200,15 +198,20 @@ class Group:
                 for piece, part in _parts(content, step, specs):
                     _write(part, _rows(held, piece))
                 digest.copy_(_digest(content))
-                for work in [connections.send([flat], self._ranks[peer], tag) for peer in step.receivers]:
-                    work.wait(limit)
+                _wait([self._begin("send", flat, peer, tag) for peer in step.receivers], limit)
                 return
-            connections.recv([flat], self._ranks[step.sender], tag).wait(limit)
+            _wait([self._begin("recv", flat, step.sender, tag)], limit)
             found = _digest(content)
             if not torch.equal(digest, found):
                 raise CorruptState(transfer.key, transfer.version, _number(digest), _number(found))
             for piece, part in _parts(content, step, specs):
                 _write(_rows(into, piece), part)
+
+    def _begin(self, call: str, flat: Tensor, peer: str, tag: int) -> Any:
+        # No local variable: an error that is kept would keep the connections open.
+        if self._group is None:
+            raise RuntimeError(_CLOSED)
+        return getattr(self._group, call)([flat], self._ranks[peer], tag)
 
     @contextmanager
     def _lent_buffer(self, size_bytes: int, device: torch.device) -> Iterator[Tensor]:
@@ -223,13 +226,23 @@ class Group:
         """Ends the connections; members in the middle of a step see it. May be called again."""
         if self._broken != _CLOSED:
             self._broken = _CLOSED
-            connections, self._group = self._group, None
-            if connections is not None:
-                connections.abort()  # they are closed with the last reference
+            if self._group is not None:
+                self._group.abort()
+            self._group = None  # the connections are closed with the last reference
 
     def remove(self) -> None:
         """Removes the group's file; for its first member, when it leaves."""
         self._path.unlink(missing_ok=True)
+
+
+def _wait(works: list[Any], limit: timedelta) -> None:
+    """Waits for all ``works``, and keeps none: each would keep the connections open."""
+    try:
+        while works:
+            works[-1].wait(limit)
+            works.pop()
+    finally:
+        works.clear()
 
 
 def _rows(tensors: Mapping[str, tuple[int, Tensor]], piece: Piece) -> Tensor:
