@@ -23,6 +23,7 @@ from . import env, local_launcher, resuming
 from .bench.command import bench
 from .config_reading import resolve_written, to_yaml
 from .console.output import Form, Output, print_error
+from .doctor import doctor
 from .errors import Interrupted, LostActor
 from .event_log import EventLog
 from .preflight.preflight import check_before_start
@@ -53,7 +54,7 @@ def cli() -> None:
     """
 
 
-for command in (bench, runs, export, completion):
+for command in (bench, runs, export, completion, doctor):
     cli.add_command(command)
 
 

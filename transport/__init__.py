@@ -7,17 +7,17 @@
 from typing import TYPE_CHECKING
 
 from ..core.front_door import lazy_exports
-from .handle import StateHandle, TensorSpec
+from .handle import LentMemory, StateHandle, TensorSpec
 from .select import Place
+from .statistics import PathStatistics, TransportStatistics
 
 if TYPE_CHECKING:
-    from .state import PathStatistics, StateTransport, TransportStatistics
+    from .state import StateTransport
 else:
-    __getattr__ = lazy_exports(
-        __name__, {"state": ["PathStatistics", "StateTransport", "TransportStatistics"]}
-    )
+    __getattr__ = lazy_exports(__name__, {"state": ["StateTransport"]})
 
 __all__ = [
+    "LentMemory",
     "PathStatistics",
     "Place",
     "StateHandle",

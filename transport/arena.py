@@ -1,145 +1,162 @@
-"""One key's memory: a file of two slots, mapped by the process that owns it and by its readers.
+"""The host memory of one process for states: blocks (``block.py``) that are made once and used again."""
 
-    page 0    magic | bytes per slot | per slot: generation, version
-    slot 0    one version's bucket
-    slot 1    another version's bucket
-
-The slots are written in turn, so the version published last stays whole while the next is written. A
-slot's generation is a sequence lock: odd while it is written, even when it is published, never repeated.
-A reader that finds the generation of its handle before and after copying has copied exactly that version.
-Generations are aligned machine words stored by one instruction. x86-64 keeps stores and loads in order; on
-other machines the digest of the copied bytes detects a mix of versions.
-
-The module works on bytes, without torch.
-"""
-
-import errno
-import mmap
-import os
+import contextlib
+import itertools
 import re
-import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from .errors import ArenaSpace, ForeignHandle, UnsafeDirectory
+from .block import Block, file_bytes, remove_abandoned
+from .errors import ArenaSpace
 
-_PAGE: Final = 4096
-_MAGIC: Final = int.from_bytes(b"flexarn1", "little")
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arena")
-_OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+# A spare block this many times as large as needed is left for larger states.
+_MOST_WASTE: Final = 1.25
+_POPULATED_AT_ONCE: Final = 16 << 20
 
-
-def check_directory(directory: Path) -> None:
-    """Raises UnsafeDirectory unless ``directory`` is this user's and closed to all others (mode 0700)."""
-    if not directory.is_dir():
-        raise UnsafeDirectory(str(directory), "it is not a directory")
-    status = directory.stat()
-    if status.st_uid != os.geteuid():
-        raise UnsafeDirectory(str(directory), f"it belongs to user {status.st_uid}, not {os.geteuid()}")
-    if status.st_mode & 0o077:
-        raise UnsafeDirectory(str(directory), f"its mode is {stat.S_IMODE(status.st_mode):04o}, not 0700")
-
-
-def free_bytes(directory: Path) -> int:
-    """Free bytes for this user in the file system of ``directory``."""
-    status = os.statvfs(directory)
-    return status.f_bavail * status.f_frsize
+Share = Callable[[int, Callable[[int], None]], None]
+"""Calls a function with 0 .. count - 1, from several threads."""
 
 
 class Arena:
-    """A mapped arena file. ``memory`` is unmapped with the last reference to it or to a view of it."""
+    """Blocks in ``directory``, for one process. All methods may be called by several threads.
 
-    def __init__(self, directory: Path, name: str, memory: mmap.mmap) -> None:
-        self.directory = directory
-        self.name = name
-        self.memory = memory
-        self._words = memoryview(memory)[:_PAGE].cast("Q")
+    Memory that is ``reserved`` and not used stays with the process, as spare blocks, its pages in place: a state that
+    takes one waits for no page. All other memory is given back when its state goes.
 
-    @classmethod
-    def create(cls, directory: Path, name: str, slot_bytes: int) -> "Arena":
-        """Creates and maps a new file of zeros (mode 0600) with two slots of at least ``slot_bytes``.
+    ``pin``: called once with the address and size of each new block, for memory that devices copy from and to; returns
+    the function that undoes it.
+    """
 
-        All its memory is reserved, so that writing a slot can't fail for lack of memory. Raises ArenaSpace if it does
-        not fit, and leaves no file behind if it raises.
-        """
-        stride = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
-        size = _PAGE + 2 * stride
-        free = free_bytes(directory)
-        if size > free:
-            raise ArenaSpace(size, free, str(directory))
-        path = directory / name
-        descriptor = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            # Without this, a full file system would kill the writer with SIGBUS in the middle of a copy.
-            os.posix_fallocate(descriptor, 0, size)
-            # Not MAP_POPULATE: touching every page here would hold the GIL, for seconds if there are gigabytes.
-            # The first copy touches the pages, in its thread.
-            memory = mmap.mmap(descriptor, size)
-        except OSError as error:
-            path.unlink()
-            if error.errno == errno.ENOSPC:
-                raise ArenaSpace(size, free_bytes(directory), str(directory)) from error
-            raise
-        finally:
-            os.close(descriptor)
-        arena = cls(directory, name, memory)
-        arena._words[1] = stride
-        arena._words[0] = _MAGIC
-        return arena
-
-    @classmethod
-    def open(cls, directory: Path, name: str) -> "Arena":
-        """Maps another process's arena. ``name`` comes from the network and must be that of a file in ``directory``.
-
-        Raises ForeignHandle if it names anything else, FileNotFoundError if the file was removed.
-        """
-        if not _NAME.fullmatch(name):
-            raise ForeignHandle(name, str(directory), "invalid name: needs the plain name of an arena file")
-        try:
-            descriptor = os.open(directory / name, _OPEN_FLAGS)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise ForeignHandle(name, str(directory), f"it can't be opened: {error.strerror}") from error
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size < _PAGE:
-                raise ForeignHandle(name, str(directory), "invalid arena file")
-            # Writable, because torch has no read-only tensors; readers don't write, and keep the map to themselves.
-            memory = mmap.mmap(descriptor, status.st_size)
-        finally:
-            os.close(descriptor)
-        arena = cls(directory, name, memory)
-        if arena._words[0] != _MAGIC or status.st_size != _PAGE + 2 * arena.slot_bytes:
-            raise ForeignHandle(name, str(directory), "invalid arena file")
-        return arena
+    def __init__(
+        self, directory: Path, process: str, pin: Callable[[int, int], Callable[[], None]] | None = None
+    ) -> None:
+        self._directory = directory
+        self._process = process
+        self._pin = pin
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._blocks: dict[str, Block] = {}
+        self._unpin: dict[str, Callable[[], None]] = {}
+        self._spare: list[Block] = []
+        self._reserved_bytes = 0
 
     @property
-    def slot_bytes(self) -> int:
-        return self._words[1]
+    def size_bytes(self) -> int:
+        """Bytes of all blocks, spare ones included."""
+        with self._lock:
+            return sum(len(block.memory) for block in self._blocks.values())
 
-    def offset(self, slot: int) -> int:
-        """The first byte of ``slot`` in ``memory``."""
-        return _PAGE + slot * self.slot_bytes
+    @property
+    def spare_bytes(self) -> int:
+        with self._lock:
+            return sum(len(block.memory) for block in self._spare)
 
-    def generation(self, slot: int) -> int:
-        """Odd while the slot is written, and after an unfinished write; even when it is published."""
-        return self._words[8 + 8 * slot]
+    def take(self, size_bytes: int, label: str = "") -> Block:
+        """A block for ``size_bytes``: the best fitting spare one, or a new one, named after ``label``.
 
-    def version(self, slot: int) -> int:
-        return self._words[9 + 8 * slot]
+        Raises ArenaSpace.
+        """
+        with self._lock:
+            fitting = [block for block in self._spare if self._suits(block, size_bytes)]
+            if fitting:
+                block = min(fitting, key=lambda block: block.capacity)
+                self._spare.remove(block)
+                return block
+        return self.make(size_bytes, label)
 
-    def begin(self, slot: int, version: int) -> None:
-        """Marks the slot as being written. The version is stored first, so that it is seen with the generation."""
-        self._words[9 + 8 * slot] = version
-        self._words[8 + 8 * slot] = self.generation(slot) | 1
+    def give_back(self, block: Block) -> None:
+        """Ends the use of a block. Handles of what it holds become stale; views of its memory stay valid."""
+        with self._lock:
+            if self._blocks.get(block.name) is not block:
+                return
+            block.revoke()
+            kept = sum(len(spare.memory) for spare in self._spare) + len(block.memory)
+            if kept <= self._reserved_bytes:
+                self._spare.append(block)
+                return
+        self._remove(block)
 
-    def commit(self, slot: int) -> int:
-        """Publishes the bytes written since ``begin`` and returns their generation."""
-        generation = self.generation(slot) + 1
-        self._words[8 + 8 * slot] = generation
-        return generation
+    def reserve(self, size_bytes: int, blocks: int, share: Share) -> None:
+        """Makes spare blocks for ``blocks`` more states of ``size_bytes``, with all their pages. Raises ArenaSpace."""
+        for _ in range(blocks):
+            block = self.make(size_bytes, "spare")
+            with self._lock:
+                self._reserved_bytes += len(block.memory)
+            populate(block, share)
+            with self._lock:
+                self._spare.append(block)
 
-    def unlink(self) -> None:
-        """Removes the file; processes that have mapped it keep the memory."""
-        (self.directory / self.name).unlink(missing_ok=True)
+    def remove_abandoned(self) -> list[str]:
+        """Removes the blocks of processes of this run that have been killed; returns their names."""
+        return remove_abandoned(self._directory)
+
+    def close(self) -> None:
+        with self._lock:
+            blocks = list(self._blocks.values())
+            self._spare.clear()
+        for block in blocks:
+            self._remove(block)
+
+    def _suits(self, block: Block, size_bytes: int) -> bool:
+        return (
+            size_bytes <= block.capacity <= max(_MOST_WASTE * size_bytes, size_bytes + (1 << 20))
+            and not block.in_use
+        )
+
+    def make(self, size_bytes: int, label: str) -> Block:
+        """A new block of exactly that capacity, in whole pages. Raises ArenaSpace."""
+        while True:
+            # The label makes the name readable; process and number make it unique.
+            readable = re.sub(r"[^A-Za-z0-9]+", "_", label)[:48]
+            name = f"{self._process}-{next(self._numbers)}-{readable}.arena"
+            with contextlib.suppress(FileExistsError):  # another process has looked for abandoned files
+                block = self._created(name, size_bytes)
+                break
+        with self._lock:
+            self._blocks[name] = block
+        if self._pin is not None:
+            self._unpin[name] = self._pin(block.address, len(block.memory))
+        return block
+
+    def _created(self, name: str, size_bytes: int) -> Block:
+        try:
+            return Block.create(self._directory, name, size_bytes)
+        except ArenaSpace as full:
+            self._free_spares(full.needed_bytes)
+            self.remove_abandoned()
+            return Block.create(self._directory, name, size_bytes)
+
+    def _free_spares(self, needed_bytes: int) -> None:
+        """Gives spare blocks back to the system, the largest first, until ``needed_bytes`` are free."""
+        with self._lock:
+            spares = sorted(self._spare, key=lambda block: block.capacity)
+        while spares and needed_bytes > 0:
+            block = spares.pop()
+            with self._lock:
+                if block not in self._spare:  # another thread has taken it
+                    continue
+                self._spare.remove(block)
+            needed_bytes -= file_bytes(block.capacity)
+            self._remove(block)
+
+    def _remove(self, block: Block) -> None:
+        with self._lock:
+            self._blocks.pop(block.name, None)
+        if unpin := self._unpin.pop(block.name, None):
+            unpin()
+        block.unlink()
+        block.close()
+
+
+def populate(block: Block, share: Share) -> None:
+    """Gives all pages of a block to this process, by several threads."""
+    size = len(block.memory)
+    count = -(-size // _POPULATED_AT_ONCE)
+
+    def one(index: int) -> None:
+        start = index * _POPULATED_AT_ONCE
+        block.populate(start, min(start + _POPULATED_AT_ONCE, size))
+
+    share(count, one)

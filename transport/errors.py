@@ -1,5 +1,7 @@
 """Errors of Set and Get."""
 
+from collections.abc import Mapping, Sequence
+
 from ..core.errors import FlexmarlError
 
 
@@ -15,13 +17,19 @@ class TransportClosed(TransportError):
 
 
 class NoPath(TransportError):
-    """No transfer path reaches the destination."""
+    """No source of a state reaches the reader, or not the one that it demands. ``refused``: the reason, by path."""
 
-    def __init__(self, source: str, destination: str, what: str) -> None:
-        super().__init__(f"no transfer path from {source} to {destination} ({what})")
-        self.source = source
-        self.destination = destination
-        self.what = what
+    def __init__(
+        self, reader: str, devices: Sequence[str], size_bytes: int, refused: Mapping[str, str]
+    ) -> None:
+        why = "; ".join(f"path {path!r}: {reason}" for path, reason in refused.items()) or "no source"
+        super().__init__(
+            f"no transfer path to {reader} ({size_bytes} bytes to {', '.join(devices) or 'no device'}): {why}"
+        )
+        self.reader = reader
+        self.devices = list(devices)
+        self.size_bytes = size_bytes
+        self.refused = dict(refused)
 
 
 class StaleHandle(TransportError):
@@ -76,16 +84,81 @@ class UnsafeDirectory(TransportError):
 
 
 class ArenaSpace(TransportError):
-    """A state's arena does not fit into the file system of its directory."""
+    """The memory for a state does not fit into the file system of its directory."""
 
-    def __init__(self, needed_bytes: int, free_bytes: int, directory: str) -> None:
+    def __init__(self, needed_bytes: int, free_bytes: int, directory: str, key: str = "") -> None:
         super().__init__(
-            f"an arena of {needed_bytes} bytes does not fit into {directory}: {free_bytes} bytes are free; "
-            "make the file system larger or choose another directory"
+            f"{f'state {key}: ' if key else ''}an arena of {needed_bytes} bytes does not fit into {directory}: "
+            f"{free_bytes} bytes are free; make the file system larger or choose another directory"
         )
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         self.directory = directory
+        self.key = key
+
+
+class MemoryInUse(TransportError):
+    """The memory for a state is written by another process, or a reader uses it in place. Nothing was written."""
+
+    def __init__(self, key: str, version: int, block: str) -> None:
+        super().__init__(f"state {key}, version {version}: the memory {block} is in use")
+        self.key = key
+        self.version = version
+        self.block = block
+
+
+class DeviceError(TransportError):
+    """A call of a device failed. ``device``: its UUID."""
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(f"device {device}: {reason}")
+        self.device = device
+        self.reason = reason
+
+
+class UnknownDevice(DeviceError):
+    """This process does not see the device, or no device at all."""
+
+    def __init__(self, device: str, visible: Sequence[str]) -> None:
+        super().__init__(
+            device, f"this process does not see it (visible: {', '.join(visible) or 'no device'})"
+        )
+        self.visible = list(visible)
+
+
+class OutOfDeviceMemory(DeviceError):
+    """A device has too little free memory. Nothing was allocated."""
+
+    def __init__(self, device: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(device, f"{needed_bytes} bytes do not fit: {free_bytes} bytes are free")
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class MemberMissing(TransportError):
+    """Members of a group did not join, or left, a transfer within its deadline. ``missing``: their names, if known."""
+
+    def __init__(self, group: str, missing: Sequence[str], step: str, timeout_s: float) -> None:
+        names = ", ".join(missing) or "a member"
+        super().__init__(f"group {group}: {names} missing within {timeout_s:g} s ({step})")
+        self.group = group
+        self.missing = list(missing)
+        self.step = step
+        self.timeout_s = timeout_s
+
+
+class NotAcknowledged(TransportError):
+    """Memory that readers still use could not be written or freed within the deadline. ``readers``: process ids."""
+
+    def __init__(self, key: str, bucket: str, readers: Sequence[int], timeout_s: float) -> None:
+        names = ", ".join(map(str, readers)) or "unknown"
+        super().__init__(
+            f"state {key}: bucket {bucket} was not acknowledged within {timeout_s:g} s by process {names}"
+        )
+        self.key = key
+        self.bucket = bucket
+        self.readers = list(readers)
+        self.timeout_s = timeout_s
 
 
 class SegmentFull(TransportError):

@@ -1,17 +1,27 @@
 """The handle that names a state in messages: plain data, checked when it is made, without torch.
 
 Handles arrive from the network. Sizes are checked here, when a handle is made or decoded; the path that reads the
-state checks its location.
+state checks its source.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Final, Literal
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, Literal
 
-PathName = Literal["local", "shm"]
+from pydantic import Field
+
+from .errors import StateMismatch
+
+PathName = Literal["local", "shm", "cuda_ipc", "collective"]
+Rows = Mapping[str, tuple[int, int]]
+"""Parts of tensors by name: the first row of dimension 0, and the one after the last."""
 
 # Bytes. Every tensor starts on a cache line, which suits vector instructions and GPU copies too.
 ALIGNMENT: Final = 64
+
+_HEXADECIMAL: Final = re.compile(r"[0-9a-f]{128}")
 
 # Bytes per element of every dtype that can travel, by torch's name.
 DTYPE_BYTES: Final[dict[str, int]] = {
@@ -39,7 +49,7 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 class TensorSpec:
     """One tensor of a bucket: row-major, ``offset`` bytes after the bucket's start.
 
-    Raises ValueError for an unknown dtype, a negative size or an unaligned offset.
+    Raises ValueError for an unknown dtype, a negative size or offset.
     """
 
     name: str
@@ -54,61 +64,184 @@ class TensorSpec:
             )
         if any(size < 0 for size in self.shape):
             raise ValueError(f"{self.name}: negative size in shape {self.shape}")
-        if self.offset < 0 or self.offset % ALIGNMENT:
-            raise ValueError(f"{self.name}: offset {self.offset} is not a multiple of {ALIGNMENT}")
+        if self.offset < 0:
+            raise ValueError(f"{self.name}: negative offset {self.offset}")
 
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
+    def rows(self, start: int, stop: int) -> "TensorSpec":
+        """Rows ``start`` to ``stop`` (not included) of dimension 0. Raises ValueError if it has no such rows."""
+        if not self.shape or not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"{self.name}: no rows {start} to {stop} in shape {list(self.shape)}")
+        row_bytes = math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
+        return replace(self, shape=(stop - start, *self.shape[1:]), offset=self.offset + start * row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """The tensors themselves, in the process that set them. A state that is set later has another ``generation``."""
+
+    path: Literal["local"]
+    host: str
+    process: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShmSource:
+    """Shared memory of ``host`` (a machine): the file ``block``, a plain name in the run's directory.
+
+    ``process``: its owner. Bytes that are set later have another ``generation``: a source never names other bytes.
+    """
+
+    path: Literal["shm"]
+    host: str
+    process: str
+    block: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LentMemory:
+    """Memory that ``process`` lends to one writer at a time, for states of at most ``size_bytes``: the file ``block``,
+    a plain name in the run's directory. A state that is set there outlives the writer."""
+
+    process: str
+    block: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBucket:
+    """Bytes ``start`` to ``start + size_bytes`` of the state's bucket, in memory of a device.
+
+    ``handle``: to open the memory, in hexadecimal digits. ``checksum``: see ``Devices.checksum``.
+    """
+
+    handle: str
+    start: int
+    size_bytes: int
+    checksum: int
+
+    def __post_init__(self) -> None:
+        if not _HEXADECIMAL.fullmatch(self.handle):
+            raise ValueError("a device's handle has 64 bytes in hexadecimal digits")
+        if self.start < 0 or self.start % ALIGNMENT or self.size_bytes < 0:
+            raise ValueError(f"invalid bucket: {self.size_bytes} bytes from byte {self.start}")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaIpcSource:
+    """Memory of ``device`` (a UUID), of ``process`` on ``host``. ``block``, a plain name in the run's directory, orders
+    its use; bytes that are set later have another ``generation``."""
+
+    path: Literal["cuda_ipc"]
+    host: str
+    process: str
+    device: str
+    block: str
+    generation: int
+    buckets: tuple[DeviceBucket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSource:
+    """A transfer that ``sender`` and all other members of ``group`` join. A state that is set later has another
+    ``generation``."""
+
+    path: Literal["collective"]
+    group: str
+    sender: str
+    generation: int
+
+
+Source = Annotated[LocalSource | ShmSource | CudaIpcSource | CollectiveSource, Field(discriminator="path")]
+
 
 @dataclass(frozen=True, slots=True)
 class StateHandle:
-    """One version of a named collection of tensors, and its location.
+    """One version of a named collection of tensors: its layout, and the sources that it can be read from.
 
-    ``host`` (a machine) and ``process``: the process that set it. ``path``: the path to read it by.
-    ``size_bytes``: the length of the bucket. ``digest``: its xxh3_64; None if nothing is copied (``local``).
+    ``size_bytes``: the length of the bucket. ``digest``: xxh3_64 of the xxh3_64 of every ``block.CHUNK_BYTES`` of the
+    bucket; None if nothing is copied (source ``local`` alone). ``sources``: each has the data of its path. The reader
+    chooses one of them (``select.py``).
 
-    Path ``shm`` reads ``slot`` (0 or 1) of the arena file ``location``, a plain name in the run's directory. Path
-    ``local`` uses neither of them. For both, a state that is set later has another ``generation``: a handle never names
-    other bytes.
-
-    Raises ValueError if a number is out of range, two tensors have one name or a tensor exceeds the bucket.
+    Raises ValueError if a number is out of range, two tensors have one name, or a tensor is unaligned or exceeds the
+    bucket.
     """
 
     key: str
     version: int
-    path: PathName
-    host: str
-    process: str
-    location: str
-    slot: int
-    generation: int
     size_bytes: int
     digest: int | None
     tensors: tuple[TensorSpec, ...]
+    sources: tuple[Source, ...]
 
     def __post_init__(self) -> None:
         if not 0 <= self.version < 2**63:
             raise ValueError(f"{self.key}: version {self.version} is outside 0 .. 2**63-1")
-        if self.slot not in (0, 1):
-            raise ValueError(f"{self.key}: slot {self.slot} is neither 0 nor 1")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
             raise ValueError(f"{self.key}: two tensors have the same name")
         for spec in self.tensors:
+            if spec.offset % ALIGNMENT:
+                raise ValueError(
+                    f"{self.key}: {spec.name}: offset {spec.offset} is not a multiple of {ALIGNMENT}"
+                )
             if spec.offset + spec.size_bytes > self.size_bytes:
                 raise ValueError(
                     f"{self.key}: {spec.name} ends at byte {spec.offset + spec.size_bytes} "
                     f"of a bucket of {self.size_bytes}"
                 )
 
+    def source(self, path: PathName) -> Source | None:
+        """The source of that path, if the state is offered there."""
+        return next((source for source in self.sources if source.path == path), None)
 
-@dataclass(frozen=True, slots=True)
-class LentMemory:
-    """Memory that its owner lends to one writer at a time: slot (0 or 1) of the arena file ``location`` of the process
-    ``process``, ``size_bytes`` long. A state that is set there outlives the writer."""
+    def lies_in(self, lent: LentMemory) -> bool:
+        """True if the state was set in that memory."""
+        source = self.source("shm")
+        return isinstance(source, ShmSource) and source.block == lent.block
 
-    process: str
-    location: str
-    slot: int
-    size_bytes: int
+    def moved(self, old: LentMemory, new: LentMemory) -> "StateHandle":
+        """The handle of the state after its memory ``old`` has become ``new``; itself if it does not lie there."""
+        if not self.lies_in(old):
+            return self
+        return replace(
+            self,
+            sources=tuple(
+                replace(source, process=new.process, block=new.block)
+                if isinstance(source, ShmSource)
+                else source
+                for source in self.sources
+            ),
+        )
+
+    def select(
+        self, names: Collection[str] | None = None, rows: Rows | None = None
+    ) -> tuple[TensorSpec, ...]:
+        """The tensors of ``names`` (None: all), those in ``rows`` cut, in the order of the state.
+
+        Raises StateMismatch, with every name that the state lacks and every part outside of its tensor.
+        """
+        if names is None and not rows:
+            return self.tensors
+        chosen = {spec.name for spec in self.tensors} if names is None else set(names)
+        rows = rows or {}
+        known = {spec.name for spec in self.tensors}
+        problems = [f"{name}: not in the state" for name in sorted((chosen | rows.keys()) - known)]
+        problems += [
+            f"{name}: rows of a tensor that is not asked for"
+            for name in sorted((rows.keys() - chosen) & known)
+        ]
+        specs = []
+        for spec in self.tensors:
+            if spec.name in chosen:
+                try:
+                    specs.append(spec.rows(*rows[spec.name]) if spec.name in rows else spec)
+                except ValueError as error:
+                    problems.append(str(error))
+        if problems:
+            raise StateMismatch(self.key, problems)
+        return tuple(specs)

@@ -1,4 +1,4 @@
-"""Lent memory on a disk: the states in an arena, written to a file and read back bit for bit."""
+"""Lent memory on a disk: the states in some blocks, written to a file and read back bit for bit."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,26 +6,25 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from .arena import Arena
+from .block import Block
 from .errors import TransportClosed
 
 # A copy can be stopped between two pieces.
 _PIECE_BYTES: Final = 16 << 20
 
 
-def write(arena: Arena, slots: Sequence[int], file: Path, stop: Event) -> None:
-    """Writes the states in ``slots`` to a new file, which has holes in place of the others.
+def write(blocks: Sequence[Block], file: Path, stop: Event) -> None:
+    """Writes the blocks to a new file, one behind the other.
 
     Raises OSError (ENOSPC: the disk is full) and TransportClosed; then there is no file.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, len(arena.memory))
-        for start, end in _pieces(arena, slots):
+        for offset, piece in _pieces(blocks):
             _check(stop)
-            with memoryview(arena.memory)[start:end] as piece:
-                while start < end:
-                    start += os.pwrite(descriptor, piece[start - end :], start)
+            written = 0
+            while written < len(piece):
+                written += os.pwrite(descriptor, piece[written:], offset + written)
     except BaseException:
         file.unlink()
         raise
@@ -33,29 +32,30 @@ def write(arena: Arena, slots: Sequence[int], file: Path, stop: Event) -> None:
         os.close(descriptor)
 
 
-def read(file: Path, slots: Sequence[int], arena: Arena, stop: Event) -> None:
-    """Reads them into an arena of the same size, generations included. Raises OSError, TransportClosed."""
+def read(file: Path, blocks: Sequence[Block], stop: Event) -> None:
+    """Reads them into blocks of the same sizes, generations included. Raises OSError, TransportClosed."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for start, end in _pieces(arena, slots):
+        for offset, piece in _pieces(blocks):
             _check(stop)
-            with memoryview(arena.memory)[start:end] as piece:
-                while start < end:
-                    count = os.preadv(descriptor, [piece[start - end :]], start)
-                    if not count:
-                        raise OSError(f"{file} ends at byte {start} of {len(arena.memory)}")
-                    start += count
+            got = 0
+            while got < len(piece):
+                count = os.preadv(descriptor, [piece[got:]], offset + got)
+                if not count:
+                    raise OSError(f"{file} ends at byte {offset + got}")
+                got += count
     finally:
         os.close(descriptor)
 
 
-def _pieces(arena: Arena, slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and last byte of each piece: the head, then the slots."""
-    yield 0, arena.offset(0)
-    for slot in slots:
-        first, end = arena.offset(slot), arena.offset(slot) + arena.slot_bytes
-        for start in range(first, end, _PIECE_BYTES):
-            yield start, min(start + _PIECE_BYTES, end)
+def _pieces(blocks: Sequence[Block]) -> Iterator[tuple[int, memoryview]]:
+    """The memory of the blocks in pieces, each with its place in the file."""
+    first = 0
+    for block in blocks:
+        memory = memoryview(block.memory)
+        for start in range(0, len(memory), _PIECE_BYTES):
+            yield first + start, memory[start : start + _PIECE_BYTES]
+        first += len(memory)
 
 
 def _check(stop: Event) -> None:

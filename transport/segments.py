@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .arena import check_directory
+from .block import check_directory
 from .errors import ForeignHandle, SegmentFull
 
 Array = np.ndarray[Any, Any]

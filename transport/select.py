@@ -1,14 +1,14 @@
-"""Selects the path of a state, by a pure table: the first path that reaches the destination."""
+"""Selects the source that a state is read from, by a pure table: the first path that reaches the reader."""
 
 import functools
 import socket
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from .errors import NoPath
-from .handle import PathName
+from .handle import CollectiveSource, CudaIpcSource, LocalSource, PathName, ShmSource, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,21 @@ class Place:
 
     host: str
     process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The source to read from, and the reason. ``refused``: the reason against each source that is faster."""
+
+    path: PathName
+    source: Source
+    reason: str
+    refused: dict[PathName, str] = field(default_factory=dict)
+
+    @property
+    def is_downgrade(self) -> bool:
+        """True if device memory was offered that this process can't use: a loss of speed that has to be seen."""
+        return "cuda_ipc" in self.refused and self.path != "local"
 
 
 @functools.cache
@@ -30,47 +45,90 @@ def this_host() -> str:
     return f"{boot_id}/{socket.gethostname()}"
 
 
-def _same_process(source: Place, destination: Place | None) -> bool:
-    return source == destination
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The process that reads. Its devices by UUID: those ``visible``, and the pairs of which the first can read the
+    memory of the second. ``groups``: those that it has joined."""
+
+    place: Place
+    visible: frozenset[str] = frozenset()
+    reachable: frozenset[tuple[str, str]] = frozenset()
+    groups: frozenset[str] = frozenset()
 
 
-def _same_host(source: Place, destination: Place | None) -> bool:
-    return destination is None or source.host == destination.host
+CPU: Final = "cpu"
 
+
+def _local(reader: Reader, source: LocalSource, devices: Set[str]) -> tuple[bool, str]:
+    if source.host != reader.place.host:
+        return False, f"it does not leave its host {source.host}"
+    if source.process != reader.place.process:
+        return False, f"it does not leave its process {source.process}"
+    return True, "the same process: no copy"
+
+
+def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple[bool, str]:
+    if source.host != reader.place.host:
+        return False, f"it does not leave its host {source.host}"
+    if source.process == reader.place.process:
+        return False, "a process can't open its own device memory"
+    if source.device not in reader.visible:
+        seen = ", ".join(sorted(reader.visible)) or "no device"
+        return False, f"device {source.device} is not visible here ({seen})"
+    for device in sorted(devices - {CPU, source.device}):
+        if (device, source.device) not in reader.reachable:
+            return False, f"device {device} can't read the memory of {source.device}"
+    return True, f"the same host: memory of device {source.device}"
+
+
+def _collective(reader: Reader, source: CollectiveSource, devices: Set[str]) -> tuple[bool, str]:
+    if source.group not in reader.groups:
+        return False, f"this process has not joined group {source.group}"
+    return True, f"a transfer of group {source.group}"
+
+
+def _shm(reader: Reader, source: ShmSource, devices: Set[str]) -> tuple[bool, str]:
+    if source.host != reader.place.host:
+        return False, f"it does not leave its host {source.host}"
+    return True, "the same host: shared memory"
+
+
+_RULES: Final[dict[PathName, Callable[[Reader, Any, Set[str]], tuple[bool, str]]]] = {
+    "local": _local,
+    "cuda_ipc": _cuda_ipc,
+    "shm": _shm,
+    "collective": _collective,
+}
+"""By path: true if the source reaches tensors on ``devices`` in the reader's process, and the reason."""
 
 # Fastest first.
-_TABLE: Final[dict[PathName, Callable[[Place, Place | None], bool]]] = {
-    "local": _same_process,
-    "shm": _same_host,
-}
+_TO_DEVICES: Final[tuple[PathName, ...]] = ("local", "cuda_ipc", "collective", "shm")
+_TO_CPU: Final[tuple[PathName, ...]] = ("local", "shm", "cuda_ipc", "collective")
 
 
-def select_path(source: Place, destination: Place | None, *, devices: Set[str], size_bytes: int) -> PathName:
-    """The path for ``size_bytes`` on ``devices`` (device types) from ``source`` to ``destination``.
+def choose(
+    reader: Reader,
+    sources: Sequence[Source],
+    *,
+    devices: Set[str],
+    size_bytes: int,
+    path: PathName | None = None,
+) -> Choice:
+    """The source for ``size_bytes`` that go to ``devices`` (UUIDs, or CPU): the fastest that reaches them.
 
-    A destination of None means any process of the source's host. Raises NoPath if no path reaches it.
+    With ``path`` no other is taken. Raises NoPath, with the reason against every source.
     """
-    for path, reaches in _TABLE.items():
-        if reaches(source, destination):
-            return path
-    raise NoPath(source.host, destination.host if destination else source.host, _what(devices, size_bytes))
-
-
-def check_reach(
-    path: PathName, source: Place, destination: Place, *, devices: Set[str], size_bytes: int
-) -> None:
-    """Raises NoPath if a state set at ``source`` for ``path`` can't be read at ``destination``.
-
-    No other path is tried: a silent downgrade is an error.
-    """
-    if not _TABLE[path](source, destination):
-        boundary = "host" if source.host != destination.host else "process"
-        raise NoPath(
-            f"{source.host}, process {source.process}",
-            f"{destination.host}, process {destination.process}",
-            f"{_what(devices, size_bytes)}; path {path!r} does not leave its {boundary}",
-        )
-
-
-def _what(devices: Set[str], size_bytes: int) -> str:
-    return f"{size_bytes} bytes on {', '.join(sorted(devices)) or 'no device'}"
+    offered = {source.path: source for source in sources}
+    refused: dict[PathName, str] = {}
+    for name in _TO_DEVICES if devices - {CPU} else _TO_CPU:
+        source = offered.get(name)
+        if source is None or path not in (None, name):
+            continue
+        reaches, reason = _RULES[name](reader, source, devices)
+        if reaches:
+            return Choice(name, source, f"forced; {reason}" if path else reason, refused)
+        refused[name] = reason
+    if path is not None and path not in offered:
+        refused[path] = f"not offered (there is {', '.join(offered) or 'no source'})"
+    place = f"{reader.place.host}, process {reader.place.process}"
+    raise NoPath(place, sorted(devices), size_bytes, {str(name): why for name, why in refused.items()})

@@ -46,7 +46,7 @@ class RankMemory:
         """Moves the rest and the step part to a file in ``folder``. Raises OSError: the state stays in memory then."""
         assert self.state is not None, "a policy without a state has no memory"
         file = folder / f"{self._key}.state"
-        await self._transport.store_away(self._pairs["rest"][0], self._slots(self.state), file)
+        await self._transport.store_away(self._pairs["rest"], self._used(self.state), file)
         self._file = file
 
     async def bring_back(self) -> bool:
@@ -54,18 +54,19 @@ class RankMemory:
         if self._file is None or self.state is None:
             return False
         old = self._pairs["rest"]
-        new = await self._transport.bring_back(old[0], self._slots(self.state), self._file)
+        new = await self._transport.bring_back(old, self._used(self.state), self._file)
         self._pairs["rest"], self._file = new, None
         base, step = self.state.base, self.state.step
-        base = replace(base, rest=replace(base.rest, location=new[0].location))
-        if step is not None and step.location == old[0].location:
-            step = replace(step, location=new[0].location)
+        for one, other in zip(old, new, strict=True):
+            base = replace(base, rest=base.rest.moved(one, other))
+            step = None if step is None else step.moved(one, other)
         self.state = HostState(base, step, self.state.data)
         return True
 
-    def _slots(self, state: HostState) -> list[int]:
+    def _used(self, state: HostState) -> list[LentMemory]:
         """The pieces of the second pair that hold something."""
-        return [state.base.rest.slot, *([] if state.step is None else [state.step.slot])]
+        handles = [state.base.rest, *([] if state.step is None else [state.step])]
+        return [piece for piece in self._pairs["rest"] if any(handle.lies_in(piece) for handle in handles)]
 
     async def for_base(self) -> tuple[LentMemory, LentMemory]:
         """Memory for the weights and the rest of a base part. The present state stays whole. Raises ArenaSpace."""
@@ -105,7 +106,7 @@ class RankMemory:
 def _other(pair: Pair, used: StateHandle) -> LentMemory:
     """The piece of ``pair`` that ``used`` does not lie in."""
     first, second = pair
-    return second if (used.location, used.slot) == (first.location, first.slot) else first
+    return second if used.lies_in(first) else first
 
 
 class HostMemory:

@@ -242,5 +242,5 @@ def _address(tensor: Any) -> tuple[int, int]:
 
 
 def _moved(handles: Sequence[StateHandle]) -> Moved:
-    paths = sorted({handle.path for handle in handles})
+    paths = sorted({source.path for handle in handles for source in handle.sources})
     return Moved(sum(handle.size_bytes for handle in handles), ", ".join(paths) or "none")

@@ -315,6 +315,29 @@ def swap(as_json: bool, cycles: int | None, rounds: int | None, quick: bool) -> 
     return _show(result, as_json, result_tables.swap_tables)
 
 
+@bench.command()
+@_common_options(rounds=5, quick_time="a few seconds")
+def tensors(as_json: bool, rounds: int | None, quick: bool) -> int:
+    """Measure Set and Get of 256 MiB and 1 GiB between two processes, the digest checked, against a copy by one thread.
+
+    \b
+    Examples:
+      flexmarl bench tensors
+      flexmarl bench tensors --json > tensors.json
+
+    Nothing else should be running on the machine. Needs 8 GiB of memory. Progress is on standard error; ctrl-C stops
+    it.
+    """
+    from . import result_tables
+    from .tensors import SIZES, Options, measure, parts
+
+    options = Options(rounds=rounds or (1 if quick else 5), sizes=SIZES[:1] if quick else SIZES)
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = uvloop.run(measure(options, report))
+    return _show(result, as_json, result_tables.tensors_tables)
+
+
 def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:
     if as_json:
         click.echo(json.dumps(result))

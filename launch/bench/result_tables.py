@@ -106,6 +106,12 @@ def swap_tables(console: Console, result: Mapping[str, Any]) -> None:
     _warn_if_busy(console, result)
 
 
+def tensors_tables(console: Console, result: Mapping[str, Any]) -> None:
+    for size, figures in result["by_size"].items():
+        console.print(_goals_table(f"states of {int(size) >> 20} MiB", figures["goals"], "memcpy"))
+    _warn_if_busy(console, result)
+
+
 def rollout_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table(", ".join(result["contenders"].values()), result["goals"], "beside"))
     gap, whole, step = (compact(result[key]) for key in ("gap_ms", "gap_in_one_piece_ms", "step_ms"))

@@ -194,7 +194,7 @@ async def _start(system: ActorSystem, options: Options) -> _Workers:
     for number in range(options.instances):
         instance = await system.add(_Instance(), f"{POLICY}-{number}")
         await api.api.join(instance, POLICY, _CAPACITY)
-    handle = StateHandle("bench", 0, "shm", "none", "none", "none", 0, 1, 0, 0, ())
+    handle = StateHandle("bench", 0, 0, 0, (), ())
     await api.within(_TIMEOUT_S).publish(Published(POLICY, Version(0), handle))
     sessions = [TurnRoutes(api, f"rollout-{number}") for number in range(options.workers)]
     for session in sessions:

@@ -14,9 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.transport import Place, StateHandle
-from flexmarl.transport.errors import StaleHandle, StateMismatch, TransportClosed
-from flexmarl.transport.handle import DTYPE_BYTES
+from flexmarl.transport import StateHandle
+from flexmarl.transport.devices.fake import FakeDevices
+from flexmarl.transport.errors import NoPath, StaleHandle, StateMismatch, TransportClosed
+from flexmarl.transport.handle import DTYPE_BYTES, PathName
+from flexmarl.transport.paths.group import GroupAddress
 from flexmarl.transport.state import StateTransport
 
 torch.set_num_threads(1)
@@ -24,32 +26,42 @@ torch.set_num_threads(1)
 
 @dataclass
 class Ends:
-    """The transports that set and get; ``to`` selects the path under test."""
+    """The transports that set and get; ``path`` is the path under test."""
 
     source: StateTransport
     destination: StateTransport
-    to: Place | None
+    path: PathName
 
     async def set(self, key: str, tensors: dict[str, Any], version: int) -> StateHandle:
-        return await self.source.set(key, tensors, version=version, to=self.to)
+        return await self.source.set(key, tensors, version=version, offer=[self.path])
 
 
 @asynccontextmanager
-async def open_ends(path: str, directory: Path) -> AsyncIterator[Ends]:
-    async with StateTransport(directory) as source, StateTransport(directory) as other:
-        yield Ends(source, source, source.place) if path == "local" else Ends(source, other, None)
+async def open_ends(path: PathName, directory: Path) -> AsyncIterator[Ends]:
+    def devices() -> FakeDevices | None:  # one object per process, as the transports play processes
+        return FakeDevices(directory, {"GPU-a": 1 << 28}) if path == "cuda_ipc" else None
+
+    async with (
+        StateTransport(directory, devices()) as source,
+        StateTransport(directory, devices()) as other,
+    ):
+        if path == "collective":
+            address = GroupAddress("weights", ("trainer", "engine"))
+            await asyncio.gather(source.join(address, "trainer"), other.join(address, "engine"))
+        yield Ends(source, source if path == "local" else other, path)
 
 
-PATHS = ["local", "shm"]
+PATHS: list[PathName] = ["local", "shm", "cuda_ipc", "collective"]
 
 
 @pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def path(request: pytest.FixtureRequest) -> PathName:
+    chosen: PathName = request.param
+    return chosen
 
 
 @pytest.fixture
-async def ends(path: str, tmp_path: Path) -> AsyncIterator[Ends]:
+async def ends(path: PathName, tmp_path: Path) -> AsyncIterator[Ends]:
     async with open_ends(path, tmp_path) as opened:
         yield opened
 
@@ -84,13 +96,14 @@ tensors = st.builds(
 @pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=40)
 @given(state=st.dictionaries(st.text(max_size=8), tensors, max_size=5), fresh=st.booleans())
-def test_every_bit_arrives(path: str, state: dict[str, torch.Tensor], fresh: bool) -> None:
+def test_every_bit_arrives(path: PathName, state: dict[str, torch.Tensor], fresh: bool) -> None:
     async def round_trip(directory: Path) -> None:
         async with open_ends(path, directory) as ends:
             handle = await ends.set("solver/weights", state, 3)
             into = None if fresh else {name: torch.empty_like(tensor) for name, tensor in state.items()}
             got = await ends.destination.get(handle, into=into)
-            assert (handle.path, handle.version, handle.key) == (path, 3, "solver/weights")
+            assert ([s.path for s in handle.sources], handle.version) == ([path], 3)
+            assert handle.key == "solver/weights"
             assert list(got) == list(state)
             for name, tensor in state.items():
                 assert (got[name].shape, got[name].dtype) == (tensor.shape, tensor.dtype)
@@ -121,7 +134,7 @@ arrays = st.builds(
     get_tensors=st.booleans(),
 )
 def test_arrays_of_numpy_arrive_also_as_tensors(
-    path: str, state: dict[str, np.ndarray[Any, Any]], set_tensors: bool, get_tensors: bool
+    path: PathName, state: dict[str, np.ndarray[Any, Any]], set_tensors: bool, get_tensors: bool
 ) -> None:
     async def round_trip(directory: Path) -> None:
         async with open_ends(path, directory) as ends:
@@ -276,5 +289,56 @@ async def test_nothing_works_after_close(ends: Ends) -> None:
 
 async def test_a_handle_never_set_is_stale(ends: Ends) -> None:
     handle = await ends.set("key", {"w": torch.ones(1)}, 0)
+    (source,) = handle.sources
+    stale = replace(handle, sources=(replace(source, generation=source.generation + 2),))
     with pytest.raises(StaleHandle):
-        await ends.destination.get(replace(handle, generation=handle.generation + 2))
+        await ends.destination.get(stale)
+
+
+@pytest.mark.parametrize("into", [False, True])
+async def test_tensors_are_got_by_name_and_by_rows(ends: Ends, into: bool) -> None:
+    matrix = torch.arange(900_000, dtype=torch.float32).view(900, 1000)  # several chunks
+    state = {"before": torch.ones(7), "matrix": matrix, "bits": torch.arange(9, dtype=torch.uint8)}
+    handle = await ends.set("key", state, 0)
+    wanted = {"matrix": matrix[301:899], "bits": torch.arange(3, 5, dtype=torch.uint8)}
+    got = await ends.destination.get(
+        handle,
+        names=["bits", "matrix"],
+        rows={"matrix": (301, 899), "bits": (3, 5)},
+        into={name: torch.zeros_like(tensor) for name, tensor in wanted.items()} if into else None,
+    )
+    assert got.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(got[name], tensor), name
+    none = await ends.destination.get(handle, rows={"matrix": (5, 5)})
+    assert none["matrix"].shape == (0, 1000) and torch.equal(none["before"], state["before"])
+
+
+async def test_a_part_that_the_state_lacks_is_refused_before_anything_is_written(ends: Ends) -> None:
+    handle = await ends.set("key", {"w": torch.ones(3)}, 0)
+    into = {"w": torch.zeros(3), "missing": torch.zeros(3)}
+    with pytest.raises(StateMismatch, match="missing: not in the state; w: no rows 1 to 5"):
+        await ends.destination.get(handle, names=["w", "missing"], rows={"w": (1, 5)}, into=into)
+    with pytest.raises(StateMismatch, match="does not go into"):
+        await ends.destination.get(handle, rows={"w": (1, 2)}, into={"w": into["w"]})
+    assert not into["w"].any()
+
+
+async def test_a_forced_path_is_taken_or_refused(ends: Ends) -> None:
+    handle = await ends.set("key", {"w": torch.ones(3)}, 0)
+    assert (await ends.destination.get(handle, path=ends.path))["w"].tolist() == [1, 1, 1]
+    assert ends.destination.statistics().chosen["key"].path == ends.path
+    for other in set(PATHS) - {ends.path}:
+        with pytest.raises(NoPath, match=f"path '{other}': not offered"):
+            await ends.destination.get(handle, path=other)
+
+
+async def test_a_dropped_key_is_stale_and_can_be_set_again(ends: Ends) -> None:
+    handle = await ends.set("key", {"w": torch.ones(3)}, 0)
+    other = await ends.set("other", {"w": torch.ones(3)}, 0)
+    await ends.source.drop("key")
+    with pytest.raises(StaleHandle):
+        await ends.destination.get(handle)
+    await ends.destination.get(other)
+    again = await ends.set("key", {"w": torch.zeros(3)}, 0)
+    assert not (await ends.destination.get(again))["w"].any()

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from flexmarl.transport.handle import DTYPE_BYTES, StateHandle, TensorSpec
+from flexmarl.transport.errors import StateMismatch
+from flexmarl.transport.handle import DTYPE_BYTES, LocalSource, ShmSource, StateHandle, TensorSpec
 
 SPEC = TensorSpec("w", (2, 3), "float32", 64)
-HANDLE = StateHandle(
-    "solver", 4, "shm", "host", "12_ab", "12_ab-0-solver-0.arena", 1, 6, 88, 2**64 - 1, (SPEC,)
+SOURCES = (
+    LocalSource("local", "host", "12_ab", 3),
+    ShmSource("shm", "host", "12_ab", "12_ab-0-solver.arena", 6),
 )
+HANDLE = StateHandle("solver", 4, 88, 2**64 - 1, (SPEC,), SOURCES)
 ADAPTER = TypeAdapter(StateHandle)
 
 specs = st.builds(
@@ -43,12 +46,11 @@ def test_a_handle_survives_messages(
     ("field", "value", "message"),
     [
         ("version", -1, "version -1"),
-        ("slot", 2, "slot 2"),
         ("size_bytes", 87, "ends at byte 88 of a bucket of 87"),
-        ("path", "carrier pigeon", "local"),
+        ("sources", [{"path": "carrier pigeon"}], "local"),
         ("tensors", [asdict(SPEC), asdict(SPEC)], "same name"),
         ("tensors", [asdict(SPEC) | {"offset": 63}], "multiple of 64"),
-        ("tensors", [asdict(SPEC) | {"offset": -64}], "multiple of 64"),
+        ("tensors", [asdict(SPEC) | {"offset": -64}], "negative offset -64"),
         ("tensors", [asdict(SPEC) | {"shape": [-1]}], "negative size"),
         ("tensors", [asdict(SPEC) | {"shape": [2**40, 2**40]}], "ends at byte"),
         ("tensors", [asdict(SPEC) | {"dtype": "object"}], "can't travel"),
@@ -60,7 +62,7 @@ def test_a_bad_handle_is_refused_on_receipt(field: str, value: object, message: 
 
 
 def test_handles_are_values() -> None:
-    assert hash(HANDLE) == hash(replace(HANDLE)) != hash(replace(HANDLE, generation=8))
+    assert hash(HANDLE) == hash(replace(HANDLE)) != hash(replace(HANDLE, sources=SOURCES[:1]))
     assert SPEC.size_bytes == 24
 
 
@@ -77,3 +79,30 @@ def test_the_package_offers_the_transport() -> None:
 
     assert StateTransport is state.StateTransport
     assert not hasattr(flexmarl.transport, "nonsense")
+
+
+def test_rows_are_a_part_of_dimension_0() -> None:
+    part = SPEC.rows(1, 2)
+    assert (part.shape, part.offset, part.size_bytes) == ((1, 3), 64 + 12, 12)
+    assert SPEC.rows(2, 2).size_bytes == 0
+    for start, stop in ((-1, 1), (1, 3), (2, 1)):
+        with pytest.raises(ValueError, match=rf"w: no rows {start} to {stop} in shape \[2, 3\]"):
+            SPEC.rows(start, stop)
+    with pytest.raises(ValueError, match="no rows 0 to 1"):
+        TensorSpec("scalar", (), "float32", 0).rows(0, 1)
+
+
+def test_a_selection_keeps_the_order_and_names_what_is_missing() -> None:
+    other = TensorSpec("b", (4,), "int8", 0)
+    handle = replace(HANDLE, tensors=(other, SPEC))
+    assert handle.select() is handle.tensors
+    assert handle.select(["w", "b"]) == (other, SPEC)
+    assert handle.select(["w"], {"w": (0, 1)}) == (SPEC.rows(0, 1),)
+    assert handle.select(rows={"b": (1, 2)}) == (other.rows(1, 2), SPEC)
+    with pytest.raises(StateMismatch) as raised:
+        handle.select(["w", "x"], {"w": (0, 9), "b": (0, 1)})
+    assert raised.value.problems == [
+        "x: not in the state",
+        "b: rows of a tensor that is not asked for",
+        "w: no rows 0 to 9 in shape [2, 3]",
+    ]

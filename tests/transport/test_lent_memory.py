@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flexmarl.transport import arena, lent_files
-from flexmarl.transport.arena import Arena
+from flexmarl.transport import block, lent_files
+from flexmarl.transport.block import Block
 from flexmarl.transport.errors import ArenaSpace, ForeignHandle, StaleHandle, TransportClosed
 from flexmarl.transport.state import StateTransport, bucket_bytes
 
@@ -30,7 +30,7 @@ async def test_a_state_outlives_its_writer(private: Path) -> None:
             for handle, number in ((old, 1), (new, 2)):
                 found = await reader.get(handle, into=state(0))
                 assert all(np.array_equal(found[name], state(number)[name]) for name in found)
-            owner.take_back(first)
+            owner.take_back([first, second])
         async with StateTransport(private) as late:
             with pytest.raises(StaleHandle):
                 await late.get(new, into=state(0))
@@ -66,12 +66,13 @@ async def test_it_goes_to_a_disk_and_comes_back(private: Path, tmp_path: Path) -
         first, second = await owner.lend("policy", SIZE)
         old = await other.set("policy", state(1), version=1, lent=first)
         new = await other.set("policy", state(2), version=2, lent=second)
-        await owner.store_away(first, [0, 1], file)
+        await owner.store_away((first, second), (first, second), file)
         assert not list(private.iterdir()) and file.stat().st_mode & 0o777 == 0o600
-        back, _ = await owner.bring_back(first, [0, 1], file)
-        assert not file.exists() and back.location != first.location
-        for handle, number in ((old, 1), (new, 2)):
-            found = await other.get(replace(handle, location=back.location), into=state(0))
+        back = await owner.bring_back((first, second), (first, second), file)
+        assert not file.exists() and not {one.block for one in back} & {first.block, second.block}
+        moved = ((old.moved(first, back[0]), 1), (new.moved(second, back[1]), 2))
+        for handle, number in moved:
+            found = await other.get(handle, into=state(0))
             assert all(np.array_equal(found[name], state(number)[name]) for name in found)
 
 
@@ -80,18 +81,19 @@ async def test_without_room_in_memory_it_stays_on_the_disk(
 ) -> None:
     file = tmp_path / "policy.state"
     async with StateTransport(private) as owner:
-        first, _ = await owner.lend("policy", SIZE)
+        pair = await owner.lend("policy", SIZE)
+        first = pair[0]
         handle = await owner.set("policy", state(1), version=1, lent=first)
-        await owner.store_away(first, [0], file)
+        await owner.store_away(pair, [first], file)
         with monkeypatch.context() as full:
-            full.setattr(arena, "free_bytes", lambda _: 100)
+            full.setattr(block, "free_bytes", lambda _: 100)
             with pytest.raises(ArenaSpace, match="100 bytes are free"):
                 await owner.lend("other", SIZE)
             with pytest.raises(ArenaSpace, match="100 bytes are free"):
-                await owner.bring_back(first, [0], file)
+                await owner.bring_back(pair, [first], file)
         assert not list(private.iterdir())
-        back, _ = await owner.bring_back(first, [0], file)
-        found = await owner.get(replace(handle, location=back.location), into=state(0))
+        back, _ = await owner.bring_back(pair, [first], file)
+        found = await owner.get(handle.moved(first, back), into=state(0))
         assert found["first"][0] == 1
 
 
@@ -99,18 +101,18 @@ async def test_a_disk_that_can_not_be_written_leaves_the_memory_as_it_was(
     private: Path, tmp_path: Path
 ) -> None:
     async with StateTransport(private) as owner:
-        first, _ = await owner.lend("policy", SIZE)
-        handle = await owner.set("policy", state(1), version=1, lent=first)
+        pair = await owner.lend("policy", SIZE)
+        handle = await owner.set("policy", state(1), version=1, lent=pair[0])
         with pytest.raises(FileNotFoundError):
-            await owner.store_away(first, [0], tmp_path / "missing" / "policy.state")
+            await owner.store_away(pair, pair[:1], tmp_path / "missing" / "policy.state")
         assert (await owner.get(handle, into=state(0)))["first"][0] == 1
 
 
 def test_a_write_that_is_stopped_leaves_no_file(private: Path, tmp_path: Path) -> None:
-    memory = Arena.create(private, "some.arena", SIZE)
+    memory = Block.create(private, "some.arena", SIZE)
     stop = threading.Event()
     stop.set()
     with pytest.raises(TransportClosed):
-        lent_files.write(memory, [0], tmp_path / "file", stop)
+        lent_files.write([memory], tmp_path / "file", stop)
     assert not list(tmp_path.glob("file"))
     memory.unlink()

@@ -1,38 +1,95 @@
+from dataclasses import replace
+
 import pytest
 
 from flexmarl.transport.errors import NoPath
-from flexmarl.transport.handle import PathName
-from flexmarl.transport.select import Place, check_reach, select_path, this_host
+from flexmarl.transport.handle import CudaIpcSource, LocalSource, PathName, ShmSource
+from flexmarl.transport.select import Place, Reader, choose, this_host
 
-HERE = Place("h1", "p1")
-NEIGHBOUR = Place("h1", "p2")
-AWAY = Place("h2", "p3")
+HERE = Reader(Place("h1", "p1"))
+NEIGHBOUR = Reader(Place("h1", "p2"))
+AWAY = Reader(Place("h2", "p3"))
+LOCAL = LocalSource("local", "h1", "p1", 1)
+SHM = ShmSource("shm", "h1", "p1", "a.arena", 2)
+IPC = CudaIpcSource("cuda_ipc", "h1", "p1", "GPU-a", "c.arena", 2, ())
+SEES_BOTH = replace(
+    NEIGHBOUR, visible=frozenset({"GPU-a", "GPU-b"}), reachable=frozenset({("GPU-b", "GPU-a")})
+)
 
 
-@pytest.mark.parametrize(("destination", "path"), [(HERE, "local"), (NEIGHBOUR, "shm"), (None, "shm")])
-def test_the_table(destination: Place | None, path: str) -> None:
-    assert select_path(HERE, destination, devices={"cpu"}, size_bytes=8) == path
+@pytest.mark.parametrize(("reader", "path"), [(HERE, "local"), (NEIGHBOUR, "shm")])
+def test_the_fastest_source_that_reaches_the_reader_is_chosen(reader: Reader, path: str) -> None:
+    choice = choose(reader, [SHM, LOCAL], devices={"cpu"}, size_bytes=8)
+    assert (choice.path, choice.source.path) == (path, path)
+    assert choice.reason.startswith("the same")
 
 
-def test_no_path_leaves_the_host() -> None:
-    with pytest.raises(NoPath, match=r"from h1 to h2 \(8 bytes on cpu, cuda\)"):
-        select_path(HERE, AWAY, devices={"cuda", "cpu"}, size_bytes=8)
+def test_the_reason_against_a_faster_source_is_kept() -> None:
+    choice = choose(NEIGHBOUR, [SHM, LOCAL], devices={"cpu"}, size_bytes=8)
+    assert choice.refused == {"local": "it does not leave its process p1"}
+    assert choose(HERE, [SHM, LOCAL], devices={"cpu"}, size_bytes=8).refused == {}
+
+
+def test_a_forced_path_is_taken_also_if_another_is_faster() -> None:
+    choice = choose(HERE, [LOCAL, SHM], devices={"cpu"}, size_bytes=8, path="shm")
+    assert choice.source is SHM and choice.reason.startswith("forced; the same host")
 
 
 @pytest.mark.parametrize(
-    ("path", "destination", "where"),
-    [("local", NEIGHBOUR, "process"), ("local", AWAY, "host"), ("shm", AWAY, "host")],
+    ("devices", "path"), [({"GPU-a"}, "cuda_ipc"), ({"GPU-b", "cpu"}, "cuda_ipc"), ({"cpu"}, "shm")]
 )
-def test_a_handle_is_not_read_by_another_path_than_its_own(
-    path: PathName, destination: Place, where: str
+def test_device_memory_is_read_by_devices_and_shared_memory_by_cpus(devices: set[str], path: str) -> None:
+    choice = choose(SEES_BOTH, [SHM, IPC], devices=devices, size_bytes=8)
+    assert choice.path == path and not choice.is_downgrade
+    assert choose(SEES_BOTH, [IPC], devices=devices, size_bytes=8).path == "cuda_ipc"
+
+
+@pytest.mark.parametrize(
+    ("reader", "devices", "reason"),
+    [
+        (HERE, {"GPU-a"}, "a process can't open its own device memory"),
+        (NEIGHBOUR, {"cpu", "GPU-c"}, r"device GPU-a is not visible here \(no device\)"),
+        (replace(SEES_BOTH, reachable=frozenset()), {"GPU-b"}, "device GPU-b can't read the memory of GPU-a"),
+        (AWAY, {"GPU-a"}, "it does not leave its host h1"),
+    ],
+)
+def test_device_memory_that_can_not_be_opened_is_a_downgrade_with_a_reason(
+    reader: Reader, devices: set[str], reason: str
 ) -> None:
-    with pytest.raises(NoPath, match=f"path '{path}' does not leave its {where}"):
-        check_reach(path, HERE, destination, devices={"cpu"}, size_bytes=8)
+    with pytest.raises(NoPath, match=f"path 'cuda_ipc': {reason}"):
+        choose(reader, [IPC, SHM], devices=devices, size_bytes=8, path="cuda_ipc")
+    if reader is not AWAY:
+        choice = choose(reader, [IPC, SHM], devices=devices, size_bytes=8)
+        assert choice.path == "shm" and choice.is_downgrade and choice.refused.keys() == {"cuda_ipc"}
 
 
-@pytest.mark.parametrize(("path", "destination"), [("local", HERE), ("shm", HERE), ("shm", NEIGHBOUR)])
-def test_a_handle_is_read_where_its_path_reaches(path: PathName, destination: Place) -> None:
-    check_reach(path, HERE, destination, devices=set(), size_bytes=0)
+def test_no_path_leaves_the_host() -> None:
+    with pytest.raises(NoPath, match=r"to h2, process p3 \(8 bytes to cpu, cuda\)") as raised:
+        choose(AWAY, [LOCAL, SHM], devices={"cuda", "cpu"}, size_bytes=8)
+    assert raised.value.refused == {
+        "local": "it does not leave its host h1",
+        "shm": "it does not leave its host h1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "reader", "reason"),
+    [
+        ("local", NEIGHBOUR, "does not leave its process p1"),
+        ("local", AWAY, "does not leave its host h1"),
+        ("shm", AWAY, "does not leave its host h1"),
+    ],
+)
+def test_a_forced_path_is_never_replaced_by_another(path: PathName, reader: Reader, reason: str) -> None:
+    with pytest.raises(NoPath, match=f"path '{path}': it {reason}"):
+        choose(reader, [LOCAL, SHM], devices={"cpu"}, size_bytes=8, path=path)
+
+
+def test_a_path_that_is_not_offered_is_refused_by_name() -> None:
+    with pytest.raises(NoPath, match=r"path 'shm': not offered \(there is local\)"):
+        choose(HERE, [LOCAL], devices={"cpu"}, size_bytes=8, path="shm")
+    with pytest.raises(NoPath, match="no source"):
+        choose(HERE, [], devices=set(), size_bytes=0)
 
 
 def test_the_host_is_named_once() -> None:

@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter
 
 from flexmarl.transport import StateHandle
-from flexmarl.transport.arena import Arena
+from flexmarl.transport.block import Block
 from flexmarl.transport.errors import (
     ForeignHandle,
     NoPath,
@@ -22,6 +22,7 @@ from flexmarl.transport.errors import (
     TransportClosed,
     UnsafeDirectory,
 )
+from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.state import StateTransport
 
 from ..patience import PATIENCE_S
@@ -35,6 +36,17 @@ LARGE = 16 << 20  # elements of 4 bytes: long enough to be interrupted
 
 def files(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
+
+
+def source_of(handle: StateHandle) -> ShmSource:
+    source = handle.source("shm")
+    assert isinstance(source, ShmSource)
+    return source
+
+
+def block_of(handle: StateHandle) -> str:
+    """The name of the file with the state."""
+    return source_of(handle).block
 
 
 @asynccontextmanager
@@ -100,11 +112,11 @@ async def test_a_killed_owner_leaves_files_only_in_the_directory(
         assert handle is not None
         process.send_signal(signal.SIGKILL)
         assert await process.wait() == -signal.SIGKILL
-        assert files(tmp_path) == [handle.location]
+        assert block_of(handle) in files(tmp_path) and len(files(tmp_path)) == 2
         got = await reader.get(handle)  # what it had published is still whole
         assert all(tensor.eq(1).all() for tensor in got.values())
     # Others use /dev/shm at the same time: what is new there must not be this owner's.
-    assert not [name for name in files(Path("/dev/shm")) if handle.process in name]
+    assert not [name for name in files(Path("/dev/shm")) if source_of(handle).process in name]
 
 
 async def test_an_owner_that_leaves_takes_its_files_along(tmp_path: Path, reader: StateTransport) -> None:
@@ -127,15 +139,15 @@ async def test_handles_of_other_hosts_and_processes(
 ) -> None:
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
     with pytest.raises(NoPath, match="elsewhere"):
-        await reader.get(replace(handle, host="elsewhere"))
-    alias = await transport.set("key", {"w": torch.ones(3)}, version=1, to=transport.place)
+        await reader.get(replace(handle, sources=(replace(source_of(handle), host="elsewhere"),)))
+    alias = await transport.set("key", {"w": torch.ones(3)}, version=1, offer=["local"])
     with pytest.raises(NoPath, match="does not leave its process"):
         await reader.get(alias)
 
 
 async def test_an_alias_is_the_tensor_itself_and_a_copy_is_not(transport: StateTransport) -> None:
     state = {"w": torch.zeros(3)}
-    alias = await transport.set("alias", state, version=0, to=transport.place)
+    alias = await transport.set("alias", state, version=0, offer=["local"])
     copied = await transport.set("copied", state, version=0)
     state["w"] += 1
     assert (await transport.get(alias))["w"] is state["w"]
@@ -151,12 +163,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def being_written(directory: Path, slot: int) -> bool:
-    """True while the ``slot`` of the only arena in ``directory`` is being written."""
+def being_written(directory: Path) -> bool:
+    """True while a block in ``directory`` is being written."""
     try:
-        return any(Arena.open(directory, name).generation(slot) % 2 for name in files(directory))
+        return any(Block.open(directory, name).generation % 2 for name in files(directory))
     except ForeignHandle:
-        return False  # the arena is still being made
+        return False  # the block is still being made
 
 
 async def test_a_cancelled_set_publishes_nothing_and_harms_nothing(
@@ -166,23 +178,24 @@ async def test_a_cancelled_set_publishes_nothing_and_harms_nothing(
     first = await transport.set("key", state, version=1)
     state["w"].fill_(2)
     setting = asyncio.create_task(transport.set("key", state, version=2))
-    await until(lambda: being_written(tmp_path, slot=1))
+    await until(lambda: being_written(tmp_path))
     setting.cancel()
     setting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await setting
     assert transport.statistics().running == 0
-    assert Arena.open(tmp_path, first.location).generation(1) == 1  # given up, hence unreadable
+    (other,) = set(files(tmp_path)) - {block_of(first)}
+    assert Block.open(tmp_path, other).generation == 1  # given up, hence unreadable
     into = {"w": torch.ones(LARGE)}
     assert not (await reader.get(first, into=into))["w"].any()
     third = await transport.set("key", state, version=3)
-    assert third.slot == 1
+    assert block_of(third) == other
     assert (await reader.get(third, into=into))["w"].eq(2).all()
     await reader.get(first, into=into)
     assert transport.statistics().by_path["shm"].sets == 2
 
 
-async def test_a_set_that_outgrows_its_arena_and_is_cancelled_leaves_one_file_later(
+async def test_a_set_that_outgrows_its_block_and_is_cancelled_leaves_two_files_later(
     tmp_path: Path, transport: StateTransport, reader: StateTransport
 ) -> None:
     small = await transport.set("key", {"w": torch.ones(4)}, version=1)
@@ -193,8 +206,10 @@ async def test_a_set_that_outgrows_its_arena_and_is_cancelled_leaves_one_file_la
         await setting
     assert (await reader.get(small))["w"].tolist() == [1, 1, 1, 1]
     handle = await transport.set("key", {"w": torch.ones(LARGE)}, version=3)
-    assert files(tmp_path) == [handle.location]
-    assert transport.statistics().arena_bytes == (tmp_path / handle.location).stat().st_size
+    assert sorted(files(tmp_path)) == sorted([block_of(small), block_of(handle)])
+    size_bytes = sum((tmp_path / name).stat().st_size for name in files(tmp_path))
+    assert transport.statistics().arena_bytes == size_bytes
+    assert (await reader.get(small))["w"].tolist() == [1, 1, 1, 1]
 
 
 async def test_deadlines_end_transfers(transport: StateTransport, reader: StateTransport) -> None:
@@ -215,9 +230,11 @@ async def test_concurrent_sets_of_one_key_take_turns(
     handles = await asyncio.gather(
         *(transport.set("key", state, version=version) for version, state in enumerate(states))
     )
-    assert sorted((handle.slot, handle.generation) for handle in handles) == [
-        (slot, generation) for slot in (0, 1) for generation in (2, 4, 6)
-    ]
+    sources = [handle.source("shm") for handle in handles]
+    written = sorted((s.block, s.generation) for s in sources if isinstance(s, ShmSource))
+    blocks = sorted({block for block, _ in written})
+    assert written == [(block, generation) for block in blocks for generation in (2, 4, 6)]
+    assert len(blocks) == 2
     for version in (4, 5):
         assert (await reader.get(handles[version]))["w"].eq(version).all()
 
@@ -227,7 +244,7 @@ async def test_closing_ends_transfers_under_way(tmp_path: Path) -> None:
     async with transport:
         setting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=0))
         waiting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=1))
-        await until(lambda: being_written(tmp_path, slot=0))
+        await until(lambda: being_written(tmp_path))
     for task in (setting, waiting):
         with pytest.raises(TransportClosed):
             await task
@@ -252,7 +269,7 @@ async def test_statistics_count(transport: StateTransport) -> None:
     assert (shm.sets, shm.gets, shm.set_bytes, shm.get_bytes) == (1, 1, 40, 40)
     assert shm.set_s > 0 and shm.get_s > 0
     assert (counts.running, counts.arena_bytes) == (0, 3 * 4096)
-    await transport.set("key", {"w": torch.ones(5)}, version=1, to=transport.place)
+    await transport.set("key", {"w": torch.ones(5)}, version=1, offer=["local"])
     assert (shm.sets, transport.statistics().by_path["local"].set_bytes) == (1, 20), "a snapshot"
     numbers = transport.statistics().numbers()
     assert all(type(value) in (int, float) for value in numbers.values())

@@ -6,6 +6,8 @@ import pytest
 from flexmarl.transport.errors import TransportClosed
 from flexmarl.transport.workers import INLINE_BYTES, CopyWorkers
 
+from ..patience import PATIENCE_S
+
 
 async def test_small_work_runs_here_and_large_work_in_a_thread() -> None:
     workers = CopyWorkers()
@@ -58,3 +60,37 @@ async def test_closed_workers_refuse() -> None:
     await workers.close()
     with pytest.raises(TransportClosed):
         await workers.run(1, lambda stop: None)
+
+
+async def test_shared_work_is_done_once_each_by_several_threads() -> None:
+    workers = CopyWorkers()
+    done, threads = [], set()
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def do(number: int) -> None:
+        if number < 2 and workers._helpers:
+            both.wait()  # two calls run at the same time
+        threads.add(threading.get_ident())
+        done.append(number)
+
+    await workers.run(1 << 30, lambda stop: workers.share(100, do))
+    assert sorted(done) == list(range(100))
+    assert len(threads) >= min(2, workers._helpers + 1)
+    await workers.close()
+
+
+async def test_the_first_error_of_shared_work_is_raised_after_the_last_call_has_ended() -> None:
+    workers = CopyWorkers()
+    running: list[int] = []
+    ended: list[int] = []
+
+    def do(number: int) -> None:
+        running.append(number)
+        if number == 3:
+            raise ValueError("three")
+        ended.append(number)
+
+    with pytest.raises(ValueError, match="three"):
+        await workers.run(1 << 30, lambda stop: workers.share(10_000, do))
+    assert sorted(running) == sorted([*ended, 3]) and len(ended) < 9_999
+    await workers.close()

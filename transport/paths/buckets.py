@@ -1,19 +1,23 @@
-"""Buckets (the tensors of a state in one block of bytes): layout, views, check of a destination, copy with a digest."""
+"""Buckets (the tensors of a state in one block of bytes): layout, views, check of a destination, copies with digests.
 
+A copy is divided into parts, for several threads. A part is one chunk of the bucket as a rule: small enough that its
+digest is computed while the bytes are in the cache, large enough that a switch of threads costs little beside it.
+"""
+
+import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
+from ..arena import Share
+from ..block import CHUNK_BYTES
 from ..errors import StateMismatch, TransportClosed
 from ..handle import ALIGNMENT, TensorSpec
 from .kinds import kind_of, torch_kind
 from .tensor_kind import TensorKind
-
-# A copy can be stopped between two pieces; a piece takes about a millisecond.
-PIECE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,59 +92,135 @@ def destinations(
     return kind, [into[spec.name] for spec in specs]
 
 
-def copy(
-    kind: TensorKind[Any],
-    targets: Sequence[Any],
-    sources: Sequence[Any],
-    stop: threading.Event,
-    bucket: "Bucket | None" = None,
-) -> None:
-    """Copies every source to its target, all of ``kind``, on any device and with any strides.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes ``start`` to ``end`` of a bucket, whole chunks, and the tensors in them.
 
-    The digest of ``bucket`` is computed along with the copy, while its bytes are in the cache. Raises TransportClosed
-    soon after ``stop`` is set.
+    ``cuts``: the index of a tensor, and the bytes of it that are in this part.
     """
-    with kind.writing():
-        for index, (target, source) in enumerate(zip(targets, sources, strict=True)):
-            for end, part, origin in _pieces(kind, target, source):
-                if stop.is_set():
-                    raise TransportClosed
-                kind.write(part, origin)
-                if bucket is not None:
-                    bucket.reached(index, end)
+
+    start: int
+    end: int
+    cuts: tuple[tuple[int, int, int], ...]
 
 
-def _pieces(kind: TensorKind[Any], target: Any, source: Any) -> Iterator[tuple[int, Any, Any]]:
-    """Pairs of parts of about PIECE_BYTES, each with the offset of its end; one pair if either tensor is strided."""
-    size = kind.size_bytes(target)
-    if size <= PIECE_BYTES or not (kind.is_contiguous(target) and kind.is_contiguous(source)):
-        yield size, target, source
-        return
-    parts = zip(kind.split(target, PIECE_BYTES), kind.split(source, PIECE_BYTES), strict=True)
-    end = 0
-    for part, origin in parts:
-        end += kind.size_bytes(part)
-        yield end, part, origin
+def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes: int) -> list[Part]:
+    """The parts of a bucket of ``size_bytes`` that have the tensors of ``specs``, in the order of their offsets.
+
+    Each part has one chunk, or more if a tensor that is not ``divisible`` (strided) covers them. Chunks without a
+    tensor are in no part.
+    """
+    parts: list[Part] = []
+    cuts: list[tuple[int, int, int]] = []
+    start = last = 0
+
+    def close(end: int) -> None:
+        nonlocal start
+        if cuts:
+            parts.append(Part(start, min(end, size_bytes), tuple(cuts)))
+            cuts.clear()
+        start = end
+
+    for index, spec in enumerate(specs):
+        begin, end = spec.offset, spec.offset + spec.size_bytes
+        if begin == end:
+            continue
+        if begin >= (reached := -(-last // CHUNK_BYTES) * CHUNK_BYTES):
+            close(reached)
+            start = begin // CHUNK_BYTES * CHUNK_BYTES
+        while divisible[index] and (limit := (begin // CHUNK_BYTES + 1) * CHUNK_BYTES) <= end:
+            cuts.append((index, begin - spec.offset, limit - spec.offset))
+            close(limit)
+            begin = limit
+        if begin < end:
+            cuts.append((index, begin - spec.offset, end - spec.offset))
+        last = end
+    close(-(-last // CHUNK_BYTES) * CHUNK_BYTES)
+    return parts
 
 
-class Bucket:
-    """The bytes of a bucket and the xxh3_64 of those copied so far."""
+class Copying:
+    """A copy of tensors, all of ``kind``, on any device and with any strides, in parts that may run in any order."""
 
-    def __init__(self, memory: memoryview, specs: Sequence[TensorSpec]) -> None:
-        self._memory = memory
-        self._specs = specs
-        self._hasher = xxhash.xxh3_64()
-        self._passed = 0
+    def __init__(
+        self,
+        kind: TensorKind[Any],
+        targets: Sequence[Any],
+        sources: Sequence[Any],
+        specs: Sequence[TensorSpec],
+        size_bytes: int,
+    ) -> None:
+        self._kind = kind
+        self._pairs = list(zip(targets, sources, strict=True))
+        addresses = [(kind.address(target), kind.address(source)) for target, source in self._pairs]
+        self._addresses = [
+            None if target is None or source is None else (target, source) for target, source in addresses
+        ]
+        self.parts = parts_of(specs, [pair is not None for pair in self._addresses], size_bytes)
 
-    def reached(self, index: int, end: int) -> None:
-        """Notes that ``end`` bytes of tensor ``index`` are copied, and all tensors before it."""
-        end += self._specs[index].offset
-        if end - self._passed >= PIECE_BYTES:
-            self._hasher.update(self._memory[self._passed : end])
-            self._passed = end
+    def copy(self, part: Part) -> None:
+        for index, begin, end in part.cuts:
+            addresses = self._addresses[index]
+            if addresses is None:
+                self._kind.write(*self._pairs[index])
+            else:  # faster than the libraries' own copies, and without the GIL
+                ctypes.memmove(addresses[0] + begin, addresses[1] + begin, end - begin)
 
-    def digest(self) -> int:
-        """The digest of the whole bucket, the gaps between tensors included."""
-        self._hasher.update(self._memory[self._passed :])
-        self._passed = len(self._memory)
-        return self._hasher.intdigest()
+
+def chunks(part: Part) -> Iterator[tuple[int, int, int]]:
+    """Number, first byte and end of each chunk of ``part``."""
+    for start in range(part.start, part.end, CHUNK_BYTES):
+        yield start // CHUNK_BYTES, start, min(start + CHUNK_BYTES, part.end)
+
+
+def put(copying: Copying, bucket: memoryview, table: memoryview, share: Share, stop: threading.Event) -> int:
+    """Copies into ``bucket``, and the digests of its chunks into ``table``, while they are in the cache.
+
+    Returns the digest of the whole. Raises TransportClosed soon after ``stop`` is set.
+    """
+    parts = copying.parts
+
+    def one(index: int) -> None:
+        if stop.is_set():
+            raise TransportClosed
+        part = parts[index]
+        copying.copy(part)
+        for number, start, end in chunks(part):
+            table[number] = xxhash.xxh3_64_intdigest(bucket[start:end])
+
+    share(len(parts), one)
+    return table_digest(table, len(bucket))
+
+
+def fetch(
+    copying: Copying, bucket: memoryview, table: memoryview, share: Share, stop: threading.Event
+) -> None:
+    """Copies out of ``bucket``. Raises WrongDigest if a chunk has another digest than in ``table``, and
+    TransportClosed soon after ``stop`` is set."""
+    parts = copying.parts
+
+    def one(index: int) -> None:
+        if stop.is_set():
+            raise TransportClosed
+        part = parts[index]
+        for number, start, end in chunks(part):
+            found = xxhash.xxh3_64_intdigest(bucket[start:end])
+            if found != table[number]:
+                raise WrongDigest(table[number], found)
+        copying.copy(part)
+
+    share(len(parts), one)
+
+
+class WrongDigest(Exception):
+    """Bytes have the digest ``found`` instead of ``expected``."""
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(f"digest {found:#x} instead of {expected:#x}")
+        self.expected = expected
+        self.found = found
+
+
+def table_digest(table: memoryview, size_bytes: int) -> int:
+    """The digest of a bucket of ``size_bytes``, by those of its chunks."""
+    return xxhash.xxh3_64_intdigest(table[: -(-size_bytes // CHUNK_BYTES)])

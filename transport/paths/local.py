@@ -5,16 +5,19 @@ updates weights in place, sets by ``shm`` even for a reader in its own process.
 """
 
 import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import StaleHandle, TransportClosed
-from ..handle import StateHandle
+from ..handle import LocalSource, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
-from .tensor_kind import Tensors
+from .kinds import kind_of
+from .tensor_kind import TensorKind, Tensors
+from .transfer_path import Offered, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,8 @@ class _Entry:
 
 
 class LocalPath:
-    """Keeps the two newest versions of every key, as arenas do: a handle is stale on every path at the same time."""
+    """Keeps the two newest versions of every key, as shared memory does: a handle is stale on every path at the same
+    time."""
 
     def __init__(self, place: Place, workers: CopyWorkers) -> None:
         self._place = place
@@ -35,7 +39,7 @@ class LocalPath:
         self._generation = 0
         self._closed = False
 
-    async def put(self, key: str, tensors: Tensors, *, version: int) -> StateHandle:
+    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
         if self._closed:
             raise TransportClosed
         layout = self._layouts.get(key)
@@ -44,35 +48,55 @@ class LocalPath:
         self._generation += 1
         entry = _Entry(self._generation, version, dict(tensors))
         self._entries[key] = [*self._entries.get(key, [])[-1:], entry]
-        return StateHandle(
-            key=key,
-            version=version,
-            path="local",
-            host=self._place.host,
-            process=self._place.process,
-            location="",
-            slot=0,
-            generation=entry.generation,
-            size_bytes=layout.size_bytes,
-            digest=None,
-            tensors=layout.specs,
-        )
+        source = LocalSource("local", self._place.host, self._place.process, entry.generation)
+        return Offered(source, layout.specs, layout.size_bytes, None)
 
-    async def fetch(self, handle: StateHandle, into: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def fetch(self, wanted: Wanted[LocalSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
         if self._closed:
             raise TransportClosed
+        handle = wanted.handle
         entries = self._entries.get(handle.key, [])
-        entry = next((entry for entry in entries if entry.generation == handle.generation), None)
+        entry = next((one for one in entries if one.generation == wanted.source.generation), None)
         if entry is None:
             raise StaleHandle(handle.key, handle.version, entries[-1].version if entries else None)
+        there = entry.tensors
+        given = kind_of(there.values())
+        whole = {spec.name: spec.shape for spec in handle.tensors}
+        tensors = {
+            spec.name: there[spec.name]
+            if spec.shape == whole[spec.name]
+            else _rows(given, there[spec.name], spec, handle.tensors)
+            for spec in wanted.tensors
+        }
         if into is None:
-            return dict(entry.tensors)
-        kind, targets = buckets.destinations(handle.key, handle.tensors, into)
-        sources = [kind.own(entry.tensors[spec.name]) for spec in handle.tensors]
-        await self._workers.run(handle.size_bytes, functools.partial(buckets.copy, kind, targets, sources))
+            return tensors
+        kind, targets = buckets.destinations(handle.key, wanted.tensors, into)
+        sources = [kind.own(tensor) for tensor in tensors.values()]
+        copying = buckets.Copying(kind, targets, sources, wanted.tensors, handle.size_bytes)
+        await self._workers.run(wanted.size_bytes, functools.partial(self._copy, copying))
         return dict(into)
+
+    def _copy(self, copying: buckets.Copying, stop: threading.Event) -> None:
+        def one(index: int) -> None:
+            if stop.is_set():
+                raise TransportClosed
+            copying.copy(copying.parts[index])
+
+        self._workers.share(len(copying.parts), one)
+
+    async def drop(self, key: str) -> None:
+        self._entries.pop(key, None)
+        self._layouts.pop(key, None)
 
     async def close(self) -> None:
         self._closed = True
         self._entries.clear()
         self._layouts.clear()
+
+
+def _rows(kind: TensorKind[Any], tensor: Any, part: TensorSpec, specs: tuple[TensorSpec, ...]) -> Any:
+    """The rows of ``tensor`` that ``part`` has, a view."""
+    whole = next(spec for spec in specs if spec.name == part.name)
+    row_bytes = whole.size_bytes // whole.shape[0]
+    start = (part.offset - whole.offset) // row_bytes if row_bytes else 0
+    return kind.rows(tensor, start, start + part.shape[0])

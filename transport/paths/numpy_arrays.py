@@ -1,7 +1,5 @@
 """NumPy's arrays in buckets."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -41,19 +39,15 @@ class NumpyArrays:
     def own(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def writing(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
     def write(self, target: Array, source: Array) -> None:
         np.copyto(target, source)
 
-    def is_contiguous(self, tensor: Array) -> bool:
-        return tensor.flags.c_contiguous
+    def address(self, tensor: Array) -> int | None:
+        address: int = tensor.__array_interface__["data"][0]
+        return address if tensor.flags.c_contiguous else None
 
-    def split(self, tensor: Array, size_bytes: int) -> Sequence[Array]:
-        count = size_bytes // tensor.itemsize
-        flat = tensor.reshape(-1)
-        return [flat[start : start + count] for start in range(0, flat.size, count)]
+    def rows(self, tensor: Array, start: int, stop: int) -> Array:
+        return tensor[start:stop]
 
 
 KIND: Final[TensorKind[Array]] = NumpyArrays()

@@ -1,99 +1,94 @@
-"""Between processes of one host: a memory-mapped arena per key (``arena.py`` has the rules of reading).
+"""Between processes of one host: memory-mapped blocks (``block.py`` has the rules of reading).
 
-The writer copies its tensors into one slot, the reader copies them into its own tensors; neither waits for the other.
-Tensors may be on any device: the slot stages them.
+The writer copies its tensors into a block, the reader copies them into its own tensors; neither waits for the other.
+A reader may also use the memory in place: then the writer takes another block for the next version.
+Tensors may be on any device: the block stages them.
 """
 
 import asyncio
 import functools
-import re
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import lent_files
-from ..arena import Arena
-from ..errors import ArenaSpace, CorruptState, ForeignHandle, StaleHandle, TransportClosed
-from ..handle import LentMemory, StateHandle, TensorSpec
+from ..arena import Arena, populate
+from ..block import Block, file_bytes
+from ..errors import (
+    ArenaSpace,
+    CorruptState,
+    ForeignHandle,
+    MemoryInUse,
+    StaleHandle,
+    TransportClosed,
+)
+from ..handle import LentMemory, ShmSource, StateHandle, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
+from .kinds import torch_kind
 from .tensor_kind import T, TensorKind, Tensors
+from .transfer_path import Offered, Wanted
 
 
 class _Mapped:
-    """An arena with tensors as views of its bytes. The views are made once per slot and layout."""
+    """A block with tensors as views of its bytes. The views are made once per layout."""
 
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self._views: dict[int, tuple[TensorKind[Any], Sequence[TensorSpec], list[Any]]] = {}
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._views: tuple[TensorKind[Any], Sequence[TensorSpec], list[Any]] | None = None
 
-    def views(self, kind: TensorKind[T], slot: int, specs: Sequence[TensorSpec]) -> list[T]:
-        known = self._views.get(slot)
+    def views(self, kind: TensorKind[T], specs: Sequence[TensorSpec]) -> list[T]:
+        known = self._views
         if known is None or known[0] is not kind or (known[1] is not specs and known[1] != specs):
-            flat = kind.flat(self.arena.memory)
-            known = kind, specs, buckets.bucket_views(kind, flat, self.arena.offset(slot), specs)
-            self._views[slot] = known
+            flat = kind.flat(self.block.memory)
+            known = self._views = kind, specs, buckets.bucket_views(kind, flat, Block.START, specs)
         return known[2]
-
-    def bucket(self, slot: int, specs: Sequence[TensorSpec], size_bytes: int) -> buckets.Bucket:
-        start = self.arena.offset(slot)
-        return buckets.Bucket(memoryview(self.arena.memory)[start : start + size_bytes], specs)
 
 
 class _Written:
-    """The arenas of one key that this process sets."""
+    """The blocks of one key that this process sets. ``published``: of the two newest versions, the older one first;
+    ``free``: neither written nor to be read."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.layout: buckets.Layout | None = None
-        self.arenas: list[_Mapped] = []  # the last is in use; the others are too small now
-        self.arenas_made = 0
-        self.slot = 0
+        self.published: list[_Mapped] = []
+        self.free: list[_Mapped] = []
 
 
 class ShmPath:
-    """Arenas in ``runtime_dir``, the run's directory on tmpfs.
+    """Blocks in ``directory``, the run's directory on tmpfs.
 
-    ``close`` removes the files of this process; those of a killed process stay until the directory is removed. The
-    arena of a key is made at its first ``put``, and a larger one when a bucket does not fit any more.
+    ``close`` removes the files of this process; those of a killed process are removed by the next one that opens its
+    transport in the directory.
     """
 
-    def __init__(self, place: Place, directory: Path, workers: CopyWorkers) -> None:
+    def __init__(self, place: Place, directory: Path, arena: Arena, workers: CopyWorkers) -> None:
         self._place = place
         self._directory = directory
+        self._arena = arena
         self._workers = workers
         self._written: dict[str, _Written] = {}
         self._mapped: dict[str, _Mapped] = {}
-        self._lent: dict[str, Arena] = {}
-        self._arenas_lent = 0
+        self._lent: dict[str, Block] = {}
         self._closed = False
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of the arenas that this process has made and not removed."""
-        written = (mapped.arena for written in self._written.values() for mapped in written.arenas)
-        return sum(len(arena.memory) for arena in (*written, *self._lent.values()))
 
     # ----------------------------------------------------------------------- writing
 
-    async def put(self, key: str, tensors: Tensors, *, version: int) -> StateHandle:
-        written = self._written.get(key)
-        if written is None:
-            written = self._written[key] = _Written(len(self._written))
+    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
+        written = self._written.setdefault(key, _Written())
         async with written.lock:
             if self._closed:
                 raise TransportClosed
             layout = written.layout
             if layout is None or not layout.fits(tensors):
                 layout = written.layout = buckets.Layout.of(tensors)
-            work = functools.partial(self._write, key, written, layout, list(tensors.values()), version)
+            work = functools.partial(self._write_next, key, written, layout, list(tensors.values()), version)
             return await self._workers.run(layout.size_bytes, work)
 
-    def _write(
+    def _write_next(
         self,
         key: str,
         written: _Written,
@@ -101,177 +96,240 @@ class ShmPath:
         sources: list[Any],
         version: int,
         stop: threading.Event,
-    ) -> StateHandle:
-        if not written.arenas or written.arenas[-1].arena.slot_bytes < layout.size_bytes:
-            self._add_arena(key, written, layout.size_bytes)
-        slot = written.slot
-        handle = self._fill(
-            written.arenas[-1], slot, self._place.process, key, layout, sources, version, stop
-        )
-        # Only now: after an unfinished write the next one takes the same slot, and readers keep the other slot.
-        written.slot = 1 - slot
-        for outgrown in written.arenas[:-1]:
-            del self._mapped[outgrown.arena.name]
-            outgrown.arena.unlink()
-        del written.arenas[:-1]
-        return handle
+    ) -> Offered:
+        mapped = self._begun(key, written, layout.size_bytes, version)
+        try:
+            offered = self._write(mapped, layout, sources, self._place.process, stop)
+        except BaseException:
+            written.free.insert(0, mapped)
+            raise
+        written.published.append(mapped)
+        for outdated in (*written.published[:-2], *written.free):
+            self._give_back(outdated.block)
+        del written.published[:-2]
+        written.free.clear()
+        return offered
 
-    def _fill(
+    def _begun(self, key: str, written: _Written, size_bytes: int, version: int) -> _Mapped:
+        """A block of the key, in none of its lists, that is marked as being written."""
+        # Readers keep the newest version while the next one is written.
+        for candidates in (written.free, written.published[:-1]):
+            for mapped in candidates:
+                if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):
+                    (written.free if candidates is written.free else written.published).remove(mapped)
+                    return mapped
+        while True:
+            try:
+                block = self._arena.take(size_bytes, key)
+            except ArenaSpace as full:
+                raise ArenaSpace(full.needed_bytes, full.free_bytes, full.directory, key) from full
+            if block.begin(version, size_bytes):
+                mapped = self._mapped[block.name] = _Mapped(block)
+                return mapped
+            self._arena.give_back(block)  # a reader has begun to use it meanwhile
+
+    def _write(
+        self, mapped: _Mapped, layout: buckets.Layout, sources: list[Any], owner: str, stop: threading.Event
+    ) -> Offered:
+        """Writes the bucket of a block that was begun, and publishes it."""
+        block = mapped.block
+        try:
+            bucket = block.bucket[: layout.size_bytes]
+            views = mapped.views(layout.kind, layout.specs)
+            copying = buckets.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
+            digest = buckets.put(copying, bucket, block.table, self._workers.share, stop)
+        except BaseException:
+            block.end()
+            raise
+        source = ShmSource("shm", self._place.host, owner, block.name, block.commit())
+        return Offered(source, layout.specs, layout.size_bytes, digest)
+
+    def _give_back(self, block: Block) -> None:
+        self._mapped.pop(block.name, None)
+        self._arena.give_back(block)
+
+    async def drop(self, key: str) -> None:
+        written = self._written.get(key)
+        if written is None:
+            return
+        async with written.lock:
+            for mapped in (*written.published, *written.free):
+                self._give_back(mapped.block)
+            self._written.pop(key, None)
+
+    # ----------------------------------------------------------------------- lent memory
+
+    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
+        """See ``StateTransport.lend``. The memory is reserved by a thread: that takes a while."""
+
+        def work(stop: threading.Event) -> list[Block]:
+            blocks = self._taken(self._arena.take, key, [size_bytes] * 2)
+            for block in blocks:
+                populate(block, self._workers.share)
+            return blocks
+
+        return self._now_lent(await self._workers.run(file_bytes(size_bytes), work))
+
+    def _taken(self, take: Callable[[int, str], Block], key: str, sizes: Sequence[int]) -> list[Block]:
+        blocks: list[Block] = []
+        try:
+            blocks.extend(take(size_bytes, f"lent-{key}") for size_bytes in sizes)
+        except BaseException:
+            for block in blocks:
+                self._arena.give_back(block)
+            raise
+        return blocks
+
+    def _now_lent(self, blocks: Sequence[Block]) -> tuple[LentMemory, LentMemory]:
+        for block in blocks:
+            self._lent[block.name] = block
+            self._mapped[block.name] = _Mapped(block)
+        first, second = (LentMemory(self._place.process, block.name, block.capacity) for block in blocks)
+        return first, second
+
+    def take_back(self, pair: Sequence[LentMemory]) -> None:
+        """Processes that have mapped it keep its memory until they forget it."""
+        for lent in pair:
+            if block := self._lent.pop(lent.block, None):
+                self._give_back(block)
+
+    async def store_away(self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path) -> None:
+        """See ``StateTransport.store_away``."""
+        blocks = [self._lent[lent.block] for lent in used]
+        size_bytes = sum(len(block.memory) for block in blocks)
+        await self._workers.run(size_bytes, lambda stop: lent_files.write(blocks, file, stop))
+        self.take_back(pair)
+
+    async def bring_back(
+        self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path
+    ) -> tuple[LentMemory, LentMemory]:
+        """See ``StateTransport.bring_back``."""
+
+        def work(stop: threading.Event) -> list[Block]:
+            blocks = self._taken(self._arena.make, file.stem, [lent.size_bytes for lent in pair])
+            again = [block for block, lent in zip(blocks, pair, strict=True) if lent in used]
+            try:
+                lent_files.read(file, again, stop)
+            except BaseException:
+                for block in blocks:
+                    self._arena.give_back(block)
+                raise
+            file.unlink()
+            return blocks
+
+        size_bytes = sum(lent.size_bytes for lent in pair)
+        return self._now_lent(await self._workers.run(size_bytes, work))
+
+    async def offer_in(self, lent: LentMemory, key: str, tensors: Tensors, *, version: int) -> Offered:
+        """As ``offer``, in memory of this process or of another one of this host."""
+        if self._closed:
+            raise TransportClosed
+        layout = buckets.Layout.of(tensors)
+        if layout.size_bytes > lent.size_bytes:
+            raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
+        work = functools.partial(self._write_lent, lent, key, layout, list(tensors.values()), version)
+        return await self._workers.run(layout.size_bytes, work)
+
+    def _write_lent(
         self,
-        mapped: _Mapped,
-        slot: int,
-        process: str,
+        lent: LentMemory,
         key: str,
         layout: buckets.Layout,
         sources: list[Any],
         version: int,
         stop: threading.Event,
-    ) -> StateHandle:
-        """Writes ``slot`` of an arena that ``process`` owns."""
-        arena = mapped.arena
-        arena.begin(slot, version)
-        bucket = mapped.bucket(slot, layout.specs, layout.size_bytes)
-        buckets.copy(layout.kind, mapped.views(layout.kind, slot, layout.specs), sources, stop, bucket)
-        digest = bucket.digest()
-        generation = arena.commit(slot)
-        return StateHandle(
-            key=key,
-            version=version,
-            path="shm",
-            host=self._place.host,
-            process=process,
-            location=arena.name,
-            slot=slot,
-            generation=generation,
-            size_bytes=layout.size_bytes,
-            digest=digest,
-            tensors=layout.specs,
-        )
-
-    def _add_arena(self, key: str, written: _Written, size_bytes: int) -> None:
-        # The key makes the name readable; process, number and count make it unique.
-        name = f"{self._place.process}-{written.number}-{_readable(key)}-{written.arenas_made}.arena"
-        mapped = _Mapped(Arena.create(self._directory, name, size_bytes))
-        written.arenas_made += 1
-        written.arenas.append(mapped)
-        self._mapped[name] = mapped
-
-    # ----------------------------------------------------------------------- lending
-
-    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
-        """Makes an arena for other processes to fill. Its memory is reserved by a thread: that takes a while."""
-        self._arenas_lent += 1
-        name = f"{self._place.process}-lent-{_readable(key)}-{self._arenas_lent}.arena"
-        arena = await self._workers.run(size_bytes, lambda _: Arena.create(self._directory, name, size_bytes))
-        return self._now_lent(arena)
-
-    def _now_lent(self, arena: Arena) -> tuple[LentMemory, LentMemory]:
-        self._lent[arena.name] = arena
-        first = LentMemory(self._place.process, arena.name, 0, arena.slot_bytes)
-        return first, replace(first, slot=1)
-
-    async def store_away(self, lent: LentMemory, slots: Sequence[int], file: Path) -> None:
-        """See ``StateTransport.store_away``."""
-        arena = self._lent[lent.location]
-        await self._workers.run(len(arena.memory), lambda stop: lent_files.write(arena, slots, file, stop))
-        self.take_back(lent.location)
-
-    async def bring_back(
-        self, lent: LentMemory, slots: Sequence[int], file: Path
-    ) -> tuple[LentMemory, LentMemory]:
-        """See ``StateTransport.bring_back``."""
-        self._arenas_lent += 1
-        name = f"{self._place.process}-lent-{_readable(file.stem)}-{self._arenas_lent}.arena"
-
-        def work(stop: threading.Event) -> Arena:
-            arena = Arena.create(self._directory, name, lent.size_bytes)
-            try:
-                lent_files.read(file, slots, arena, stop)
-            except BaseException:
-                arena.unlink()
-                raise
-            file.unlink()
-            return arena
-
-        return self._now_lent(await self._workers.run(2 * lent.size_bytes, work))
-
-    def take_back(self, location: str) -> None:
-        """Removes an arena that was lent. Processes that have mapped it keep its memory until they forget it."""
-        self._lent.pop(location).unlink()
-
-    async def put_lent(self, key: str, tensors: Tensors, lent: LentMemory, *, version: int) -> StateHandle:
-        """As ``put``, into memory of another process. Raises ArenaSpace if it is too small."""
-        layout = buckets.Layout.of(tensors)
-        if layout.size_bytes > lent.size_bytes:
-            raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.location}")
-
-        def work(stop: threading.Event) -> StateHandle:
-            mapped = self._mapped_at(lent.location)
-            if mapped.arena.slot_bytes != lent.size_bytes:
-                raise ForeignHandle(lent.location, str(self._directory), "it is not as large as it was lent")
-            sources = list(tensors.values())
-            return self._fill(mapped, lent.slot, lent.process, key, layout, sources, version, stop)
-
-        return await self._workers.run(layout.size_bytes, work)
+    ) -> Offered:
+        mapped = self._map(lent.block, key, version)
+        if not mapped.block.is_writable:
+            block = Block.open(self._directory, lent.block, writable=True)
+            populate(block, self._workers.share)
+            mapped = self._mapped[lent.block] = _Mapped(block)
+        if mapped.block.capacity != lent.size_bytes:
+            raise ForeignHandle(lent.block, str(self._directory), "it is not as large as it was lent")
+        if not mapped.block.begin(version, layout.size_bytes):
+            raise MemoryInUse(key, version, lent.block)
+        return self._write(mapped, layout, sources, lent.process, stop)
 
     # ----------------------------------------------------------------------- reading
 
-    async def fetch(self, handle: StateHandle, into: Mapping[str, Any] | None) -> dict[str, Any]:
-        return await self._workers.run(handle.size_bytes, functools.partial(self._read, handle, into))
+    async def fetch(self, wanted: Wanted[ShmSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        work = functools.partial(self._read, wanted, into)
+        return await self._workers.run(wanted.size_bytes, work)
 
     def _read(
-        self, handle: StateHandle, into: Mapping[str, Any] | None, stop: threading.Event
+        self, wanted: Wanted[ShmSource], into: Mapping[str, Any] | None, stop: threading.Event
     ) -> dict[str, Any]:
-        mapped = self._map(handle)
-        arena, slot = mapped.arena, handle.slot
-        if handle.size_bytes > arena.slot_bytes:
-            reason = f"a bucket of {handle.size_bytes} bytes can't be in a slot of {arena.slot_bytes}"
-            raise ForeignHandle(handle.location, str(self._directory), reason)
-        kind, targets = buckets.destinations(handle.key, handle.tensors, into)
-        self._check_generation(arena, handle)
-        bucket = mapped.bucket(slot, handle.tensors, handle.size_bytes)
-        buckets.copy(kind, targets, mapped.views(kind, slot, handle.tensors), stop, bucket)
-        digest = bucket.digest()
-        self._check_generation(arena, handle)
-        if digest != handle.digest:
-            raise CorruptState(handle.key, handle.version, handle.digest, digest)
-        return {spec.name: target for spec, target in zip(handle.tensors, targets, strict=True)}
-
-    def _check_generation(self, arena: Arena, handle: StateHandle) -> None:
-        if arena.generation(handle.slot) != handle.generation:
-            raise StaleHandle(handle.key, handle.version, arena.version(handle.slot))
-
-    def _map(self, handle: StateHandle) -> _Mapped:
+        handle, source, specs = wanted.handle, wanted.source, wanted.tensors
+        mapped = self._map(source.block, handle.key, handle.version)
+        block = mapped.block
+        _check_size(block, handle)
+        kind, targets = buckets.destinations(handle.key, specs, into)
+        _check_generation(block, handle, source)
+        bucket, table = block.bucket[: handle.size_bytes], block.table
+        views = mapped.views(kind, specs) if wanted.is_whole else _Mapped(block).views(kind, specs)
+        copying = buckets.Copying(kind, targets, views, specs, handle.size_bytes)
+        found = buckets.table_digest(table, handle.size_bytes)
         try:
-            return self._mapped_at(handle.location)
+            if found != handle.digest:
+                raise buckets.WrongDigest(handle.digest or 0, found)
+            buckets.fetch(copying, bucket, table, self._workers.share, stop)
+        except buckets.WrongDigest as wrong:
+            _check_generation(block, handle, source)
+            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.found) from wrong
+        _check_generation(block, handle, source)
+        return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
+
+    async def view(self, wanted: Wanted[ShmSource]) -> dict[str, Any]:
+        """The tensors in place: views of the shared memory, which stays as it is as long as one of them exists.
+
+        The digests of the chunks are checked, the bytes are not: that would read them all.
+        """
+        handle, source = wanted.handle, wanted.source
+        try:
+            block = Block.open_in_use(self._directory, source.block)
         except FileNotFoundError as error:
             raise StaleHandle(handle.key, handle.version, None) from error
+        if block is None:  # the next version but one is being written
+            raise StaleHandle(
+                handle.key, handle.version, self._map(source.block, handle.key, 0).block.version
+            )
+        _check_size(block, handle)
+        _check_generation(block, handle, source)
+        found = buckets.table_digest(block.table, handle.size_bytes)
+        if found != handle.digest:
+            raise CorruptState(handle.key, handle.version, handle.digest, found)
+        views = _Mapped(block).views(torch_kind(), wanted.tensors)
+        return {spec.name: view for spec, view in zip(wanted.tensors, views, strict=True)}
 
-    def _mapped_at(self, location: str) -> _Mapped:
-        """Raises FileNotFoundError, ForeignHandle."""
-        mapped = self._mapped.get(location)
+    def _map(self, name: str, key: str, version: int) -> _Mapped:
+        mapped = self._mapped.get(name)
         if mapped is not None:
             return mapped
-        mapped = _Mapped(Arena.open(self._directory, location))
-        # A new arena often replaces one that its owner has removed, and whose memory is freed with its last mapping.
-        for name in list(self._mapped):  # a list: other copy threads change the dict
-            if not (self._directory / name).exists():
-                self._mapped.pop(name, None)
-        self._mapped[location] = mapped
+        try:
+            mapped = _Mapped(Block.open(self._directory, name))
+        except FileNotFoundError as error:
+            raise StaleHandle(key, version, None) from error
+        # A new block often replaces one that its owner has removed, and whose memory is freed with its last mapping.
+        for other in list(self._mapped):  # a list: other copy threads change the dict
+            if not (self._directory / other).exists():
+                self._mapped.pop(other, None)
+        self._mapped[name] = mapped
         return mapped
 
     async def close(self) -> None:
         """To be called after the workers have ended."""
         self._closed = True
-        for written in self._written.values():
-            for mapped in written.arenas:
-                mapped.arena.unlink()
-            written.arenas.clear()
-        for arena in self._lent.values():
-            arena.unlink()
+        self._written.clear()
         self._lent.clear()
         self._mapped.clear()
 
 
-def _readable(key: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", key)[:48]
+def _check_size(block: Block, handle: StateHandle) -> None:
+    if handle.size_bytes > block.capacity:
+        reason = f"a bucket of {handle.size_bytes} bytes can't be in a block of {block.capacity}"
+        raise ForeignHandle(block.name, str(block.directory), reason)
+
+
+def _check_generation(block: Block, handle: StateHandle, source: ShmSource) -> None:
+    if block.generation != source.generation:
+        raise StaleHandle(handle.key, handle.version, block.version)

@@ -1,7 +1,6 @@
 """The interface of a library whose tensors can travel."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -51,18 +50,14 @@ class TensorKind(Protocol[T]):
         """A tensor of any kind, on the CPU unless it is of this kind, as one of this kind: not copied."""
         ...
 
-    def writing(self) -> AbstractContextManager[object]:
-        """The context in which tensors may be written."""
-        ...
-
     def write(self, target: T, source: T) -> None:
         """Copies all elements, on any device and with any strides."""
         ...
 
-    def is_contiguous(self, tensor: T) -> bool:
-        """True if the elements are one block, row-major."""
+    def address(self, tensor: T) -> int | None:
+        """The address of its elements, if they are one block of host memory, row-major."""
         ...
 
-    def split(self, tensor: T, size_bytes: int) -> Sequence[T]:
-        """A contiguous tensor in parts of about that size, each of one dimension."""
+    def rows(self, tensor: T, start: int, stop: int) -> T:
+        """A part of dimension 0: a view."""
         ...

@@ -1,7 +1,5 @@
 """PyTorch's tensors in buckets."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -41,18 +39,18 @@ class TorchTensors:
     def own(self, tensor: Any) -> Tensor:
         return torch.as_tensor(tensor)
 
-    def writing(self) -> AbstractContextManager[object]:
-        # Not no_grad: engines have weights that may only be written in inference mode; all others may be, too.
-        return torch.inference_mode()
-
     def write(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
+        # Not no_grad: engines have weights that may only be written in inference mode; all others may be, too.
+        with torch.inference_mode():
+            target.copy_(source)
 
-    def is_contiguous(self, tensor: Tensor) -> bool:
-        return tensor.is_contiguous()
+    def address(self, tensor: Tensor) -> int | None:
+        # The bytes of a conjugate or negative view are those of its base.
+        plain = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        return tensor.data_ptr() if plain else None
 
-    def split(self, tensor: Tensor, size_bytes: int) -> Sequence[Tensor]:
-        return torch.split(tensor.view(-1), size_bytes // tensor.element_size())
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        return tensor[start:stop]
 
 
 KIND: Final[TensorKind[Tensor]] = TorchTensors()

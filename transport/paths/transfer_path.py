@@ -1,34 +1,76 @@
 """The interface of every path."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from ..handle import StateHandle
+from ..handle import Source, StateHandle, TensorSpec
 from .tensor_kind import Tensors
 
+S = TypeVar("S", bound=Source)
 
-class TransferPath(Protocol):
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A state as one path offers it. ``digest``: see ``StateHandle``; None if the path copies nothing."""
+
+    source: Source
+    tensors: tuple[TensorSpec, ...]
+    size_bytes: int
+    digest: int | None
+
+
+def handle_of(key: str, version: int, offered: Sequence[Offered]) -> StateHandle:
+    """The handle of one state that is offered by several paths."""
+    first = offered[0]
+    digest = next((one.digest for one in offered if one.digest is not None), None)
+    sources = tuple(one.source for one in offered)
+    return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Generic[S]):
+    """What a Get asks a path for: ``tensors`` of ``handle`` (whole, or rows of them), from its ``source``."""
+
+    handle: StateHandle
+    source: S
+    tensors: Sequence[TensorSpec]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.tensors is self.handle.tensors
+
+    @property
+    def size_bytes(self) -> int:
+        return self.handle.size_bytes if self.is_whole else sum(spec.size_bytes for spec in self.tensors)
+
+
+class TransferPath(Protocol[S]):
     """One way for states to travel. ``StateTransport`` makes it, selects it, sets the deadlines and logs.
 
     The two newest versions of a key are readable, each whole; older ones are stale. A cancelled call raises only after
-    the last thread has stopped to read or write its tensors, and a cancelled ``put`` publishes nothing half written.
+    the last thread has stopped to read or write its tensors, and a cancelled ``offer`` publishes nothing half written.
     """
 
-    async def put(self, key: str, tensors: Tensors, *, version: int) -> StateHandle:
+    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
         """Publishes ``tensors`` (any shape, device or stride; dtypes of DTYPE_BYTES) as ``version``.
 
         Raises TypeError for a tensor that can't travel, ArenaSpace if there is too little memory, TransportClosed.
         """
         ...
 
-    async def fetch(self, handle: StateHandle, into: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Returns the tensors of ``handle``: ``into``, overwritten, or new ones.
+    async def fetch(self, wanted: Wanted[S], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Returns the tensors: ``into``, overwritten, or new ones.
 
         Raises StateMismatch before the first byte is written if ``into`` does not fit; StaleHandle, CorruptState,
         ForeignHandle, TransportClosed, after which the contents of ``into`` are undefined.
         """
         ...
 
+    async def drop(self, key: str) -> None:
+        """Frees the memory of a key. Its handles become stale."""
+        ...
+
     async def close(self) -> None:
-        """Frees the memory and files of ``put``."""
+        """Frees the memory and files of ``offer``."""
         ...

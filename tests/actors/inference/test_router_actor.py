@@ -64,7 +64,7 @@ class House:
         await self.router.api.join(await self.system.add(instance, name), SOLVER, 4)
 
     async def publish(self, version: int) -> list[Loaded]:
-        handle = StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ())
+        handle = StateHandle("a", version, 0, 0, (), ())
         return await self.router.within(HOUR_S).publish(Published(SOLVER, Version(version), handle))
 
 

@@ -165,7 +165,7 @@ class Trainer(Actor):
     @endpoint
     async def publish(self, policy: PolicyName) -> Published:
         version = self.versions[policy]
-        return Published(policy, version, StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ()))
+        return Published(policy, version, StateHandle("a", version, 0, 0, (), ()))
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:

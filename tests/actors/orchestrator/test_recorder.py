@@ -33,7 +33,7 @@ def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
 
 
 def stepped(version: int) -> PolicyStepped:
-    handle = StateHandle("a", version, "shm", "host", "process", "a", 0, 1, 0, 0, ())
+    handle = StateHandle("a", version, 0, 0, (), ())
     return PolicyStepped(
         Published(A, Version(version), handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, 2e-6, busy_s=0.25, publish_s=0.125
     )

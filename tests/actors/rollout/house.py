@@ -177,7 +177,7 @@ class House:
 
 async def serve(rollout: Rollout, policy: str, version: int) -> None:
     """Has all instances load it."""
-    handle = StateHandle("a", version, "shm", "h", "p", "a", 0, 1, 0, 0, ())
+    handle = StateHandle("a", version, 0, 0, (), ())
     published = Published(PolicyName(policy), Version(version), handle)
     await rollout._setup.router.within(PATIENCE_S).publish(published)
 

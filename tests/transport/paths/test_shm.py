@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from flexmarl.transport.arena import Arena
+from flexmarl.transport.block import Block
 from flexmarl.transport.errors import ArenaSpace, CorruptState, ForeignHandle, StaleHandle
+from flexmarl.transport.handle import ShmSource, StateHandle
 from flexmarl.transport.state import StateTransport
 
 
@@ -16,8 +17,14 @@ def files(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
+def source_of(handle: StateHandle) -> ShmSource:
+    source = handle.source("shm")
+    assert isinstance(source, ShmSource)
+    return source
+
+
 def mappings(directory: Path) -> int:
-    """Arenas of ``directory`` that this process has mapped."""
+    """Blocks of ``directory`` that this process has mapped."""
     return Path("/proc/self/maps").read_text().count(f"{directory}/")
 
 
@@ -25,24 +32,24 @@ def mappings(directory: Path) -> int:
 
 
 class Intruding(torch.Tensor):
-    """A destination that lets the writer begin the next version in the middle of being filled."""
+    """A destination that lets the writer begin the next version just before it is filled."""
 
     begin: Any = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.copy_:
+        if func is torch.Tensor.data_ptr:
             cls.begin()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
-async def test_a_slot_overwritten_while_it_is_copied_is_noticed(
+async def test_a_block_overwritten_while_it_is_copied_is_noticed(
     tmp_path: Path, transport: StateTransport, reader: StateTransport
 ) -> None:
     handle = await transport.set("key", {"w": torch.ones(8)}, version=4)
-    writer = Arena.open(tmp_path, handle.location)
-    Intruding.begin = lambda: writer.begin(handle.slot, 6)
+    writer = Block.open(tmp_path, source_of(handle).block, writable=True)
+    Intruding.begin = lambda: writer.begin(6, 32)
     into = {"w": torch.zeros(8).as_subclass(Intruding)}
     with pytest.raises(StaleHandle) as raised:
         await reader.get(handle, into=into)
@@ -55,12 +62,12 @@ async def test_a_changed_byte_is_corruption(
     tmp_path: Path, transport: StateTransport, reader: StateTransport, elements: int, where: int
 ) -> None:
     handle = await transport.set("key", {"a": torch.ones(3), "b": torch.ones(elements)}, version=1)
-    arena = Arena.open(tmp_path, handle.location)
-    byte = arena.offset(handle.slot) + where % handle.size_bytes
-    arena.memory[byte] ^= 1
+    bucket = Block.open(tmp_path, source_of(handle).block).bucket
+    byte = where % handle.size_bytes
+    bucket[byte] ^= 1
     with pytest.raises(CorruptState, match="state key, version 1: digest"):
         await reader.get(handle)
-    arena.memory[byte] ^= 1
+    bucket[byte] ^= 1
     assert (await reader.get(handle))["a"].tolist() == [1, 1, 1]
 
 
@@ -69,16 +76,17 @@ async def test_a_handle_can_not_lead_out_of_the_directory(tmp_path: Path, transp
     inner.mkdir(mode=0o700)
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
     async with StateTransport(inner) as confined:
-        for location in (f"../{handle.location}", str(tmp_path / handle.location), "/etc/hostname"):
+        source = source_of(handle)
+        for block in (f"../{source.block}", str(tmp_path / source.block), "/etc/hostname"):
             with pytest.raises(ForeignHandle):
-                await confined.get(replace(handle, location=location))
+                await confined.get(replace(handle, sources=(replace(source, block=block),)))
 
 
-async def test_a_handle_can_not_read_beyond_its_slot(
+async def test_a_handle_can_not_read_beyond_its_block(
     transport: StateTransport, reader: StateTransport
 ) -> None:
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
-    with pytest.raises(ForeignHandle, match="8192 bytes can't be in a slot of 4096"):
+    with pytest.raises(ForeignHandle, match="8192 bytes can't be in a block of 4096"):
         await reader.get(replace(handle, size_bytes=8192))
 
 
@@ -95,26 +103,26 @@ async def test_closing_unmaps_and_removes_everything(tmp_path: Path) -> None:
     assert mappings(tmp_path) == 0
 
 
-async def test_memory_of_outgrown_arenas_is_given_back(tmp_path: Path) -> None:
+async def test_memory_of_outgrown_blocks_is_given_back(tmp_path: Path) -> None:
     async with StateTransport(tmp_path) as transport, StateTransport(tmp_path) as reader:
         for version in range(5):
             handle = await transport.set("key", {"w": torch.ones(1000 * 4**version)}, version=version)
             await reader.get(handle)
-        assert len(files(tmp_path)) == 1
-        assert mappings(tmp_path) == 2
+        assert len(files(tmp_path)) == 2, "of the two newest versions"
+        assert mappings(tmp_path) == 4
 
 
-async def test_arenas_may_come_and_go_while_another_is_mapped(
+async def test_blocks_may_come_and_go_while_another_is_mapped(
     tmp_path: Path, transport: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies run in several threads: here another one adds an arena at the worst moment."""
+    """Copies run in several threads: here another one adds a block at the worst moment."""
     known = [await transport.set(key, {"w": torch.ones(2)}, version=0) for key in "abc"]
     for handle in known[:2]:
         await reader.get(handle)
     mapped, exists = reader._shm._mapped, Path.exists
 
     def meanwhile(path: Path) -> bool:
-        mapped[f"{len(mapped)}.arena"] = mapped[known[0].location]
+        mapped[f"{len(mapped)}.arena"] = mapped[source_of(known[0]).block]
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", meanwhile)
@@ -123,13 +131,15 @@ async def test_arenas_may_come_and_go_while_another_is_mapped(
 
 async def test_later_sets_allocate_no_memory(tmp_path: Path, transport: StateTransport) -> None:
     state = {"w": torch.ones(1000), "b": torch.ones(3)}
-    first = await transport.set("key", state, version=0)
-    inode = (tmp_path / first.location).stat().st_ino
-    for version in range(1, 5):
+    first = [await transport.set("key", state, version=version) for version in (0, 1)]
+    blocks = {source_of(handle).block for handle in first}
+    inodes = {name: (tmp_path / name).stat().st_ino for name in blocks}
+    for version in range(2, 6):
         handle = await transport.set("key", state, version=version)
-        assert handle.location == first.location and handle.tensors is first.tensors
-    assert files(tmp_path) == [first.location]
-    assert (tmp_path / first.location).stat().st_ino == inode
+        assert source_of(handle).block == source_of(first[version % 2]).block
+        assert handle.tensors is first[0].tensors
+    assert set(files(tmp_path)) == blocks
+    assert {name: (tmp_path / name).stat().st_ino for name in blocks} == inodes
 
 
 async def test_a_state_larger_than_memory_is_refused_with_numbers(
@@ -138,6 +148,6 @@ async def test_a_state_larger_than_memory_is_refused_with_numbers(
     enormous = torch.zeros(1).expand(1 << 45)
     with pytest.raises(ArenaSpace, match=f"does not fit into {tmp_path}: [0-9]+ bytes are free") as raised:
         await transport.set("key", {"w": enormous}, version=0)
-    assert raised.value.needed_bytes > 2 * (4 << 45) > raised.value.free_bytes
+    assert raised.value.needed_bytes > (4 << 45) > raised.value.free_bytes
     assert files(tmp_path) == []
     await transport.set("key", {"w": torch.ones(1)}, version=0)

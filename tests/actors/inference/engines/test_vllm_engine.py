@@ -13,8 +13,9 @@ from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, Engi
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.pretrained import empty_model
-from flexmarl.transport.arena import Arena
+from flexmarl.transport.block import Block
 from flexmarl.transport.errors import CorruptState, StateMismatch
+from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.state import StateTransport
 
 from .vllm_engines import VOCABULARY, Learner, far_apart, made, model_of, request_of
@@ -130,8 +131,9 @@ async def test_weights_with_another_digest_are_refused_before_any_is_replaced(
 ) -> None:
     learner = Learner(model_of())
     handle = await transport.set("solver", learner.weights(), version=1)
-    arena = Arena.open(private, handle.location)
-    arena.memory[arena.offset(handle.slot)] ^= 1
+    source = handle.source("shm")
+    assert isinstance(source, ShmSource)
+    Block.open(private, source.block).bucket[0] ^= 1
     with pytest.raises(CorruptState):
         await engine.load(handle, transport)
     await load(engine, learner, transport, 2)

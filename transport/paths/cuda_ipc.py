@@ -1,0 +1,388 @@
+"""Between processes that see the same device: its memory, opened by handle, without a way through the host.
+
+The writer copies its tensors into flat buckets of device memory, two sets of them per key, and exports each bucket's
+handle once. A reader opens each handle once, on the device of the same UUID, copies to its own tensors, and keeps the
+memory open for later versions.
+
+A control block (``block.py``) per set of buckets orders both. The reader holds its ``USE`` lock until its copies are
+done: that is the acknowledgement, for which the writer waits before it overwrites the set. The reader holds its
+``OPEN`` lock until it has closed the memory: the writer waits for that before it frees it. A killed process's locks go
+with it.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from ...core.telemetry import get_logger
+from ..arena import Arena
+from ..block import Block
+from ..devices.devices import DeviceBuffer, Devices
+from ..errors import (
+    CorruptState,
+    DeviceError,
+    ForeignHandle,
+    NotAcknowledged,
+    StaleHandle,
+    TransportClosed,
+    UnknownDevice,
+)
+from ..handle import CudaIpcSource, DeviceBucket, StateHandle, TensorSpec
+from ..select import Place
+from ..workers import CopyWorkers
+from . import buckets
+from .kinds import torch_kind
+from .tensor_kind import Tensors
+from .transfer_path import Offered, Wanted
+
+BUCKET_BYTES: Final = 256 << 20
+_POLL_S: Final = 0.005
+_WATCH_S: Final = 0.25
+log = get_logger(__name__)
+
+
+def bucket_ranges(specs: Sequence[TensorSpec], size_bytes: int) -> list[tuple[int, int]]:
+    """First byte and end of each flat bucket. All but the last have BUCKET_BYTES or more; no tensor is in two."""
+    ranges, start = [], 0
+    for spec in specs:
+        if spec.offset - start >= BUCKET_BYTES:
+            ranges.append((start, spec.offset))
+            start = spec.offset
+    if size_bytes > start:
+        ranges.append((start, size_bytes))
+    return ranges
+
+
+class _Set:
+    """The buckets of one version, in this process's device memory."""
+
+    def __init__(self, control: Block, ranges: list[tuple[int, int]]) -> None:
+        self.control = control
+        self.ranges = ranges
+        self.buffers: list[DeviceBuffer] = []
+        self.handles: list[str] = []
+
+
+class _Written:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.layout: buckets.Layout | None = None
+        self.published: list[_Set] = []  # of the two newest versions, the older one first
+        self.free: list[_Set] = []
+
+
+class _Peer:
+    """A set of buckets of another process, as far as it is open here."""
+
+    def __init__(self, control: Block) -> None:
+        self.control = control
+        self.open: dict[str, DeviceBuffer] = {}
+        self.lock = threading.Lock()
+        self.users = 0
+
+    def begin(self) -> bool:
+        """Locks the set for a copy; False if its owner writes it."""
+        with self.lock:
+            if not self.users and not self.control.use():
+                return False
+            self.users += 1
+            return True
+
+    def end(self) -> None:
+        """Acknowledges: the copies are done."""
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                self.control.end()
+
+
+class CudaIpcPath:
+    """``acknowledge_s``: the longest wait for readers before memory is written again or freed."""
+
+    def __init__(
+        self,
+        place: Place,
+        directory: Path,
+        arena: Arena,
+        workers: CopyWorkers,
+        devices: Devices[Any],
+        acknowledge_s: float = 30.0,
+    ) -> None:
+        self._place = place
+        self._directory = directory
+        self._arena = arena
+        self._workers = workers
+        self._devices = devices
+        self._acknowledge_s = acknowledge_s
+        self._written: dict[str, _Written] = {}
+        self._retired: list[_Set] = []
+        self._peers: dict[str, _Peer] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ----------------------------------------------------------------------- writing
+
+    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
+        written = self._written.setdefault(key, _Written())
+        async with written.lock:
+            if self._closed:
+                raise TransportClosed
+            layout = written.layout
+            if layout is None or not layout.fits(tensors):
+                layout = written.layout = buckets.Layout.of(tensors)
+            sources = [torch_kind().own(tensor) for tensor in tensors.values()]
+            device = self._device_of(sources)
+            ranges = bucket_ranges(layout.specs, layout.size_bytes)
+            buffers = await self._begun(key, written, ranges, device, version, layout.size_bytes)
+            try:
+                work = functools.partial(self._write, buffers, layout, sources, device)
+                offered = await self._workers.run(layout.size_bytes, work)
+            except BaseException:
+                buffers.control.end()
+                written.free.insert(0, buffers)
+                raise
+            written.published.append(buffers)
+            self._retire([*written.published[:-2], *written.free])
+            del written.published[:-2]
+            written.free.clear()
+            return offered
+
+    def _device_of(self, tensors: Sequence[Any]) -> str:
+        """The device of the buckets: that of the tensors, or the first one for tensors on the CPU."""
+        found = {self._devices.device_of(tensor) for tensor in tensors} - {None}
+        visible = self._devices.visible()
+        if len(found) > 1:
+            raise DeviceError(str(min(map(str, found))), f"a state is on one device, not on {len(found)}")
+        if not visible:
+            raise UnknownDevice("cuda", visible)
+        return next((device for device in found if device is not None), visible[0])
+
+    async def _begun(
+        self,
+        key: str,
+        written: _Written,
+        ranges: list[tuple[int, int]],
+        device: str,
+        version: int,
+        size_bytes: int,
+    ) -> _Set:
+        """A set for the next version, in no list of ``written``, which no reader uses."""
+        self._free_retired()
+        candidates = [*written.free, *written.published[:-1]]
+        fitting = [one for one in candidates if one.ranges == ranges and _is_on(one, device)]
+        if fitting:
+            chosen = fitting[0]
+            await self._wait_acknowledged(key, chosen, version, size_bytes)
+            (written.free if chosen in written.free else written.published).remove(chosen)
+            return chosen
+        self._retire(written.free)
+        written.free.clear()
+        made = self._made(key, ranges, device)
+        made.control.begin(version, size_bytes)
+        return made
+
+    async def _wait_acknowledged(self, key: str, chosen: _Set, version: int, size_bytes: int) -> None:
+        try:
+            async with asyncio.timeout(self._acknowledge_s):
+                while not chosen.control.begin(version, size_bytes):  # noqa: ASYNC110  # locks set no event
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as expired:
+            readers = chosen.control.users()
+            raise NotAcknowledged(key, chosen.control.name, readers, self._acknowledge_s) from expired
+
+    def _made(self, key: str, ranges: list[tuple[int, int]], device: str) -> _Set:
+        made = _Set(self._arena.take(Block.USERS_BYTES, f"{key}-cuda"), ranges)
+        try:
+            for start, end in ranges:
+                buffer = self._devices.allocate(device, end - start)
+                made.buffers.append(buffer)
+                made.handles.append(self._devices.export(buffer).hex())
+        except BaseException:
+            for buffer in made.buffers:
+                self._devices.free(buffer)
+            self._arena.give_back(made.control)
+            raise
+        return made
+
+    def _write(
+        self,
+        buffers: _Set,
+        layout: buckets.Layout,
+        sources: list[Any],
+        device: str,
+        stop: threading.Event,
+    ) -> Offered:
+        described = []
+        for (start, end), buffer, handle in zip(
+            buffers.ranges, buffers.buffers, buffers.handles, strict=True
+        ):
+            if stop.is_set():
+                raise TransportClosed
+            inside = [n for n, spec in enumerate(layout.specs) if start <= spec.offset and _end(spec) <= end]
+            specs = [layout.specs[n] for n in inside]
+            views = buckets.bucket_views(torch_kind(), buffer.tensor, -start, specs)
+            self._devices.copy(device, views, [sources[n] for n in inside]).synchronize()
+            checksum = self._devices.checksum(buffer.tensor)
+            described.append(DeviceBucket(handle, start, end - start, checksum))
+        source = CudaIpcSource(
+            "cuda_ipc", self._place.host, self._place.process, device, buffers.control.name,
+            buffers.control.commit(), tuple(described),
+        )  # fmt: skip
+        return Offered(source, layout.specs, layout.size_bytes, None)
+
+    def _retire(self, sets: Sequence[_Set]) -> None:
+        """Makes the handles stale; the memory is freed when the last reader has closed it."""
+        for one in sets:
+            one.control.revoke()
+            one.control.unlink()  # the sign for readers to close it
+            self._retired.append(one)
+        self._free_retired()
+
+    def _free_retired(self) -> None:
+        for one in [one for one in self._retired if not one.control.is_open]:
+            self._retired.remove(one)
+            self._arena.give_back(one.control)
+            for buffer in one.buffers:
+                self._devices.free(buffer)
+
+    async def drop(self, key: str) -> None:
+        written = self._written.get(key)
+        if written is None:
+            return
+        async with written.lock:
+            self._retire([*written.published, *written.free])
+            self._written.pop(key, None)
+
+    # ----------------------------------------------------------------------- reading
+
+    async def fetch(self, wanted: Wanted[CudaIpcSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        if self._closed:
+            raise TransportClosed
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        work = functools.partial(self._read, wanted, into)
+        return await self._workers.run(wanted.size_bytes, work)
+
+    def _read(
+        self, wanted: Wanted[CudaIpcSource], into: Mapping[str, Any] | None, stop: threading.Event
+    ) -> dict[str, Any]:
+        handle, source, specs = wanted.handle, wanted.source, wanted.tensors
+        _, targets = buckets.destinations(handle.key, specs, into)
+        tensors = [torch_kind().own(target) for target in targets]
+        peer = self._peer(handle, source)
+        if not peer.begin():
+            raise StaleHandle(handle.key, handle.version, peer.control.version)
+        try:
+            _check_generation(handle, source, peer)
+            covered = 0
+            for bucket in source.buckets:
+                if stop.is_set():
+                    raise TransportClosed
+                covered += self._read_bucket(handle, source, bucket, specs, tensors, peer)
+            if covered != sum(spec.size_bytes > 0 for spec in specs):
+                raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
+        finally:
+            peer.end()
+        _check_generation(handle, source, peer)
+        return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
+
+    def _read_bucket(
+        self,
+        handle: StateHandle,
+        source: CudaIpcSource,
+        bucket: DeviceBucket,
+        specs: Sequence[TensorSpec],
+        tensors: Sequence[Any],
+        peer: _Peer,
+    ) -> int:
+        """Copies the tensors of one bucket; returns their number."""
+        end = bucket.start + bucket.size_bytes
+        inside = [n for n, spec in enumerate(specs) if bucket.start <= spec.offset and _end(spec) <= end]
+        inside = [n for n in inside if specs[n].size_bytes]
+        if not inside:
+            return 0
+        memory = self._opened(peer, source.device, bucket)
+        found = self._devices.checksum(memory.tensor)
+        if found != bucket.checksum:
+            _check_generation(handle, source, peer)
+            raise CorruptState(handle.key, handle.version, bucket.checksum, found)
+        views = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, [specs[n] for n in inside])
+        self._devices.copy(source.device, [tensors[n] for n in inside], views).synchronize()
+        return len(inside)
+
+    def _opened(self, peer: _Peer, device: str, bucket: DeviceBucket) -> DeviceBuffer:
+        with peer.lock:
+            memory = peer.open.get(bucket.handle)
+            if memory is None:
+                memory = self._devices.open(device, bytes.fromhex(bucket.handle), bucket.size_bytes)
+                peer.open[bucket.handle] = memory
+                peer.control.hold_open()
+            return memory
+
+    def _peer(self, handle: StateHandle, source: CudaIpcSource) -> _Peer:
+        peer = self._peers.get(source.block)
+        if peer is None:
+            try:
+                control = Block.open(self._directory, source.block, writable=True)
+            except FileNotFoundError as error:
+                raise StaleHandle(handle.key, handle.version, None) from error
+            peer = self._peers.setdefault(source.block, _Peer(control))
+        return peer
+
+    async def _watch(self) -> None:
+        """Closes the memory of owners that have retired it or ended; frees this process's when its readers have."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            self._free_retired()
+            for name, peer in list(self._peers.items()):
+                if not peer.users and not (peer.control.is_linked and peer.control.has_owner):
+                    del self._peers[name]
+                    self._close_peer(peer)
+
+    def _close_peer(self, peer: _Peer) -> None:
+        for memory in peer.open.values():
+            self._devices.close(memory)
+        peer.open.clear()
+        peer.control.close()
+
+    async def close(self) -> None:
+        """Closes what it has opened, and waits until the readers of its own memory have closed that."""
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        for peer in self._peers.values():
+            self._close_peer(peer)
+        self._peers.clear()
+        for written in self._written.values():
+            self._retire([*written.published, *written.free])
+        self._written.clear()
+        try:
+            async with asyncio.timeout(self._acknowledge_s):
+                while self._retired:
+                    await asyncio.sleep(_POLL_S)
+                    self._free_retired()
+        except TimeoutError:
+            # Freeing it would be undefined for them. It goes with this process.
+            log.error("device memory is still open in other processes", processes=self._users())
+
+    def _users(self) -> list[int]:
+        return sorted({user for one in self._retired for user in one.control.users()})
+
+
+def _end(spec: TensorSpec) -> int:
+    return spec.offset + spec.size_bytes
+
+
+def _is_on(one: _Set, device: str) -> bool:
+    return all(buffer.device == device for buffer in one.buffers)
+
+
+def _check_generation(handle: StateHandle, source: CudaIpcSource, peer: _Peer) -> None:
+    if peer.control.generation != source.generation:
+        raise StaleHandle(handle.key, handle.version, peer.control.version)

@@ -1,0 +1,62 @@
+"""The figures of a transport."""
+
+from dataclasses import asdict, dataclass, field
+
+from .devices.devices import DeviceMemory
+from .handle import PathName
+
+
+@dataclass(slots=True)
+class PathStatistics:
+    """Totals of one path since the transport was opened; transfers that failed are not counted."""
+
+    sets: int = 0
+    set_bytes: int = 0
+    set_s: float = 0.0
+    gets: int = 0
+    get_bytes: int = 0
+    get_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The path that the last Get of a key took, and the reason. ``refused``: the reason against each faster one."""
+
+    path: PathName
+    reason: str
+    refused: dict[PathName, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStatistics:
+    """``by_path``: of the paths that were used. ``running``: copies in threads now. ``arena_bytes``: size of the host
+    memory that this process has made for states, of which ``spare_bytes`` hold none. ``devices``: by
+    UUID. ``chosen``: by key."""
+
+    by_path: dict[PathName, PathStatistics]
+    running: int
+    arena_bytes: int
+    spare_bytes: int = 0
+    devices: dict[str, DeviceMemory] = field(default_factory=dict)
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers by name: ``transport_running``, ``transport_arena_bytes``, ``transport_spare_bytes``,
+        ``transport_device_<uuid>_free_bytes``, ``transport_<path>_<field>``."""
+        by_path = {
+            f"transport_{path}_{name}": value
+            for path, statistics in self.by_path.items()
+            for name, value in asdict(statistics).items()
+        }
+        devices = {
+            f"transport_device_{uuid}_{name}": value
+            for uuid, memory in self.devices.items()
+            for name, value in asdict(memory).items()
+        }
+        return {
+            "transport_running": self.running,
+            "transport_arena_bytes": self.arena_bytes,
+            "transport_spare_bytes": self.spare_bytes,
+            **devices,
+            **by_path,
+        }
