@@ -27,7 +27,7 @@ class AgentMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetrics:
-    """One policy in one step. The fields from ``samples`` on are None if its optimizer did not step."""
+    """One policy in one step. Without an optimizer step, the fields from ``samples`` on are None."""
 
     version: Version
     """The version after the step."""

@@ -33,7 +33,7 @@ class NoPath(TransportError):
 
 
 class StaleHandle(TransportError):
-    """The handle's version was overwritten by a newer one, or its owner has left (``found`` is None)."""
+    """A newer version has replaced the handle's, or its owner has left: then ``found`` is None."""
 
     def __init__(self, key: str, asked: int, found: int | None) -> None:
         there = "nothing: its owner has left" if found is None else f"version {found}"

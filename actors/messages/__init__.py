@@ -40,7 +40,7 @@ from .slots import (
     StateBytes,
     Suspended,
 )
-from .training import MicroBatchTrained, PolicyStepped, PoolFigures, Published, TrainerApi
+from .training import MicroBatchTrained, PolicyStepped, PoolFigures, Published, StepStats, TrainerApi
 
 __all__ = [
     "MOST_VERSION_CHANGES",
@@ -78,6 +78,7 @@ __all__ = [
     "SlotLife",
     "SlotStepped",
     "StateBytes",
+    "StepStats",
     "StoreApi",
     "StoreStatistics",
     "SupervisorApi",

@@ -104,7 +104,7 @@ class InstanceApi(Protocol):
         """
 
     async def served_version(self) -> Version | None:
-        """The version that generates new turns; None if there is none yet."""
+        """The version that generates new turns; None before the first is loaded."""
 
     @endpoint(
         raises=(WrongPolicy, WrongVersion, PromptTooLong, InvalidRequest, NonFiniteLogits, EngineFailed)

@@ -19,7 +19,7 @@ from ..errors import (
 )
 from ..names import PolicyName, Step
 from .experience import LeasedBatch
-from .training import MicroBatchTrained
+from .training import MicroBatchTrained, StepStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class BaseState:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """A whole training state in the host's memory. ``step``: the gradient accumulated so far, None if there is none;
-    ``data``: the rest of the step part, as plain data."""
+    """A whole training state in the host's memory. ``step``: the gradient accumulated so far, None before the first
+    micro-batch; ``data``: the rest of the step part, as plain data."""
 
     base: BaseState
     step: StateHandle | None
@@ -95,20 +95,10 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class SlotStepped:
-    """As ``StepStats``; ``version``: the policy's after the step."""
+    """One optimizer step. ``version``: the policy's after it."""
 
     version: int
-    samples: int
-    tokens: int
-    loss: float
-    grad_norm: float
-    clip_fraction: float
-    ratio_deviation: float
-    lr: float
-    skipped_update: bool = False
-    value_loss: float | None = None
-    explained_variance: float | None = None
-    padding_share: float | None = None
+    stats: StepStats
 
 
 class SlotApi(Protocol):

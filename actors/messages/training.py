@@ -49,6 +49,33 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class StepStats:
+    """Figures of one optimizer step, over all of its micro-batches.
+
+    ``samples`` and ``tokens`` (completion tokens) count all that was accumulated. ``loss`` is the algorithm's mean (by
+    default per completion token), ``grad_norm`` the norm of that mean's gradient before clipping, ``lr`` the learning
+    rate used. ``clip_fraction`` and ``ratio_deviation`` (mean ``|ratio - 1|``, about 1e-6 when trainer and engine agree)
+    are means over the tokens of samples that have a gradient. ``skipped_update``: the optimizer left the weights as
+    they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
+    ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
+    one; the latter also if all returns are equal. ``padding_share``: of the positions of all forwards, None without a
+    forward.
+    """
+
+    samples: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    clip_fraction: float
+    ratio_deviation: float
+    lr: float
+    skipped_update: bool = False
+    padding_share: float | None = None
+    value_loss: float | None = None
+    explained_variance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStepped:
     """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
 

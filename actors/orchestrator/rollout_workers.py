@@ -164,7 +164,7 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ groups
 
     async def begin(self, groups: Iterable[GroupWork]) -> None:
-        """Deals groups to the workers, or to the next that is enlisted if there is none."""
+        """Deals groups to the workers. Without a worker they wait for the next one that enlists."""
         new = {group.key: group for group in groups}
         self._groups |= new
         await self._send(self._dealing.deal(new))

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..messages import GangPlace, Sample
+from ..messages import GangPlace, Sample, StepStats
 from ..names import AgentName, PolicyName, Step
 from ..workflow import Recipe
 from .backends.backend_config import SimulatedTrainerConfig
-from .backends.policy_backend import MicroBatchStats, PolicyBackend, StepStats
+from .backends.policy_backend import MicroBatchStats, PolicyBackend
 from .backends.policy_backends import PolicyBackends
 from .trainer_setup import TrainerSetup
 

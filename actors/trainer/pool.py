@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..messages import LeasedBatch, MicroBatchTrained, PoolFigures, Published
+from ..messages import LeasedBatch, MicroBatchTrained, PoolFigures, Published, StepStats
 from ..names import PolicyName, Step, Version
-from .backends.policy_backend import StepStats
 
 
 class TrainingPool(ABC):

@@ -20,7 +20,7 @@ import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,11 +39,11 @@ from ..messages import (
     PoolFigures,
     Published,
     SlotApi,
+    StepStats,
 )
 from ..names import PolicyName, SlotName, Step, Version
 from ..run_events import PolicyResumed, PolicySuspended, RunEvent, SlotLost
 from .allocate import Allocator
-from .backends.policy_backend import StepStats
 from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
 from .host_memory import HostMemory
 from .policy_work import Computation, PolicyWork
@@ -130,8 +130,7 @@ class SharedPool(TrainingPool):
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
         async def run(gang: HostedGang) -> tuple[StepStats, Version]:
             found = await self._first(gang, lambda slot, life, _: slot.optimizer_step(life, policy, step))
-            stats = StepStats(**{field.name: getattr(found, field.name) for field in fields(StepStats)})
-            return stats, Version(found.version)
+            return found.stats, Version(found.version)
 
         computation = Computation("optimizer_step", run, changes_base=True)
         stepped: tuple[StepStats, Version] = await self._computed(policy, computation)

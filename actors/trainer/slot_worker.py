@@ -13,7 +13,6 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -200,7 +199,7 @@ class SlotWorker(Actor, SlotApi):
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_meant(life)
         stats = await self._compute(lambda: self._policies.optimizer_step(policy, step))
-        return SlotStepped(self._policies[policy].version, **asdict(stats))
+        return SlotStepped(self._policies[policy].version, stats)
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...transport.state import StateTransport
-from ..messages import LeasedBatch, MicroBatchTrained, Published
+from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
 from ..store_client import ExperienceReader, segment_directories
 from .arrival_order import ArrivalOrder
-from .backends.policy_backend import StepStats
 from .hosted_policies import HostedPolicies
 from .pool import TrainingPool
 from .trainer_setup import TrainerSetup

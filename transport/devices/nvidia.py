@@ -24,7 +24,7 @@ class NvidiaDevice:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaDevices:
-    """``reason``: why there are none; empty if there are some."""
+    """NVIDIA's devices of this host. ``reason``: the cause if no device was found, else empty."""
 
     devices: tuple[NvidiaDevice, ...]
     reason: str

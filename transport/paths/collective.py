@@ -139,7 +139,7 @@ class CollectivePath:
                 return
 
     async def _all_asked(self, entry: _Entry, number: int) -> dict[str, Rows] | None:
-        """What each other member has asked for, or None if some did not come in time after the first one."""
+        """The rows that each other member has asked for; None if a member did not ask in time after the first."""
         group = entry.group
         others = [member for member in group.address.members if member != group.member]
         asked: dict[str, Rows] = {}

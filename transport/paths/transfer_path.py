@@ -30,7 +30,7 @@ def handle_of(key: str, version: int, offered: Sequence[Offered]) -> StateHandle
 
 @dataclass(frozen=True, slots=True)
 class Wanted(Generic[S]):
-    """What a Get asks a path for: ``tensors`` of ``handle`` (whole, or rows of them), from its ``source``."""
+    """The request of a Get to a path: ``tensors`` of ``handle`` (whole, or rows of them), from its ``source``."""
 
     handle: StateHandle
     source: S

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...messages import Sample
+from ...messages import Sample, StepStats
 from ..shards import Shard
 
 
@@ -24,33 +24,6 @@ class MicroBatchStats:
     tokens: int
     trained_samples: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """Figures of one optimizer step, over all of its micro-batches.
-
-    ``samples`` and ``tokens`` are as in ``MicroBatchStats``. ``loss`` is the algorithm's mean (by default per
-    completion token), ``grad_norm`` the norm of that mean's gradient before clipping, ``lr`` the learning rate used.
-    ``clip_fraction`` and ``ratio_deviation`` (mean ``|ratio - 1|``, about 1e-6 when trainer and engine agree)
-    are means over the tokens of samples that have a gradient. ``skipped_update``: the optimizer left the weights as
-    they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
-    ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
-    one; the latter also if all returns are equal. ``padding_share``: of the positions of all forwards, None without a
-    forward.
-    """
-
-    samples: int
-    tokens: int
-    loss: float
-    grad_norm: float
-    clip_fraction: float
-    ratio_deviation: float
-    lr: float
-    skipped_update: bool = False
-    padding_share: float | None = None
-    value_loss: float | None = None
-    explained_variance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +106,8 @@ class PolicyBackend(Protocol):
         ...
 
     def step_state(self) -> TrainingStep:
-        """The rest of the state. The tensors are live. Directly after an optimizer step there are none, and the data
-        with a copy of ``base_state()`` is a whole state to return to."""
+        """The rest of the state. The tensors are live. Directly after an optimizer step it has no tensors: its data
+        and a copy of ``base_state()`` are then a whole state to return to."""
         ...
 
     def gradients(self) -> Mapping[str, Any]:

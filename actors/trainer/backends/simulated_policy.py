@@ -17,10 +17,10 @@ from typing_extensions import TypedDict
 
 from ...errors import CheckpointMismatch, StaleSample
 from ...json_files import read_json, write_json
-from ...messages import Sample
+from ...messages import Sample, StepStats
 from ..shards import Shard, whole
 from .backend_config import SimulatedTrainerConfig
-from .policy_backend import MicroBatchStats, StepStats, TrainingStep
+from .policy_backend import MicroBatchStats, TrainingStep
 
 STATE_FILE = "simulated_policy.json"
 

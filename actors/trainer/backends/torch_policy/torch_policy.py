@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .....core.telemetry import get_logger
 from ....errors import NonFiniteGradient
-from ....messages import Sample
+from ....messages import Sample, StepStats
 from ....names import PolicyName
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
@@ -29,7 +29,7 @@ from ...objective import CompletionTokens, batch_loss, critic_advantages, step_a
 from ...padding import TokenRow, pad_rows
 from ...shards import Shard, divided
 from ...trainer_setup import PolicySetup
-from ..policy_backend import MicroBatchStats, StepStats, TrainingStep
+from ..policy_backend import MicroBatchStats, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.messages import ModelConfig, Sample, StepStats
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
-from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, StepStats, TrainingStep
+from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, TrainingStep
 from flexmarl.actors.trainer.backends.policy_backends import PolicyBackends
 from flexmarl.actors.trainer.backends.simulated_policies import SimulatedPolicies
 from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies

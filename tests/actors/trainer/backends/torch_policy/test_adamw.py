@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flexmarl.actors.errors import NonFiniteGradient
-from flexmarl.actors.trainer.backends.policy_backend import StepStats
+from flexmarl.actors.messages import StepStats
 from flexmarl.actors.trainer.backends.torch_policy.adamw import learning_rate
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import OptimizerConfig

@@ -19,8 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
-from flexmarl.actors.messages import Sample
-from flexmarl.actors.trainer.backends.policy_backend import StepStats
+from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, joined
 from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
 
