@@ -54,7 +54,7 @@ class StepStats:
 
     ``samples`` and ``tokens`` (completion tokens) count all that was accumulated. ``loss`` is the algorithm's mean (by
     default per completion token), ``grad_norm`` the norm of that mean's gradient before clipping, ``lr`` the learning
-    rate used. ``clip_fraction`` and ``ratio_deviation`` (mean ``|ratio - 1|``, about 1e-6 when trainer and engine agree)
+    rate used. ``clip_fraction`` and ``ratio_deviation`` (mean ``|ratio - 1|``, about 1e-6 if trainer and engine agree)
     are means over the tokens of samples that have a gradient. ``skipped_update``: the optimizer left the weights as
     they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
     ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
