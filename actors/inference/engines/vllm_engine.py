@@ -24,6 +24,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from ....core.errors import text_of
 from ....transport.state_dict import without_ties
@@ -71,7 +72,12 @@ class VllmEngine(StepEngine):
     def __init__(
         self, outline: PreTrainedModel, eos_token_ids: Collection[int], options: VllmEngineConfig
     ) -> None:
-        self._llm = _llm_engine(outline, options)
+        self._folder = tempfile.TemporaryDirectory(prefix="flexmarl-vllm-")
+        try:
+            self._llm = _llm_engine(outline, options, self._folder.name)
+        except BaseException:
+            self._folder.cleanup()
+            raise
         self._staged = StagedWeights(without_ties(outline.state_dict(keep_vars=True)))
         model_config, cache_config = self._llm.model_config, self._llm.vllm_config.cache_config
         self._max_context: int = model_config.max_model_len
@@ -223,6 +229,7 @@ class VllmEngine(StepEngine):
         self._staged.close()
         del self._llm
         cleanup_dist_env_and_memory()
+        self._folder.cleanup()
 
 
 @dataclass(slots=True)
@@ -294,12 +301,20 @@ def _seed(request: EngineRequest) -> int:
     return xxhash.xxh3_64_intdigest(f"{request.seed} {request.resumed_tokens}".encode()) >> 1
 
 
-def _llm_engine(outline: PreTrainedModel, options: VllmEngineConfig) -> LLMEngine:
-    """vLLM with random weights. It reads the architecture from a folder, and no weights from a disk or a hub."""
+class _OneProcess(UniProcExecutor):  # type: ignore[misc]  # vLLM is not checked
+    """Keeps the file of vLLM's process group in the engine's own folder, which ends with the engine. In vLLM's place,
+    the folder for temporary files, it stays if the process is killed, and if anything still refers to the group."""
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        return f"file://{self.model_config.model}/process-group", *super()._distributed_args()[1:]
+
+
+def _llm_engine(outline: PreTrainedModel, options: VllmEngineConfig, folder: str) -> LLMEngine:
+    """vLLM with random weights. It reads the architecture from ``folder``, and no weights from a disk or a hub."""
     outline.config.architectures = [type(outline).__name__]
-    with tempfile.TemporaryDirectory(prefix="flexmarl-vllm-") as folder:
-        outline.config.save_pretrained(folder)
-        arguments = EngineArgs(
+    outline.config.save_pretrained(folder)
+    return LLMEngine.from_engine_args(
+        EngineArgs(
             model=folder,
             skip_tokenizer_init=True,
             generation_config="vllm",  # no limits of a model's own
@@ -311,10 +326,10 @@ def _llm_engine(outline: PreTrainedModel, options: VllmEngineConfig) -> LLMEngin
             enable_prefix_caching=options.prefix_reuse,
             enforce_eager=options.enforce_eager or current_platform.is_cpu(),
             tensor_parallel_size=options.tensor_parallel,
-            distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
+            distributed_executor_backend=_OneProcess if options.tensor_parallel == 1 else "mp",
             logprobs_mode="processed_logprobs",  # of the distribution that the token was drawn from
             disable_log_stats=True,
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         )
-        return LLMEngine.from_engine_args(arguments)
+    )
