@@ -29,8 +29,9 @@ class InstanceSetup:
     router: ActorRef[RouterApi] | None = None
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that the process of the instance needs, for the engines of all its policies. Temporary
-        files are in the run's directory: those of an engine that was killed end with the run."""
+        """The environment variables that the process of the instance needs, for the engines of all its policies.
+
+        Temporary files are in the run's directory: those of an engine that was killed end with the run."""
         found = {"TMPDIR": str(self.runtime_dir)}
         for served in self.policies.values():
             if served.model is not None:

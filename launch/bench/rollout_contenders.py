@@ -8,6 +8,7 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import random
+import tempfile
 import time
 from abc import abstractmethod
 from collections import deque
@@ -214,6 +215,7 @@ class Vllm(Contender):
         import vllm  # type: ignore[import-not-found, unused-ignore]  # here: only this process needs it
 
         seeded_model().save_pretrained(self._folder)
+        tempfile.tempdir = self._folder  # vLLM leaves a file in it if its process is killed
         self._engine = vllm.LLM(
             self._folder,
             skip_tokenizer_init=True,
