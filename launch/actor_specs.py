@@ -29,6 +29,7 @@ from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.pool_config import SharedPoolConfig
 from ..actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ..core.ref import ActorRef
+from .cuda_devices import devices_of_instances
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 
@@ -44,14 +45,14 @@ _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
     """An actor to be started: ``module:Class``, and the one argument of its constructor. ``restarted``: alone, when it
-    is lost; the loss of another actor ends the run. ``env``: variables of its process alone. ``cuda_device``: the only
-    one that it sees, counted from 0; None: all of them."""
+    is lost; the loss of another actor ends the run. ``env``: variables of its process alone. ``cuda_devices``: the only
+    ones that it sees, counted from 0; None: all of them."""
 
     actor_class: str
     setup: object
     restarted: bool = False
     env: dict[str, str] = field(default_factory=dict)
-    cuda_device: int | None = None
+    cuda_devices: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +96,18 @@ def actor_specs(
     slot = replace(trainer, pool=None)
     on_cuda = any(model.device != "cpu" for p in config.policies.values() if (model := p.used_model))
     specs |= {
-        ref.name: ActorSpec(_SLOT, slot, restarted=True, cuda_device=number if on_cuda else None)
+        ref.name: ActorSpec(_SLOT, slot, restarted=True, cuda_devices=(number,) if on_cuda else None)
         for number, ref in enumerate(references.slots)
     }
+    devices = devices_of_instances(config)
     for policy, instances in references.instances.items():
         setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
         environment = setup.environment()
         specs |= {
-            instance.name: ActorSpec(_INSTANCE, setup, restarted=True, env=environment)
-            for instance in instances
+            instance.name: ActorSpec(
+                _INSTANCE, setup, restarted=True, env=environment, cuda_devices=own or None
+            )
+            for instance, own in zip(instances, devices[policy], strict=True)
         }
     return specs
 

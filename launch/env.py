@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -26,10 +27,11 @@ def actor_environment() -> dict[str, str]:
     return {**_THREADS, **_QUIET, **os.environ}
 
 
-def one_cuda_device(number: int) -> dict[str, str]:
-    """The variables of a process that sees one CUDA device alone: the ``number``-th, from 0, that this one sees."""
+def cuda_devices(numbers: Sequence[int]) -> dict[str, str]:
+    """The variables of a process that sees these CUDA devices alone: of those that this one sees, counted from 0."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return {"CUDA_VISIBLE_DEVICES": visible[number] if number < len(visible) else str(number)}
+    names = [visible[number] if number < len(visible) else str(number) for number in numbers]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def preflight_environment() -> dict[str, str]:

@@ -75,7 +75,7 @@ class RunSupervision:
 
     async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
         supervisor = self._restarting if spec.restarted else self._ending
-        device = {} if spec.cuda_device is None else env.one_cuda_device(spec.cuda_device)
+        device = {} if spec.cuda_devices is None else env.cuda_devices(spec.cuda_devices)
         return await supervisor.spawn(spec.actor_class, name, spec.setup, env=spec.env | device)
 
     def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:

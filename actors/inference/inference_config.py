@@ -30,6 +30,11 @@ class EngineOptions(Config):
         """The turns that an instance should have: a batch, and some for the places that become free in it."""
         return self.max_batch + max(1, self.max_batch // 8)
 
+    @property
+    def devices(self) -> int:
+        """The number of devices that an instance computes on."""
+        return 1
+
     def reproducible(self) -> Self:
         """These options, changed so that a result does not depend on the requests before or beside it."""
         return self.model_copy(update={"max_batch": 1})
@@ -87,6 +92,10 @@ class VllmEngineConfig(EngineOptions):
     prefix_reuse: bool = True
     enforce_eager: bool = False
     tensor_parallel: Count = 1
+
+    @property
+    def devices(self) -> int:
+        return self.tensor_parallel
 
     def reproducible(self) -> Self:
         return super().reproducible().model_copy(update={"prefix_reuse": False})

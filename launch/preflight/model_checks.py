@@ -21,6 +21,7 @@ from ...actors.messages import ModelConfig
 from ...actors.model_sources import architecture_of, load_tokenizer
 from ...actors.trainer.pool_config import SharedPoolConfig
 from ...core.errors import text_of
+from ..cuda_devices import too_few_devices
 from ..run_config import RunConfig
 
 _HUB_TIMEOUT_S = 5.0
@@ -66,6 +67,9 @@ def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
         elif isinstance(config.pool, SharedPoolConfig) and config.pool.slots > count:
             slots = f"each of pool.slots={config.pool.slots} has a device of its own"
             yield ModelProblem(name, "device", device, f"{slots}, and PyTorch finds {count}")
+    if count:
+        for name, text in too_few_devices(config, count):
+            yield ModelProblem(name, "device", wanted[name], text)
 
 
 def model_findings(config: RunConfig) -> ModelFindings:

@@ -42,7 +42,7 @@ def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys
     for problem in found:
         policy = problem["policy"]
         key = keys.key("policies", policy, "model", problem["part"])
-        line = f"{key}={problem['value']!r}: {problem['text']}"
+        line = f"{key}={problem['value']!r}: {keys.in_text(problem['text'])}"
         agents.setdefault(line, []).extend(config.agents_of(policy))  # type: ignore[arg-type]  # a policy's name
     for line, names in agents.items():
         yield f"{line} (agent{'' if len(names) == 1 else 's'} {', '.join(names)})"

@@ -127,8 +127,10 @@ def test_slot_workers_are_restarted_alone_and_train_what_the_trainer_does(tmp_pa
     for name in ("slot-0", "slot-1"):
         spec = found[name]
         assert SlotApi in import_class(spec.actor_class).__mro__
-        assert spec.restarted and spec.cuda_device is None
+        assert spec.restarted and spec.cuda_devices is None
         assert spec.setup == replace(trainer, pool=None)
     on_cuda = specs(tmp_path, "pool={name: shared, slots: 2}", "agent_defaults.model.device=cuda")
-    assert [on_cuda[f"slot-{n}"].cuda_device for n in range(2)] == [0, 1]
-    assert on_cuda["trainer"].cuda_device is None
+    assert [on_cuda[f"slot-{n}"].cuda_devices for n in range(2)] == [(0,), (1,)]
+    assert on_cuda["trainer"].cuda_devices is None
+    assert [on_cuda[name].cuda_devices for name in ("solver-0", "checker-0")] == [(0,), (1,)]
+    assert found["solver-0"].cuda_devices is None

@@ -25,8 +25,9 @@ def test_without_shared_memory_they_are_in_the_folder_for_temporary_files(
     assert env.runtime_base() == tmp_path
 
 
-def test_one_cuda_device_is_one_of_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_s_cuda_devices_are_among_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert env.one_cuda_device(2) == {"CUDA_VISIBLE_DEVICES": "2"}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-d1")
-    assert env.one_cuda_device(1) == {"CUDA_VISIBLE_DEVICES": "GPU-d1"}
+    assert env.cuda_devices([2]) == {"CUDA_VISIBLE_DEVICES": "2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-d1,6")
+    assert env.cuda_devices([1]) == {"CUDA_VISIBLE_DEVICES": "GPU-d1"}
+    assert env.cuda_devices([2, 1]) == {"CUDA_VISIBLE_DEVICES": "6,GPU-d1"}
