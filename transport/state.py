@@ -2,30 +2,31 @@
 
 import os
 import secrets
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..core.telemetry import get_logger
 from .arena import Arena
 from .block import check_directory, file_bytes
 from .devices.devices import DeviceMemory, Devices
 from .errors import TransportClosed
-from .handle import LentMemory, PathName, Rows, ShmSource, StateHandle, TensorSpec
-from .paths.buckets import Layout
+from .handle import LentMemory, PathName, Rows, StateHandle, TensorSpec
+from .paths.buckets import Layout, destinations
 from .paths.collective import CollectivePath
 from .paths.cuda_ipc import CudaIpcPath
 from .paths.kinds import kind_of, torch_kind
 from .paths.local import LocalPath
 from .paths.shm import ShmPath
 from .paths.tensor_kind import Tensors
-from .paths.transfer_path import TransferPath, Wanted, handle_of
+from .paths.transfer_path import PathInPlace, TransferPath, Wanted, handle_of
 from .plan import Shards
-from .select import CPU, Choice, Place, Reader, choose, this_host
-from .statistics import Chosen, PathStatistics, TransportStatistics
-from .timed_transfer import TimedTransfer
+from .select import CPU, Place, Reader, choose, this_host
+from .statistics import Chosen, TransportStatistics
+from .transfers import Transfer, Transfers
 from .workers import CopyWorkers
 
 if TYPE_CHECKING:
@@ -56,12 +57,15 @@ class StateTransport:
 
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
-    ``devices``: those that states are offered on and read into (``devices/find.py``); None: there are none.
+    ``devices``: those that states are offered on and read into (``devices/find.py``); None: there are none. ``path``:
+    the only one that states are offered by and read from; None: the readers choose.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to
     the directory. Leaving the context removes this process's states, and transfers under way raise TransportClosed.
     """
 
-    def __init__(self, runtime_dir: Path, devices: Devices[Any] | None = None) -> None:
+    def __init__(
+        self, runtime_dir: Path, devices: Devices[Any] | None = None, path: PathName | None = None
+    ) -> None:
         self.place = Place(this_host(), f"{os.getpid()}_{secrets.token_hex(4)}")
         self._runtime_dir = runtime_dir
         self._workers = CopyWorkers()
@@ -72,23 +76,19 @@ class StateTransport:
         self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
         self._shm = ShmPath(self.place, runtime_dir, self._arena, self._workers)
         self._collective = CollectivePath(runtime_dir)
-        self._paths: dict[PathName, TransferPath[Any]] = {
+        self._in_place: dict[PathName, PathInPlace[Any]] = {
             "local": LocalPath(self.place, self._workers),
             "shm": self._shm,
-            "collective": self._collective,
         }
         if devices is not None:
-            self._paths["cuda_ipc"] = CudaIpcPath(
-                self.place,
-                runtime_dir,
-                Arena(runtime_dir, f"{self.place.process}-ipc"),
-                self._workers,
-                devices,
+            controls = Arena(runtime_dir, f"{self.place.process}-ipc")
+            self._in_place["cuda_ipc"] = CudaIpcPath(
+                self.place, runtime_dir, controls, self._workers, devices
             )
+        self._paths: dict[PathName, TransferPath[Any]] = {**self._in_place, "collective": self._collective}
+        self._path = path
+        self._transfers = Transfers()
         self._open = False
-        self._chosen: dict[str, Chosen] = {}
-        self._logged: dict[tuple[str, str], tuple[str, str]] = {}
-        self._statistics: dict[PathName, PathStatistics] = {}
 
     async def __aenter__(self) -> "StateTransport":
         check_directory(self._runtime_dir)
@@ -120,13 +120,14 @@ class StateTransport:
         tensors: Tensors,
         *,
         version: int,
-        offer: Sequence[PathName] = ("shm",),
+        offer: Sequence[PathName] | None = None,
         lent: LentMemory | None = None,
         timeout_s: float = 60.0,
     ) -> StateHandle:
         """Publishes ``tensors`` as ``version`` of ``key`` and returns the handle to send in messages.
 
-        ``offer``: the paths that readers may choose from. By ``shm`` any process of this host may read the state. It is
+        ``offer``: the paths that readers may choose from; None: the transport's own ``path``, or ``cuda_ipc`` if this
+        process has devices, and ``shm``. By ``shm`` any process of this host may read the state. It is
         a copy: the tensors may change as soon as this returns. By ``local`` nothing is copied: the source is an alias
         of the tensors, for readers of this process only. By ``cuda_ipc`` it is a copy in device memory, for processes
         of this host that see the device. By ``collective`` it is a copy that all members of the group that this process
@@ -145,6 +146,8 @@ class StateTransport:
         self._check_open()
         if not 0 <= version < 2**63:
             raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
+        if offer is None:
+            offer = ("shm",) if lent is not None else self._offered()
         if not offer or len(set(offer)) != len(offer) or not set(offer) <= self._paths.keys():
             raise ValueError(f"{key}: can't be offered by {list(offer)} (there is {', '.join(self._paths)})")
         if lent is not None and tuple(offer) != ("shm",):
@@ -156,14 +159,14 @@ class StateTransport:
                 offering = self._paths[path].offer(key, tensors, version=version)
             else:
                 offering = self._shm.offer_in(lent, key, tensors, version=version)
-            timed = TimedTransfer("set", key, version, path, size_bytes, timeout_s)
-            offered.append(await timed.result(offering))
-            totals = self._statistics.setdefault(path, PathStatistics())
-            totals.sets += 1
-            totals.set_bytes += size_bytes
-            totals.set_s += timed.seconds
-        self._log("set", key, size_bytes, ", ".join(offer), "offered")
+            transfer = Transfer("set", key, version, path, size_bytes, timeout_s)
+            offered.append(await self._transfers.set(transfer, offering))
         return handle_of(key, version, offered)
+
+    def _offered(self) -> tuple[PathName, ...]:
+        if self._path is not None:
+            return (self._path,)
+        return ("shm",) if self._devices is None else ("cuda_ipc", "shm")
 
     async def drop(self, key: str) -> None:
         """Frees the memory of ``key``, whose handles become stale. What was reserved stays with this process."""
@@ -226,7 +229,7 @@ class StateTransport:
         set if the path is ``local``. With ``names`` only those tensors are read, and of the tensors in ``rows`` only
         that part of dimension 0.
 
-        The fastest source that reaches the tensors is read. With ``path`` no other is.
+        The fastest source that reaches the tensors is read. With ``path``, or one of the transport's own, no other is.
 
         Raises StateMismatch and NoPath, with ``into`` untouched. Raises StaleHandle (two newer versions were set, or
         the owner has left), CorruptState, ForeignHandle, TransferTimeout, TransportClosed: after these, and after a
@@ -235,48 +238,50 @@ class StateTransport:
         self._check_open()
         devices = set(map(self._device_of, into.values())) if into else {CPU}
         choice = choose(
-            self._reader, handle.sources, devices=devices, size_bytes=handle.size_bytes, path=path
+            self._reader,
+            handle.sources,
+            devices=devices,
+            size_bytes=handle.size_bytes,
+            path=path or self._path,
         )
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
-        return await self._got(wanted, choice, self._paths[choice.path].fetch(wanted, into), timeout_s)
+        transfer = Transfer("get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s)
+        return await self._transfers.get(transfer, choice, self._paths[choice.path].fetch(wanted, into))
 
-    async def get_mapped(
+    @asynccontextmanager
+    async def mapped(
         self,
         handle: StateHandle,
         *,
+        like: Mapping[str, Any] | None = None,
         names: Collection[str] | None = None,
         rows: Rows | None = None,
+        checked: bool = False,
         timeout_s: float = 60.0,
-    ) -> "dict[str, Tensor]":
-        """Returns the tensors of ``handle`` in place, without a copy: shared memory, or the tensors that were set.
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The tensors of ``handle`` where they lie, without a copy: device memory for a process with devices, shared
+        memory, or the tensors that were set.
 
-        They are for reading. The shared memory stays as it is as long as one of the tensors exists, also if newer
-        versions are set or the owner leaves; what this process writes to them is seen by this process alone. The bytes
-        are not compared with their digests: that would read them all.
+        They are for reading. Device memory stays as it is inside of the context; copies from it have to be done at its
+        end. Shared memory stays as it is as long as one of the tensors exists, also if newer versions are set or the
+        owner leaves; what this process writes to them is seen by this process alone.
 
-        Raises as ``get`` does.
+        ``like``: tensors, also on the device ``meta``, whose names, shapes and dtypes the state must have. ``checked``:
+        the bytes are compared with their digests, which reads them all.
+
+        Raises as ``get`` does, before the context begins.
         """
         self._check_open()
-        choice = choose(self._reader, handle.sources, devices={CPU}, size_bytes=handle.size_bytes)
+        devices = {CPU} if self._devices is None else set(self._devices.visible()[:1])
+        sources = [source for source in handle.sources if source.path != "collective"]
+        choice = choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=self._path)
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
-        if choice.path == "local":
-            return await self._got(wanted, choice, self._paths["local"].fetch(wanted, None), timeout_s)
-        choice = choose(self._reader, handle.sources, devices={CPU}, size_bytes=handle.size_bytes, path="shm")
-        return await self._got(wanted, choice, self._shm.view(cast("Wanted[ShmSource]", wanted)), timeout_s)
-
-    async def _got(
-        self, wanted: Wanted[Any], choice: Choice, getting: Awaitable[dict[str, Any]], timeout_s: float
-    ) -> dict[str, Any]:
-        handle, size_bytes = wanted.handle, wanted.size_bytes
-        self._log("get", handle.key, size_bytes, choice.path, choice.reason, choice)
-        self._chosen[handle.key] = Chosen(choice.path, choice.reason, choice.refused)
-        timed = TimedTransfer("get", handle.key, handle.version, choice.path, size_bytes, timeout_s)
-        tensors = await timed.result(getting)
-        totals = self._statistics.setdefault(choice.path, PathStatistics())
-        totals.gets += 1
-        totals.get_bytes += size_bytes
-        totals.get_s += timed.seconds
-        return tensors
+        if like is not None:
+            destinations(handle.key, wanted.tensors, like)
+        transfer = Transfer("get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s)
+        async with AsyncExitStack() as stack:
+            view = self._in_place[choice.path].view(wanted, checked=checked)
+            yield await self._transfers.get(transfer, choice, stack.enter_async_context(view))
 
     # ----------------------------------------------------------------------- groups
 
@@ -320,7 +325,7 @@ class StateTransport:
         self._check_open()
         moving = self._collective.exchange(group, key, tensors, held, wanted, mine, into)
         size_bytes = sum(tensor.nbytes for tensor in (*mine.values(), *into.values()))
-        await TimedTransfer("exchange", key, 0, "collective", size_bytes, timeout_s).result(moving)
+        await Transfer("exchange", key, 0, "collective", size_bytes, timeout_s).timed(moving)
 
     # ----------------------------------------------------------------------- memory
 
@@ -362,14 +367,18 @@ class StateTransport:
         self._check_open()
         return await self._shm.bring_back(pair, used, file)
 
+    def chosen(self, key: str) -> Chosen | None:
+        """The path that the last Get of ``key`` took, and the reason; None before the first."""
+        return self._transfers.chosen.get(key)
+
     def statistics(self) -> TransportStatistics:
         return TransportStatistics(
-            by_path={path: replace(totals) for path, totals in self._statistics.items()},
+            by_path=self._transfers.totals(),
             running=self._workers.running,
             arena_bytes=self._arena.size_bytes,
             spare_bytes=self._arena.spare_bytes,
             devices=self._device_memory(),
-            chosen=dict(self._chosen),
+            chosen=dict(self._transfers.chosen),
         )
 
     def _device_memory(self) -> dict[str, DeviceMemory]:
@@ -387,27 +396,3 @@ class StateTransport:
     def _check_open(self) -> None:
         if not self._open:
             raise TransportClosed
-
-    def _log(
-        self,
-        operation: str,
-        key: str,
-        size_bytes: int,
-        path: str,
-        reason: str,
-        choice: Choice | None = None,
-    ) -> None:
-        # Only if the path has changed, not at every optimizer step.
-        if self._logged.get((operation, key)) == (path, reason):
-            return
-        self._logged[operation, key] = path, reason
-        report = log.warning if choice is not None and choice.is_downgrade else log.debug
-        report(
-            "transfer path chosen",
-            operation=operation,
-            key=key,
-            path=path,
-            reason=reason,
-            refused={} if choice is None else choice.refused,
-            size_bytes=size_bytes,
-        )

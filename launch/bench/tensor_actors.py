@@ -104,13 +104,13 @@ class TensorGetter(Actor):
         return timed_copy_s(size_bytes)
 
     @endpoint
-    async def get_mapped(self, handle: StateHandle) -> float:
+    async def mapped(self, handle: StateHandle) -> float:
         """Seconds until the tensors can be read in place. Raises BenchmarkFailed if they are other ones."""
         started = time.perf_counter()
-        tensors = await self._transport.get_mapped(handle)
-        seconds = time.perf_counter() - started
-        if tensors["w0"][0] != handle.version or tensors["w0"][-1] != handle.version:
-            raise BenchmarkFailed("a tensor came out different")
+        async with self._transport.mapped(handle) as tensors:
+            seconds = time.perf_counter() - started
+            if tensors["w0"][0] != handle.version or tensors["w0"][-1] != handle.version:
+                raise BenchmarkFailed("a tensor came out different")
         return seconds
 
     @endpoint

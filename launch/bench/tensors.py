@@ -94,7 +94,7 @@ async def _round(
     first_set_s = await setter.within(_TIMEOUT_S).first_set(reserved=True)
     cold_set_s = await setter.within(_TIMEOUT_S).first_set(reserved=False)
     handle, _ = await setter.within(_TIMEOUT_S).set()
-    mapped_s = [await getter.within(_TIMEOUT_S).get_mapped(handle) for _ in range(_REPEATED)]
+    mapped_s = [await getter.within(_TIMEOUT_S).mapped(handle) for _ in range(_REPEATED)]
     many_s = sum(await _set_and_get(setter, getter, size, _SMALL_TENSORS))
     gigabytes = size / 1e9
     return {

@@ -7,12 +7,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flexmarl.transport.block import Block
-from flexmarl.transport.errors import ArenaSpace, MemoryInUse, StaleHandle
+from flexmarl.transport.errors import ArenaSpace, CorruptState, MemoryInUse, StaleHandle
 from flexmarl.transport.handle import ShmSource, StateHandle
 from flexmarl.transport.state import StateTransport
 
@@ -21,6 +22,12 @@ from ..patience import PATIENCE_S
 
 def files(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
+
+
+async def mapped_by(reader: StateTransport, handle: StateHandle, **part: Any) -> dict[str, Any]:
+    """Shared memory stays after the context."""
+    async with reader.mapped(handle, **part) as tensors:
+        return tensors
 
 
 def block_of(handle: StateHandle) -> str:
@@ -36,7 +43,7 @@ async def test_mapped_tensors_stay_while_newer_versions_are_set(
     tmp_path: Path, transport: StateTransport, reader: StateTransport
 ) -> None:
     handle = await transport.set("key", {"a": torch.ones(1000), "b": torch.zeros(3)}, version=0)
-    mapped = await reader.get_mapped(handle)
+    mapped = await mapped_by(reader, handle)
     for version in range(1, 6):
         newest = await transport.set(
             "key", {"a": torch.full((1000,), float(version)), "b": torch.ones(3)}, version=version
@@ -55,7 +62,7 @@ async def test_the_memory_of_mapped_tensors_is_used_again_after_them(
     state = {"a": torch.ones(1000)}
     first = await transport.set("key", state, version=0)
     await transport.set("key", state, version=1)
-    mapped = await reader.get_mapped(first)
+    mapped = await mapped_by(reader, first)
     part = mapped["a"][3:5]
     del mapped
     gc.collect()
@@ -73,7 +80,7 @@ async def test_writing_to_mapped_tensors_changes_no_state(
     transport: StateTransport, reader: StateTransport
 ) -> None:
     handle = await transport.set("key", {"a": torch.ones(1000)}, version=0)
-    (await reader.get_mapped(handle))["a"].zero_()
+    (await mapped_by(reader, handle))["a"].zero_()
     assert (await reader.get(handle))["a"].eq(1).all()
 
 
@@ -82,9 +89,22 @@ async def test_parts_are_mapped_too_and_aliases_are_themselves(
 ) -> None:
     state = {"a": torch.arange(10.0).view(5, 2), "b": torch.ones(2)}
     handle = await transport.set("key", state, version=0, offer=["local", "shm"])
-    part = await reader.get_mapped(handle, names=["a"], rows={"a": (1, 3)})
+    part = await mapped_by(reader, handle, names=["a"], rows={"a": (1, 3)})
     assert part.keys() == {"a"} and part["a"].tolist() == [[2, 3], [4, 5]]
-    assert (await transport.get_mapped(handle))["a"] is state["a"]
+    assert (await mapped_by(transport, handle))["a"] is state["a"]
+
+
+async def test_mapped_tensors_are_compared_with_their_digests_if_asked(
+    tmp_path: Path, transport: StateTransport, reader: StateTransport
+) -> None:
+    handle = await transport.set("key", {"a": torch.ones(600_000), "b": torch.ones(600_000)}, version=0)
+    for part in ({}, {"names": ["a"]}, {"names": ["b"]}):
+        await mapped_by(reader, handle, checked=True, **part)
+    Block.open(tmp_path, block_of(handle)).bucket[handle.tensors[1].offset + (1 << 21)] ^= 1
+    await mapped_by(reader, handle, names=["a"], checked=True)
+    with pytest.raises(CorruptState):
+        await mapped_by(reader, handle, names=["b"], checked=True)
+    assert (await mapped_by(reader, handle)).keys() == {"a", "b"}, "not asked"
 
 
 # ----------------------------------------------------------------------- reserved
@@ -154,7 +174,7 @@ async def test_lent_memory_that_is_too_small_or_in_use_is_refused_by_name(
     with pytest.raises(ArenaSpace, match="state key: an arena of 8192 bytes"):
         await reader.set("key", {"w": torch.ones(2048)}, version=1, lent=memory)
     handle = await reader.set("key", {"w": torch.ones(10)}, version=1, lent=memory)
-    mapped = await transport.get_mapped(handle)
+    mapped = await mapped_by(transport, handle)
     with pytest.raises(MemoryInUse, match=f"state key, version 2: the memory {memory.block} is in use"):
         await reader.set("key", {"w": torch.zeros(10)}, version=2, lent=memory)
     assert mapped["w"].eq(1).all()

@@ -203,13 +203,31 @@ def fetch(
         if stop.is_set():
             raise TransportClosed
         part = parts[index]
-        for number, start, end in chunks(part):
-            found = xxhash.xxh3_64_intdigest(bucket[start:end])
-            if found != table[number]:
-                raise WrongDigest(table[number], found)
+        _check_part(part, bucket, table)
         copying.copy(part)
 
     share(len(parts), one)
+
+
+def check(
+    specs: Sequence[TensorSpec], bucket: memoryview, table: memoryview, share: Share, stop: threading.Event
+) -> None:
+    """Compares the bytes of the tensors with their digests. Raises as ``fetch``."""
+    parts = parts_of(specs, [True] * len(specs), len(bucket))
+
+    def one(index: int) -> None:
+        if stop.is_set():
+            raise TransportClosed
+        _check_part(parts[index], bucket, table)
+
+    share(len(parts), one)
+
+
+def _check_part(part: Part, bucket: memoryview, table: memoryview) -> None:
+    for number, start, end in chunks(part):
+        found = xxhash.xxh3_64_intdigest(bucket[start:end])
+        if found != table[number]:
+            raise WrongDigest(table[number], found)
 
 
 class WrongDigest(Exception):

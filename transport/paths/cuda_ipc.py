@@ -13,8 +13,8 @@ with it.
 import asyncio
 import functools
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from . import buckets
 from .kinds import torch_kind
 from .tensor_kind import Tensors
 from .transfer_path import Offered, Wanted
+from .written import Written
 
 BUCKET_BYTES: Final = 256 << 20
 _POLL_S: Final = 0.005
@@ -65,14 +66,6 @@ class _Set:
         self.ranges = ranges
         self.buffers: list[DeviceBuffer] = []
         self.handles: list[str] = []
-
-
-class _Written:
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.layout: buckets.Layout | None = None
-        self.published: list[_Set] = []  # of the two newest versions, the older one first
-        self.free: list[_Set] = []
 
 
 class _Peer:
@@ -118,7 +111,7 @@ class CudaIpcPath:
         self._workers = workers
         self._devices = devices
         self._acknowledge_s = acknowledge_s
-        self._written: dict[str, _Written] = {}
+        self._written: dict[str, Written[_Set]] = {}
         self._retired: list[_Set] = []
         self._peers: dict[str, _Peer] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -127,13 +120,11 @@ class CudaIpcPath:
     # ----------------------------------------------------------------------- writing
 
     async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
-        written = self._written.setdefault(key, _Written())
+        written = self._written.setdefault(key, Written())
         async with written.lock:
             if self._closed:
                 raise TransportClosed
-            layout = written.layout
-            if layout is None or not layout.fits(tensors):
-                layout = written.layout = buckets.Layout.of(tensors)
+            layout = written.layout_of(tensors)
             sources = [torch_kind().own(tensor) for tensor in tensors.values()]
             device = self._device_of(sources)
             ranges = bucket_ranges(layout.specs, layout.size_bytes)
@@ -143,12 +134,9 @@ class CudaIpcPath:
                 offered = await self._workers.run(layout.size_bytes, work)
             except BaseException:
                 buffers.control.end()
-                written.free.insert(0, buffers)
+                written.failed(buffers)
                 raise
-            written.published.append(buffers)
-            self._retire([*written.published[:-2], *written.free])
-            del written.published[:-2]
-            written.free.clear()
+            self._retire(written.publish(buffers))
             return offered
 
     def _device_of(self, tensors: Sequence[Any]) -> str:
@@ -164,7 +152,7 @@ class CudaIpcPath:
     async def _begun(
         self,
         key: str,
-        written: _Written,
+        written: Written[_Set],
         ranges: list[tuple[int, int]],
         device: str,
         version: int,
@@ -172,12 +160,11 @@ class CudaIpcPath:
     ) -> _Set:
         """A set for the next version, in no list of ``written``, which no reader uses."""
         self._free_retired()
-        candidates = [*written.free, *written.published[:-1]]
-        fitting = [one for one in candidates if one.ranges == ranges and _is_on(one, device)]
+        fitting = [one for one in written.candidates() if one.ranges == ranges and _is_on(one, device)]
         if fitting:
             chosen = fitting[0]
             await self._wait_acknowledged(key, chosen, version, size_bytes)
-            (written.free if chosen in written.free else written.published).remove(chosen)
+            written.take(chosen)
             return chosen
         self._retire(written.free)
         written.free.clear()
@@ -254,65 +241,82 @@ class CudaIpcPath:
         if written is None:
             return
         async with written.lock:
-            self._retire([*written.published, *written.free])
+            self._retire(written.all())
             self._written.pop(key, None)
 
     # ----------------------------------------------------------------------- reading
 
     async def fetch(self, wanted: Wanted[CudaIpcSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        self._begin_watching()
+        _, targets = buckets.destinations(wanted.handle.key, wanted.tensors, into)
+        await self._workers.run(wanted.size_bytes, functools.partial(self._read, wanted, targets))
+        return {spec.name: target for spec, target in zip(wanted.tensors, targets, strict=True)}
+
+    @asynccontextmanager
+    async def view(self, wanted: Wanted[CudaIpcSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+        self._begin_watching()
+        with self._reading(wanted) as peer:
+            views: dict[str, Any] = {}
+
+            def open_all(stop: threading.Event) -> None:
+                for memory, bucket, specs in self._buckets(wanted, peer, stop, checked=checked):
+                    tensors = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
+                    views.update(zip((spec.name for spec in specs), tensors, strict=True))
+
+            await self._workers.run(wanted.size_bytes, open_all)
+            empty = {spec.name: torch_kind().empty(spec) for spec in wanted.tensors if not spec.size_bytes}
+            yield {spec.name: (empty | views)[spec.name] for spec in wanted.tensors}
+
+    def _begin_watching(self) -> None:
         if self._closed:
             raise TransportClosed
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
-        work = functools.partial(self._read, wanted, into)
-        return await self._workers.run(wanted.size_bytes, work)
 
-    def _read(
-        self, wanted: Wanted[CudaIpcSource], into: Mapping[str, Any] | None, stop: threading.Event
-    ) -> dict[str, Any]:
-        handle, source, specs = wanted.handle, wanted.source, wanted.tensors
-        _, targets = buckets.destinations(handle.key, specs, into)
-        tensors = [torch_kind().own(target) for target in targets]
-        peer = self._peer(handle, source)
+    def _read(self, wanted: Wanted[CudaIpcSource], targets: Sequence[Any], stop: threading.Event) -> None:
+        names = [spec.name for spec in wanted.tensors]
+        into = dict(zip(names, map(torch_kind().own, targets), strict=True))
+        with self._reading(wanted) as peer:
+            for memory, bucket, specs in self._buckets(wanted, peer, stop, checked=True):
+                views = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
+                copied = self._devices.copy(wanted.source.device, [into[spec.name] for spec in specs], views)
+                copied.synchronize()
+        _check_generation(wanted, peer)
+
+    @contextmanager
+    def _reading(self, wanted: Wanted[CudaIpcSource]) -> Iterator[_Peer]:
+        """Until it ends, the owner does not write the version."""
+        peer = self._peer(wanted.handle, wanted.source)
         if not peer.begin():
-            raise StaleHandle(handle.key, handle.version, peer.control.version)
+            raise StaleHandle(wanted.handle.key, wanted.handle.version, peer.control.version)
         try:
-            _check_generation(handle, source, peer)
-            covered = 0
-            for bucket in source.buckets:
-                if stop.is_set():
-                    raise TransportClosed
-                covered += self._read_bucket(handle, source, bucket, specs, tensors, peer)
-            if covered != sum(spec.size_bytes > 0 for spec in specs):
-                raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
+            _check_generation(wanted, peer)
+            yield peer
         finally:
             peer.end()
-        _check_generation(handle, source, peer)
-        return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
 
-    def _read_bucket(
-        self,
-        handle: StateHandle,
-        source: CudaIpcSource,
-        bucket: DeviceBucket,
-        specs: Sequence[TensorSpec],
-        tensors: Sequence[Any],
-        peer: _Peer,
-    ) -> int:
-        """Copies the tensors of one bucket; returns their number."""
-        end = bucket.start + bucket.size_bytes
-        inside = [n for n, spec in enumerate(specs) if bucket.start <= spec.offset and _end(spec) <= end]
-        inside = [n for n in inside if specs[n].size_bytes]
-        if not inside:
-            return 0
-        memory = self._opened(peer, source.device, bucket)
-        found = self._devices.checksum(memory.tensor)
-        if found != bucket.checksum:
-            _check_generation(handle, source, peer)
-            raise CorruptState(handle.key, handle.version, bucket.checksum, found)
-        views = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, [specs[n] for n in inside])
-        self._devices.copy(source.device, [tensors[n] for n in inside], views).synchronize()
-        return len(inside)
+    def _buckets(
+        self, wanted: Wanted[CudaIpcSource], peer: _Peer, stop: threading.Event, *, checked: bool
+    ) -> Iterator[tuple[DeviceBuffer, DeviceBucket, list[TensorSpec]]]:
+        """The memory of each bucket that has tensors of ``wanted``, and these."""
+        handle, source = wanted.handle, wanted.source
+        specs = [spec for spec in wanted.tensors if spec.size_bytes]
+        covered = 0
+        for bucket in source.buckets:
+            if stop.is_set():
+                raise TransportClosed
+            end = bucket.start + bucket.size_bytes
+            inside = [spec for spec in specs if bucket.start <= spec.offset and _end(spec) <= end]
+            if not inside:
+                continue
+            covered += len(inside)
+            memory = self._opened(peer, source.device, bucket)
+            if checked and (found := self._devices.checksum(memory.tensor)) != bucket.checksum:
+                _check_generation(wanted, peer)
+                raise CorruptState(handle.key, handle.version, bucket.checksum, found)
+            yield memory, bucket, inside
+        if covered != len(specs):
+            raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
 
     def _opened(self, peer: _Peer, device: str, bucket: DeviceBucket) -> DeviceBuffer:
         with peer.lock:
@@ -360,7 +364,7 @@ class CudaIpcPath:
             self._close_peer(peer)
         self._peers.clear()
         for written in self._written.values():
-            self._retire([*written.published, *written.free])
+            self._retire(written.all())
         self._written.clear()
         try:
             async with asyncio.timeout(self._acknowledge_s):
@@ -383,6 +387,6 @@ def _is_on(one: _Set, device: str) -> bool:
     return all(buffer.device == device for buffer in one.buffers)
 
 
-def _check_generation(handle: StateHandle, source: CudaIpcSource, peer: _Peer) -> None:
-    if peer.control.generation != source.generation:
-        raise StaleHandle(handle.key, handle.version, peer.control.version)
+def _check_generation(wanted: Wanted[CudaIpcSource], peer: _Peer) -> None:
+    if peer.control.generation != wanted.source.generation:
+        raise StaleHandle(wanted.handle.key, wanted.handle.version, peer.control.version)

@@ -5,10 +5,10 @@ A reader may also use the memory in place: then the writer takes another block f
 Tensors may be on any device: the block stages them.
 """
 
-import asyncio
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from . import buckets
 from .kinds import torch_kind
 from .tensor_kind import T, TensorKind, Tensors
 from .transfer_path import Offered, Wanted
+from .written import Written
 
 
 class _Mapped:
@@ -47,17 +48,6 @@ class _Mapped:
         return known[2]
 
 
-class _Written:
-    """The blocks of one key that this process sets. ``published``: of the two newest versions, the older one first;
-    ``free``: neither written nor to be read."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.layout: buckets.Layout | None = None
-        self.published: list[_Mapped] = []
-        self.free: list[_Mapped] = []
-
-
 class ShmPath:
     """Blocks in ``directory``, the run's directory on tmpfs.
 
@@ -70,7 +60,7 @@ class ShmPath:
         self._directory = directory
         self._arena = arena
         self._workers = workers
-        self._written: dict[str, _Written] = {}
+        self._written: dict[str, Written[_Mapped]] = {}
         self._mapped: dict[str, _Mapped] = {}
         self._lent: dict[str, Block] = {}
         self._closed = False
@@ -78,20 +68,18 @@ class ShmPath:
     # ----------------------------------------------------------------------- writing
 
     async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
-        written = self._written.setdefault(key, _Written())
+        written = self._written.setdefault(key, Written())
         async with written.lock:
             if self._closed:
                 raise TransportClosed
-            layout = written.layout
-            if layout is None or not layout.fits(tensors):
-                layout = written.layout = buckets.Layout.of(tensors)
+            layout = written.layout_of(tensors)
             work = functools.partial(self._write_next, key, written, layout, list(tensors.values()), version)
             return await self._workers.run(layout.size_bytes, work)
 
     def _write_next(
         self,
         key: str,
-        written: _Written,
+        written: Written[_Mapped],
         layout: buckets.Layout,
         sources: list[Any],
         version: int,
@@ -101,23 +89,18 @@ class ShmPath:
         try:
             offered = self._write(mapped, layout, sources, self._place.process, stop)
         except BaseException:
-            written.free.insert(0, mapped)
+            written.failed(mapped)
             raise
-        written.published.append(mapped)
-        for outdated in (*written.published[:-2], *written.free):
+        for outdated in written.publish(mapped):
             self._give_back(outdated.block)
-        del written.published[:-2]
-        written.free.clear()
         return offered
 
-    def _begun(self, key: str, written: _Written, size_bytes: int, version: int) -> _Mapped:
+    def _begun(self, key: str, written: Written[_Mapped], size_bytes: int, version: int) -> _Mapped:
         """A block of the key, in none of its lists, that is marked as being written."""
-        # Readers keep the newest version while the next one is written.
-        for candidates in (written.free, written.published[:-1]):
-            for mapped in candidates:
-                if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):
-                    (written.free if candidates is written.free else written.published).remove(mapped)
-                    return mapped
+        for mapped in written.candidates():
+            if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):
+                written.take(mapped)
+                return mapped
         while True:
             try:
                 block = self._arena.take(size_bytes, key)
@@ -268,10 +251,8 @@ class ShmPath:
         bucket, table = block.bucket[: handle.size_bytes], block.table
         views = mapped.views(kind, specs) if wanted.is_whole else _Mapped(block).views(kind, specs)
         copying = buckets.Copying(kind, targets, views, specs, handle.size_bytes)
-        found = buckets.table_digest(table, handle.size_bytes)
         try:
-            if found != handle.digest:
-                raise buckets.WrongDigest(handle.digest or 0, found)
+            _check_table(block, handle)
             buckets.fetch(copying, bucket, table, self._workers.share, stop)
         except buckets.WrongDigest as wrong:
             _check_generation(block, handle, source)
@@ -279,11 +260,10 @@ class ShmPath:
         _check_generation(block, handle, source)
         return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
 
-    async def view(self, wanted: Wanted[ShmSource]) -> dict[str, Any]:
-        """The tensors in place: views of the shared memory, which stays as it is as long as one of them exists.
-
-        The digests of the chunks are checked, the bytes are not: that would read them all.
-        """
+    @asynccontextmanager
+    async def view(self, wanted: Wanted[ShmSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+        """Views of the shared memory, which stays as it is as long as one of them exists. The digests of the chunks
+        are compared with the handle's in any case."""
         handle, source = wanted.handle, wanted.source
         try:
             block = Block.open_in_use(self._directory, source.block)
@@ -295,11 +275,16 @@ class ShmPath:
             )
         _check_size(block, handle)
         _check_generation(block, handle, source)
-        found = buckets.table_digest(block.table, handle.size_bytes)
-        if found != handle.digest:
-            raise CorruptState(handle.key, handle.version, handle.digest, found)
+        try:
+            _check_table(block, handle)
+            if checked:
+                bucket, table, share = block.bucket[: handle.size_bytes], block.table, self._workers.share
+                work = functools.partial(buckets.check, wanted.tensors, bucket, table, share)
+                await self._workers.run(wanted.size_bytes, work)
+        except buckets.WrongDigest as wrong:
+            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.found) from wrong
         views = _Mapped(block).views(torch_kind(), wanted.tensors)
-        return {spec.name: view for spec, view in zip(wanted.tensors, views, strict=True)}
+        yield {spec.name: view for spec, view in zip(wanted.tensors, views, strict=True)}
 
     def _map(self, name: str, key: str, version: int) -> _Mapped:
         mapped = self._mapped.get(name)
@@ -328,6 +313,13 @@ def _check_size(block: Block, handle: StateHandle) -> None:
     if handle.size_bytes > block.capacity:
         reason = f"a bucket of {handle.size_bytes} bytes can't be in a block of {block.capacity}"
         raise ForeignHandle(block.name, str(block.directory), reason)
+
+
+def _check_table(block: Block, handle: StateHandle) -> None:
+    """Raises WrongDigest if the digests of the chunks are not those of the handle."""
+    found = buckets.table_digest(block.table, handle.size_bytes)
+    if found != handle.digest:
+        raise buckets.WrongDigest(handle.digest or 0, found)
 
 
 def _check_generation(block: Block, handle: StateHandle, source: ShmSource) -> None:

@@ -1,6 +1,7 @@
 """The interface of every path."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -73,4 +74,13 @@ class TransferPath(Protocol[S]):
 
     async def close(self) -> None:
         """Frees the memory and files of ``offer``."""
+        ...
+
+
+class PathInPlace(TransferPath[S], Protocol[S]):
+    """A path whose memory a reader may also use where it lies."""
+
+    def view(self, wanted: Wanted[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
+        with their digests. Raises as ``fetch``, when the context is entered."""
         ...

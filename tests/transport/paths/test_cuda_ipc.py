@@ -24,6 +24,7 @@ from flexmarl.transport.errors import (
     NotAcknowledged,
     OutOfDeviceMemory,
     StaleHandle,
+    StateMismatch,
 )
 from flexmarl.transport.handle import CudaIpcSource, StateHandle, TensorSpec
 from flexmarl.transport.paths import cuda_ipc
@@ -43,8 +44,11 @@ class Counting(FakeDevices):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.opened = 0
-        self.closed = 0
+        self.opened = self.closed = self.copies = 0
+
+    def copy(self, device: str, targets: Any, sources: Any) -> Any:
+        self.copies += 1
+        return super().copy(device, targets, sources)
 
     def open(self, device: str, handle: bytes, size_bytes: int) -> FakeBuffer:
         self.opened += 1
@@ -74,6 +78,11 @@ async def side(directory: Path, **kwargs: Any) -> AsyncIterator[Side]:
     devices = Counting(directory, {A: TOTAL, B: TOTAL}, **kwargs)
     async with StateTransport(directory, devices) as transport:
         yield Side(transport, devices)
+
+
+async def mapped_by(transport: StateTransport, handle: StateHandle, **options: Any) -> dict[str, Tensor]:
+    async with transport.mapped(handle, **options) as tensors:
+        return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @pytest.fixture
@@ -124,6 +133,71 @@ async def test_a_downgrade_is_seen_and_a_forced_path_is_not_left(
         await other.transport.get(handle, into=into)
         chosen = other.transport.statistics().chosen["key"]
         assert chosen.path == "shm" and "not visible" in chosen.refused["cuda_ipc"]
+
+
+async def test_devices_are_offered_first_and_readers_choose(
+    tmp_path: Path, trainer: Side, engine: Side, reader: StateTransport
+) -> None:
+    state = {"w": trainer.tensor(torch.ones(1000))}
+    handle = await trainer.transport.set("key", state, version=0)
+    assert [source.path for source in handle.sources] == ["cuda_ipc", "shm"]
+    await engine.transport.get(handle, into={"w": engine.tensor(torch.zeros(1000))})
+    await reader.get(handle)
+    chosen = [engine.transport.chosen("key"), reader.chosen("key")]
+    assert [one and one.path for one in chosen] == ["cuda_ipc", "shm"]
+    assert reader.chosen("other") is None
+
+
+async def test_the_path_of_a_transport_is_the_only_one_on_both_sides(tmp_path: Path) -> None:
+    devices = [FakeDevices(tmp_path, {A: TOTAL}) for _ in range(3)]
+    async with (
+        StateTransport(tmp_path, devices[0], "cuda_ipc") as trainer,
+        StateTransport(tmp_path, devices[1], "cuda_ipc") as engine,
+        StateTransport(tmp_path, None, "cuda_ipc") as without,
+        StateTransport(tmp_path, devices[2], "shm") as other,
+    ):
+        handle = await trainer.set("key", {"w": torch.ones(9)}, version=0)
+        assert [source.path for source in handle.sources] == ["cuda_ipc"]
+        assert (await engine.get(handle))["w"].eq(1).all()
+        for reads in (without.get(handle), mapped_by(without, handle)):
+            with pytest.raises(NoPath, match=rf"path 'cuda_ipc': device {A} is not visible here \(no device\)"):
+                await reads
+        for reads in (other.get(handle), mapped_by(other, handle)):
+            with pytest.raises(NoPath, match=r"path 'shm': not offered \(there is cuda_ipc\)"):
+                await reads
+
+
+async def test_device_memory_is_used_in_place_and_not_written_meanwhile(trainer: Side, engine: Side) -> None:
+    handle = await publish(trainer, 1, 1)
+    copies = engine.devices.copies
+    async with engine.transport.mapped(handle, checked=True) as tensors:
+        assert engine.devices.device_of(tensors["w"]) == A, "where it lies"
+        await publish(trainer, 2, 2)
+        third = asyncio.create_task(publish(trainer, 3, 3))
+        await asyncio.wait([third], timeout=0.1)
+        assert not third.done()
+        assert tensors["w"].eq(1).all() and tensors["b"].eq(-1).all()
+    newest = await third
+    assert engine.devices.copies == copies
+    async with engine.transport.mapped(newest, names=["b"]) as part:
+        assert part.keys() == {"b"} and part["b"].eq(-3).all()
+    with pytest.raises(StaleHandle):
+        await mapped_by(engine.transport, handle)
+
+
+async def test_memory_in_place_is_compared_with_its_digest_and_with_what_is_expected(
+    trainer: Side, engine: Side
+) -> None:
+    handle = await publish(trainer, 1, 1)
+    like = {"w": torch.empty(1000, device="meta"), "b": torch.empty(4, device="meta")}
+    with pytest.raises(StateMismatch, match=r"b: float32\[3\] does not go into .*\[4\]"):
+        await mapped_by(engine.transport, handle, like=like)
+    (owned,) = trainer.devices._owned.values()
+    owned.tensor[5] ^= 1
+    with pytest.raises(CorruptState):
+        await mapped_by(engine.transport, handle, checked=True)
+    await publish(trainer, 2, 2)  # nothing is in use any more
+    await publish(trainer, 3, 3)
 
 
 async def test_without_devices_the_path_can_not_be_offered(transport: StateTransport) -> None:
@@ -287,7 +361,7 @@ async def test_host_memory_is_pinned_once_and_its_figures_are_known(tmp_path: Pa
         pinned = dict(trainer.devices.pinned)
         assert len(pinned) == 2 and min(pinned.values()) > 1 << 20
         for version in range(5):
-            await trainer.transport.set("key", {"w": torch.ones(1 << 18)}, version=version)
+            await trainer.transport.set("key", {"w": torch.ones(1 << 18)}, version=version, offer=["shm"])
         assert trainer.devices.pinned == pinned, "no memory is pinned in a Set"
         numbers = trainer.transport.statistics().numbers()
         assert (
