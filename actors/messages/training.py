@@ -77,29 +77,16 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStepped:
-    """One optimizer step; ``loss`` is the step's token mean, ``grad_norm`` the norm before clipping.
+    """One optimizer step, with the weights after it.
 
-    ``ratio_deviation``: mean ``|ratio - 1|`` between the trainer's and the engine's probability of a token,
-    about 1e-6 if they agree. ``skipped_update``: the weights are as before the step. ``busy_s``: seconds for the step
-    and the weights to publish. ``value_loss`` and ``explained_variance``: of the policy's critic
-    (``critic.explained_variance``), if it has one. ``padding_share``: of the positions of all forwards. ``pool``: None
-    if the pool is static.
+    ``busy_s``: seconds of the step and of making the weights to publish. ``publish_s``: seconds of publishing them and
+    of committing the rows that were used. ``pool``: None if the pool is static.
     """
 
     published: Published
-    samples: int
-    tokens: int
-    loss: float
-    grad_norm: float
-    lr: float
-    clip_fraction: float
-    ratio_deviation: float
+    stats: StepStats
     busy_s: float
     publish_s: float
-    skipped_update: bool = False
-    padding_share: float | None = None
-    value_loss: float | None = None
-    explained_variance: float | None = None
     pool: PoolFigures | None = None
 
 

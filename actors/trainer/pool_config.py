@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Tag
 
 from ..config_base import Config, Count, Positive, chosen_by_name
-from .allocate import AllocatorConfig
+from .slot_choice import AllocatorConfig
 
 
 class StaticPoolConfig(Config):

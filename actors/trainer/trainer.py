@@ -75,23 +75,8 @@ class Trainer(Actor, TrainerApi):
         self._computing.rows_committed(policy)
         published = publishing.result()
         publish_s = time.perf_counter() - stepped
-        return PolicyStepped(
-            published=published,
-            samples=stats.samples,
-            tokens=stats.tokens,
-            loss=stats.loss,
-            grad_norm=stats.grad_norm,
-            lr=stats.lr,
-            clip_fraction=stats.clip_fraction,
-            ratio_deviation=stats.ratio_deviation,
-            busy_s=stepped - started,
-            publish_s=publish_s,
-            skipped_update=stats.skipped_update,
-            padding_share=stats.padding_share,
-            value_loss=stats.value_loss,
-            explained_variance=stats.explained_variance,
-            pool=self._computing.figures(policy),
-        )
+        figures = self._computing.figures(policy)
+        return PolicyStepped(published, stats, stepped - started, publish_s, figures)
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:

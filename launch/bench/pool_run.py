@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from ...actors.names import PolicyName, SlotName
-from ...actors.trainer.allocate import Allocator, AllocatorConfig
+from ...actors.trainer.allocate import Allocator
 from ...actors.trainer.gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
+from ...actors.trainer.slot_choice import AllocatorConfig
 from .pool_load import Computation, Costs, StepLoad
 
 

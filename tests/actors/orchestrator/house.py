@@ -20,6 +20,7 @@ from flexmarl.actors.messages import (
     Published,
     RunResult,
     Sample,
+    StepStats,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
@@ -189,7 +190,16 @@ class Trainer(Actor):
         self.versions[policy] = Version(self.versions[policy] + 1)
         count, self.accumulated[policy] = self.accumulated[policy], 0
         self.batches[policy].append(count)
-        return PolicyStepped(await self.publish(policy), count, 2 * count, 0.0, 1.0, 1e-3, 0.0, 0.0, 0.0, 0.0)
+        stats = StepStats(
+            samples=count,
+            tokens=2 * count,
+            loss=0.0,
+            grad_norm=1.0,
+            clip_fraction=0.0,
+            ratio_deviation=0.0,
+            lr=1e-3,
+        )
+        return PolicyStepped(await self.publish(policy), stats, 0.0, 0.0)
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:

@@ -11,6 +11,7 @@ from flexmarl.actors.messages import (
     MicroBatchTrained,
     PolicyStepped,
     Published,
+    StepStats,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
@@ -32,11 +33,22 @@ def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
     return MicroBatchTrained(sum(versions.values()), 20, versions, 2, busy_s)
 
 
-def stepped(version: int) -> PolicyStepped:
+def stepped(
+    version: int, value_loss: float | None = None, explained_variance: float | None = None
+) -> PolicyStepped:
     handle = StateHandle("a", version, 0, 0, (), ())
-    return PolicyStepped(
-        Published(A, Version(version), handle), 4, 40, 0.5, 1.5, 1e-3, 0.1, 2e-6, busy_s=0.25, publish_s=0.125
+    stats = StepStats(
+        samples=4,
+        tokens=40,
+        loss=0.5,
+        grad_norm=1.5,
+        lr=1e-3,
+        clip_fraction=0.1,
+        ratio_deviation=2e-6,
+        value_loss=value_loss,
+        explained_variance=explained_variance,
     )
+    return PolicyStepped(Published(A, Version(version), handle), stats, busy_s=0.25, publish_s=0.125)
 
 
 def record() -> StepRecord:
@@ -86,11 +98,11 @@ def test_the_metrics() -> None:
 
 def test_a_critics_figures_are_shown_if_there_are_any() -> None:
     step = record()
-    step.optimizer_stepped(A, replace(stepped(8), value_loss=0.25), now=114.0)
+    step.optimizer_stepped(A, stepped(8, value_loss=0.25), now=114.0)
     step.applied(A, LOADED, now=114.5)
     policy = ended(step).by_policy[A]
     assert policy.value_loss == 0.25 and policy.explained_variance is None
-    step.optimizer_stepped(A, replace(stepped(8), value_loss=0.25, explained_variance=-0.5), now=114.0)
+    step.optimizer_stepped(A, stepped(8, value_loss=0.25, explained_variance=-0.5), now=114.0)
     assert ended(step).by_policy[A].explained_variance == -0.5
 
 

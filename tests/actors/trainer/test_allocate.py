@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies
 
 from flexmarl.actors.errors import GangTooLarge, ProtocolViolation
 from flexmarl.actors.names import PolicyName, SlotName
-from flexmarl.actors.trainer.allocate import Allocator, AllocatorConfig
+from flexmarl.actors.trainer.allocate import Allocator
 from flexmarl.actors.trainer.gangs import Bind, Decision, Drop, Phase, Prefetch, Run, Suspend
+from flexmarl.actors.trainer.slot_choice import AllocatorConfig
 
 from .pool_owner import Owner
 

@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flexmarl.actors.errors import ProtocolViolation
 from flexmarl.actors.names import PolicyName, SlotName
-from flexmarl.actors.trainer.allocate import Allocator, AllocatorConfig
+from flexmarl.actors.trainer.allocate import Allocator
 from flexmarl.actors.trainer.gangs import Bind, Decision, Drop, Phase, Prefetch, Run, Suspend
+from flexmarl.actors.trainer.slot_choice import AllocatorConfig
 
 _PREFETCH = (Phase.PREFETCHING, Phase.PREFETCHED)
 _HOLDING = (Phase.BINDING, Phase.BOUND)

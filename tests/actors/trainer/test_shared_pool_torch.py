@@ -60,7 +60,7 @@ async def trained(home: House) -> dict[PolicyName, Any]:
             for name in found:
                 await home.trainer.train(name, Version(step - 1), count)
         for name in found:
-            stepped = await home.trainer.optimizer_step(name, Step(step))
+            stepped = (await home.trainer.optimizer_step(name, Step(step))).stats
             found[name].append((stepped.loss, stepped.grad_norm, stepped.ratio_deviation, stepped.value_loss))
     for name in found:
         folder = home.folder / "saved" / name

@@ -110,8 +110,8 @@ async def test_rows_are_leased_trained_and_committed_with_the_step(
     assert (statistics.ready, statistics.leased, statistics.consumed) == (1, 3, 0)
     await trainer.api.train(SORTER, 0, 1)
     stepped = await trainer.api.optimizer_step(SORTER, Step(1))
-    assert (stepped.published.version, stepped.samples, stepped.tokens) == (1, 4, 12)
-    assert stepped.grad_norm > 0 and stepped.ratio_deviation > 0
+    assert (stepped.published.version, stepped.stats.samples, stepped.stats.tokens) == (1, 4, 12)
+    assert stepped.stats.grad_norm > 0 and stepped.stats.ratio_deviation > 0
     statistics = (await store.api.table_statistics())["sorter"]
     assert (statistics.ready, statistics.leased, statistics.consumed) == (0, 0, 4)
     async with StateTransport(private) as transport:
@@ -341,7 +341,7 @@ async def test_a_policys_micro_batches_mix_the_samples_of_its_agents(
         ("sorter", 1.0), ("sorter", 1.0), ("checker", 0.5), ("checker", 0.5),
     ]  # fmt: skip
     stepped = await trainer.api.optimizer_step(SHARED, Step(1))
-    assert (stepped.published.version, stepped.samples) == (1, 4)
+    assert (stepped.published.version, stepped.stats.samples) == (1, 4)
     consumed = {agent: table.consumed for agent, table in (await store.api.table_statistics()).items()}
     assert consumed == {"sorter": 2, "checker": 2}, "one step and one version consume the rows of both tables"
 

@@ -83,7 +83,7 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
             assert ended == pytest.approx([600.0, 609.0, 809.0])
             stepped = await trainer.optimizer_step(solver, Step(1))
             assert time() - start == pytest.approx(839.0)
-            assert (stepped.samples, stepped.published.version) == (4, 1)
+            assert (stepped.stats.samples, stepped.published.version) == (4, 1)
             assert (await store.table_statistics())["solver"].consumed == 4
             weights = await transport.get(stepped.published.handle)
             assert weights["state"][0] == 1

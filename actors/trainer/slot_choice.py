@@ -1,0 +1,193 @@
+"""The choice of slots for the policies that wait, by the three rules of ``allocate.py``. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..config_base import Config, Count, NonNegative
+from ..names import PolicyName, SlotName
+from .expected_seconds import ExpectedSeconds
+from .gangs import Gang, Phase, Slots
+
+
+class AllocatorConfig(Config):
+    """The rules by which policies share the slots of the training pool.
+
+    ``states_per_slot``: training states for which a slot has memory; with one, nothing is prefetched. ``patience``:
+    computations per slot that may begin while a policy waits. ``margin``: share of the remaining time that a policy's
+    work may be short of, to be critical. ``hysteresis``: a policy that has work computes for so many times the cost of
+    a swap before a critical one takes its slots.
+    """
+
+    states_per_slot: Count = 2
+    patience: Count = 16
+    margin: NonNegative = 0.05
+    hysteresis: NonNegative = 2.0
+
+
+class Occupancy:
+    """Policies by slot. ``slots`` and ``gangs`` are the allocator's own, as they are at each call."""
+
+    def __init__(
+        self, slots: Sequence[SlotName], gangs: Mapping[PolicyName, Gang], states_per_slot: int
+    ) -> None:
+        self._slots, self._gangs, self._room = slots, gangs, states_per_slot
+
+    def holder(self, slot: SlotName) -> Gang | None:
+        """The gang that keeps others from computing on ``slot``."""
+        return next((g for g in self._gangs.values() if g.keeps_others_out and slot in g.slots), None)
+
+    def states_on(self, slot: SlotName) -> int:
+        return sum(slot in gang.slots for gang in self._gangs.values())
+
+    def has_room(self, slot: SlotName) -> bool:
+        """One more state has room on ``slot``."""
+        return self.states_on(slot) < self._room
+
+    def will_have_room_beside(self, slot: SlotName) -> bool:
+        """A state may wait on ``slot`` once those that leave have left, beside the one that computes."""
+        waiting = sum(slot in gang.slots for gang in self._gangs.values() if gang.waits)
+        return waiting < self._room - 1
+
+    def has_room_beside(self, slot: SlotName) -> bool:
+        """A state may be prefetched on ``slot``, and the gang that is bound there next has room for its own."""
+        return self.has_room(slot) and self.will_have_room_beside(slot)
+
+    def earliest_free(self, count: int, expected: ExpectedSeconds, now: float) -> Slots:
+        """Finds slots with room for a state that waits: those whose gangs are expected to be without work first."""
+
+        def free_s(slot: SlotName) -> float:
+            holder = self.holder(slot)
+            return 0.0 if holder is None else expected.work_left(holder, now)
+
+        first = sorted(filter(self.has_room_beside, self._slots), key=free_s)[:count]
+        return tuple(slot for slot in self._slots if slot in first)
+
+
+@dataclass(slots=True)
+class SlotChoice:
+    """The slots that waiting gangs are to get, after one event.
+
+    ``waiting``: the gangs that wait, the most urgent first. ``taken``: slots that one of them is to get. ``leaving``:
+    gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
+    with the reason.
+    """
+
+    config: AllocatorConfig
+    slots: Sequence[SlotName]
+    gangs: Mapping[PolicyName, Gang]
+    occupancy: Occupancy
+    expected: ExpectedSeconds
+    now: float
+    critical_s: float = 0.0
+    """Work of this many seconds determines the end of the step."""
+    waiting: list[Gang] = field(default_factory=list)
+    taken: set[SlotName] = field(default_factory=set)
+    leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
+    targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.critical_s = (1 - self.config.margin) * self.expected.step_end(len(self.slots))
+        self.waiting = sorted((gang for gang in self.gangs.values() if gang.waits), key=self._urgency)
+        for gang in self.waiting:
+            self._choose(gang)
+
+    def claim(self, gang: Gang) -> str:
+        """The reason for which a waiting ``gang`` gets slots, in words."""
+        assert gang.waiting_since is not None
+        text = f"{gang.policy} has waited {self.now - gang.waiting_since:.3g} s with {gang.ready} ready"
+        if self._is_due(gang):
+            return f"{text} while {gang.passed} computations of others began"
+        if self._is_critical(gang):
+            return f"{text}, and its work ({self.expected.work(gang):.3g} s) determines the end of the step"
+        return text
+
+    def _urgency(self, gang: Gang) -> tuple[object, ...]:
+        """Sorts the most urgent first."""
+        assert gang.waiting_since is not None
+        if self._is_due(gang):
+            return (0, gang.waiting_since)
+        return (1 if self._is_critical(gang) else 2, -self.expected.work(gang), gang.waiting_since)
+
+    def _is_due(self, gang: Gang) -> bool:
+        return gang.passed >= self.config.patience * len(self.slots)
+
+    def _is_critical(self, gang: Gang) -> bool:
+        return self.expected.work(gang) + self.expected.load(gang) >= self.critical_s
+
+    def _choose(self, gang: Gang) -> None:
+        """Gives ``gang`` a target, if it may have one: free slots, else those of gangs that have to leave for it."""
+        if gang.ranks > len(self.slots):
+            return  # until slots join
+        # While its state is loaded, no other slots; then those first, and those from which no state must leave.
+        allowed = gang.slots if gang.phase is Phase.PREFETCHING else self.slots
+        free = [slot for slot in allowed if slot not in self.taken and self._opens(slot)]
+        free.sort(key=lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot)))
+        target, reason = free[: gang.ranks], "its slots are free"
+        if len(target) < gang.ranks:
+            victims = self._victims(gang, allowed, gang.ranks - len(target))
+            if not victims and not self._is_due(gang):
+                return
+            for victim, why in victims:
+                self.leaving[victim.policy] = (gang, f"{why}; {self.claim(gang)}")
+                target += [slot for slot in victim.slots if slot in allowed]
+                reason = f"{victim.policy} leaves"
+            target = target[: gang.ranks]  # of a gang that is due, perhaps not all: the rest follows
+        self.taken.update(target)
+        if len(target) == gang.ranks:
+            in_order = tuple(slot for slot in self.slots if slot in target)
+            self.targets[gang.policy] = (in_order, f"{self.claim(gang)}; {reason}")
+
+    def _opens(self, slot: SlotName) -> bool:
+        """Nothing computes on ``slot``, or what does will leave."""
+        holder = self.occupancy.holder(slot)
+        return holder is None or holder.policy in self.leaving
+
+    def _victims(self, gang: Gang, allowed: Collection[SlotName], missing: int) -> list[tuple[Gang, str]]:
+        """Gangs that must leave so that ``gang`` gets ``missing`` more of the ``allowed`` slots, with the reasons.
+
+        Empty if that can't be, unless ``gang`` is due: then those that there are.
+        """
+
+        def gain(holder: Gang) -> int:
+            return sum(slot in allowed for slot in holder.slots)
+
+        def cost(victim: tuple[Gang, str]) -> tuple[object, ...]:
+            one = victim[0]
+            is_loaded_there = set(one.slots) <= set(gang.slots)
+            left_s = self.expected.running(one, self.now)
+            return (not one.starves, not is_loaded_there, left_s, abs(gain(one) - missing), one.began)
+
+        bound = (one for one in self.gangs.values() if one.phase is Phase.BOUND and gain(one))
+        staying = (one for one in bound if one.policy not in self.leaving)
+        found = sorted(((one, why) for one in staying if (why := self._reason_to_leave(one, gang))), key=cost)
+        victims: list[tuple[Gang, str]] = []
+        while found and missing > 0:
+            victims.append(found.pop(0))
+            missing -= gain(victims[-1][0])
+        if missing > 0 and not self._is_due(gang):
+            return []
+        for victim in list(victims):  # those that a later, larger one has made needless
+            if missing + gain(victim[0]) <= 0:
+                victims.remove(victim)
+                missing += gain(victim[0])
+        return victims
+
+    def _reason_to_leave(self, holder: Gang, gang: Gang) -> str:
+        """The reason for which the bound ``holder`` is to leave for ``gang``, at the end of its computation if one
+        runs. Empty if it may stay."""
+        if holder.starves:
+            return "no computation is ready"
+        if not holder.runs:
+            return ""
+        if self._is_due(gang):
+            return "it has had its turn"
+        if not self._is_critical(gang) or self._is_critical(holder):
+            return ""
+        swap_s = self.expected.swap(holder, gang)
+        if holder.computed_s < self.config.hysteresis * swap_s or self.expected.work(holder) <= swap_s:
+            return ""
+        return f"it has less work ({self.expected.work(holder):.3g} s) than {gang.policy}"
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
