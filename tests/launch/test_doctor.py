@@ -11,7 +11,7 @@ from flexmarl.launch.commands import cli
 from flexmarl.launch.doctor import diagnose, doctor
 from flexmarl.transport.devices.nvidia import NvidiaDevice, NvidiaDevices
 
-DEVICES = NvidiaDevices((NvidiaDevice("GPU-1", "H100", 80 << 30, 30 << 30, 93, ("GPU-2",)),), "")
+DEVICES = NvidiaDevices((NvidiaDevice("GPU-1", "H100", 80 << 30, 30 << 30, 93, ("GPU-2",), 0, (), 0),), "")
 
 
 def test_it_is_a_command() -> None:

@@ -10,9 +10,19 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that computes on a device, and its memory there; None if the driver does not report it."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class NvidiaDevice:
     """``utilisation_percent``: of the last second or less; None if the driver does not report it. ``peers``: the UUIDs
-    of the devices whose memory this one can read."""
+    of the devices whose memory this one can read. ``index``: the driver's number, from 0, in the order of the PCI bus;
+    the parts of a divided device (MIG) all have the number of the whole. ``unexplained_bytes``: memory that is used by
+    none of the processes that are seen from here: those of other containers, and the driver's own 1 GiB or less."""
 
     uuid: str
     name: str
@@ -20,6 +30,9 @@ class NvidiaDevice:
     free_bytes: int
     utilisation_percent: int | None
     peers: tuple[str, ...]
+    index: int
+    processes: tuple[DeviceProcess, ...]
+    unexplained_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +44,17 @@ class NvidiaDevices:
 
 
 def read_devices(nvml: Any = None) -> NvidiaDevices:
-    """All devices of the machine. ``nvml``: the module of nvidia-ml-py; None: the installed one."""
+    """All devices of the machine; a divided device (MIG) is listed as its parts. ``nvml``: the module of nvidia-ml-py;
+    None: the installed one."""
     nvml = nvml or _installed()
     if nvml is None:
         return NvidiaDevices((), "nvidia-ml-py is not installed (pip install flexmarl[gpu])")
     try:
         with _initialised(nvml):
-            handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-            uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-            devices = tuple(_device(nvml, handle, handles, uuids) for handle in handles)
+            wholes = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+            handles = [(n, part) for n, whole in enumerate(wholes) for part in _parts(nvml, whole)]
+            others = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for _, handle in handles}
+            devices = tuple(_device(nvml, index, handle, others) for index, handle in handles)
     except nvml.NVMLError as error:
         return NvidiaDevices((), f"the driver refuses: {error}")
     return NvidiaDevices(devices, "" if devices else "the driver knows no device")
@@ -63,21 +78,51 @@ def process_memory(process_id: int, nvml: Any = None) -> dict[str, int]:
     return held
 
 
-def _device(nvml: Any, handle: Any, handles: list[Any], uuids: list[str]) -> NvidiaDevice:
+def _parts(nvml: Any, whole: Any) -> list[Any]:
+    """The handles of a device's parts (MIG); the device's own if it is not divided."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(whole)
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(whole) if current else 0
+    except nvml.NVMLError:  # a device that can't be divided
+        return [whole]
+    if not current:
+        return [whole]
+    parts = []
+    for number in range(count):
+        try:
+            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number))
+        except nvml.NVMLError:  # this many parts were not made
+            continue
+    return parts
+
+
+def _device(nvml: Any, index: int, handle: Any, others: dict[str, Any]) -> NvidiaDevice:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
     except nvml.NVMLError:  # parts of a device (MIG) have none
         utilisation = None
-    peers = [
-        uuid
-        for other, uuid in zip(handles, uuids, strict=True)
-        if other is not handle and _reads(nvml, handle, other)
-    ]
+    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+    computing = _processes(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    drawing = _processes(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
     return NvidiaDevice(
-        _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.free,
-        utilisation, tuple(peers),
+        uuid, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.free, utilisation,
+        tuple(other for other, its in others.items() if other != uuid and _reads(nvml, handle, its)),
+        index, computing, _unexplained(memory.total - memory.free, {*computing, *drawing}),
     )  # fmt: skip
+
+
+def _processes(nvml: Any, listed: Any, handle: Any) -> tuple[DeviceProcess, ...]:
+    try:
+        return tuple(DeviceProcess(process.pid, process.usedGpuMemory) for process in listed(handle))
+    except nvml.NVMLError:
+        return ()
+
+
+def _unexplained(used: int, processes: set[DeviceProcess]) -> int:
+    """0 if the memory of a process is not reported: it may have all of it."""
+    sizes = [process.memory_bytes for process in processes]
+    return 0 if None in sizes else max(0, used - sum(size or 0 for size in sizes))
 
 
 def _reads(nvml: Any, reader: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flexmarl.transport.devices import nvidia
-from flexmarl.transport.devices.nvidia import NvidiaDevice, process_memory, read_devices
+from flexmarl.transport.devices.nvidia import DeviceProcess, NvidiaDevice, process_memory, read_devices
 
 
 class NVMLError(Exception):
@@ -14,15 +14,20 @@ class NVMLError(Exception):
 
 
 class Driver:
-    """Two devices; the first reads the second's memory."""
+    """Two devices; the first reads the second's memory. ``parts``: of the first one (MIG); 0: it is not divided.
+    ``sizes``: of the processes on each."""
 
     NVMLError = NVMLError
     NVML_P2P_CAPS_INDEX_READ = 0
     NVML_P2P_STATUS_OK = 0
 
-    def __init__(self, devices: int = 2, fails: str = "") -> None:
+    def __init__(
+        self, devices: int = 2, fails: str = "", parts: int = 0, sizes: tuple[int | None, ...] = (5, None)
+    ) -> None:
         self._devices = [f"handle{n}" for n in range(devices)]
         self._fails = fails
+        self._parts = parts
+        self._sizes = sizes
         self.initialised = 0
 
     def nvmlInit(self) -> None:  # noqa: N802  # the package's names
@@ -57,21 +62,57 @@ class Driver:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
         self._check("nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=7, usedGpuMemory=5), SimpleNamespace(pid=8, usedGpuMemory=None)]
+        return [SimpleNamespace(pid=7 + n, usedGpuMemory=size) for n, size in enumerate(self._sizes)]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=1, usedGpuMemory=2)]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
+        if not self._parts:
+            raise NVMLError("Not Supported")
+        divided = int(handle == "handle0")
+        return [divided, divided]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:  # noqa: N802
+        if index >= self._parts:
+            raise NVMLError("Not Found")
+        return f"{handle}/{index}"
 
     def _check(self, call: str) -> None:
         if call == self._fails:
             raise NVMLError("Not Supported")
 
 
+PROCESSES = (DeviceProcess(7, 5), DeviceProcess(8, None))
+
+
 def test_devices_are_read() -> None:
     driver = Driver()
     found = read_devices(driver)
     assert found.devices == (
-        NvidiaDevice("GPU-handle0", "H100", 80, 30, 93, ("GPU-handle1",)),
-        NvidiaDevice("GPU-handle1", "H100", 80, 30, 93, ()),
+        NvidiaDevice("GPU-handle0", "H100", 80, 30, 93, ("GPU-handle1",), 0, PROCESSES, 0),
+        NvidiaDevice("GPU-handle1", "H100", 80, 30, 93, (), 1, PROCESSES, 0),
     )
     assert found.reason == "" and driver.initialised == 0
+
+
+def test_memory_without_a_process_is_counted() -> None:
+    (first, _) = read_devices(Driver(sizes=(5, 3))).devices
+    assert first.unexplained_bytes == 80 - 30 - 5 - 3 - 2
+    (first, _) = read_devices(Driver(fails="nvmlDeviceGetComputeRunningProcesses")).devices
+    assert (first.processes, first.unexplained_bytes) == ((), 80 - 30 - 2)
+
+
+def test_a_divided_device_is_listed_as_its_parts() -> None:
+    found = read_devices(Driver(parts=2)).devices
+    assert [(device.uuid, device.index) for device in found] == [
+        ("GPU-handle0/0", 0),
+        ("GPU-handle0/1", 0),
+        ("GPU-handle1", 1),
+    ]
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetP2PStatus"])
