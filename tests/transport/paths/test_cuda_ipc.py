@@ -160,7 +160,9 @@ async def test_the_path_of_a_transport_is_the_only_one_on_both_sides(tmp_path: P
         assert [source.path for source in handle.sources] == ["cuda_ipc"]
         assert (await engine.get(handle))["w"].eq(1).all()
         for reads in (without.get(handle), mapped_by(without, handle)):
-            with pytest.raises(NoPath, match=rf"path 'cuda_ipc': device {A} is not visible here \(no device\)"):
+            with pytest.raises(
+                NoPath, match=rf"path 'cuda_ipc': device {A} is not visible here \(no device\)"
+            ):
                 await reads
         for reads in (other.get(handle), mapped_by(other, handle)):
             with pytest.raises(NoPath, match=r"path 'shm': not offered \(there is cuda_ipc\)"):
