@@ -13,6 +13,9 @@ from ..names import PolicyName, Version
 
 _LINGER_S: Final = 0.002
 """Ends of turns are sent with the next turn that asks, at the latest after this: an instance has turns in reserve."""
+_IDLE_LINGER_S: Final = 0.01
+"""The same while no turn of this worker waits for an instance. Sending a message of its own for each end, with the note
+that it was processed, takes as much time as asking for a route."""
 
 
 class TurnRoute(NamedTuple):
@@ -43,6 +46,8 @@ class TurnRoutes:
         self._ended: list[TurnEnded] = []
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
+        self._later_s = self._ends_due_s = 0.0
+        """The times of ``_later``, and at which ``_ended`` is sent at the latest."""
 
     async def open(self) -> None:
         """Opens the session. Raises ActorDead if the router can't be reached."""
@@ -109,14 +114,28 @@ class TurnRoutes:
     def ended(self, turn: int, tokens: int, *, lost: bool = False) -> None:
         """Reports the end of a turn; see ``TurnEnded``."""
         self._waiting.pop(turn, None)
+        linger_s = _LINGER_S if self._waiting or lost else _IDLE_LINGER_S
+        due_s = self._loop.time() + linger_s
+        self._ends_due_s = min(self._ends_due_s, due_s) if self._ended else due_s
         self._ended.append(TurnEnded(turn, tokens, lost))
+        if self._later is not None and self._ends_due_s < self._later_s:
+            self._later.cancel()
+            self._later = None
         if self._later is None:
-            self._later = self._loop.call_later(_LINGER_S, self._send_ended)
+            self._send_later()
+
+    def _send_later(self) -> None:
+        self._later_s = self._ends_due_s
+        self._later = self._loop.call_at(self._later_s, self._send_ended)
 
     def _send_ended(self) -> None:
         """Sends the ends that no turn has taken along meanwhile. The timer is not cancelled then: timers are dear."""
         self._later = None
-        if self._ended and self._soon is None:
+        if not self._ended or self._soon is not None:
+            return
+        if self._later_s < self._ends_due_s:  # the ends that it was set for have left with a turn
+            self._send_later()
+        else:
             self._send()
 
     def _send_soon(self) -> None:

@@ -64,7 +64,7 @@ def pipeline_tables(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def router_tables(console: Console, result: Mapping[str, Any]) -> None:
-    console.print(_goals_table("router, 8 workers and 512 instances", result["goals"]))
+    console.print(_goals_table("router, 8 workers and 512 instances", result["goals"], "empty call"))
     _warn_if_busy(console, result)
 
 

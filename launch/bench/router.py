@@ -6,6 +6,9 @@ The keys of the result:
     ipc_turns_per_s     the same by the router's process, over ipc, per second of its CPU time: one core's worth
     route_p50_us, route_p99_us
                         from asking to the route, over ipc, at 1,000 turns/s
+    call_p50_us, call_p99_us
+                        an empty call to the same process at the same rate, by turns with the routes: what the machine
+                        gives while they are measured
     rounds, goals, machine, settings
 
 The instances of the actor's measurement do nothing: they are actors of this process that acknowledge a version.
@@ -14,7 +17,7 @@ The instances of the actor's measurement do nothing: they are actors of this pro
 import asyncio
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,26 +43,37 @@ from ...actors.messages import (
 from ...actors.names import PolicyName, Version
 from ...actors.rollout.turn_routes import TurnRoutes
 from ...core.actor import Actor, endpoint
+from ...core.collector import spare_collector
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...transport.handle import StateHandle
 from .. import env
 from . import machine
 from .call_goals import Goal, judge_all
-from .measure import Report, percentile, rounded
+from .measure import Report, in_turns, percentile, rounded
 
 POLICY = PolicyName("solver")
 _CAPACITY = 64
 _ROUND = 64
 _TOKENS = 200
 _TIMEOUT_S = 60.0
+_LATENCIES_S = 3.0
+_SLICES = 4
 _ONE = VersionRange.exactly(Version(0))
 
 GOALS = (
     Goal("pure_turns_per_s", "Router alone, turns/s", 5000, at_most=False),
     Goal("ipc_turns_per_s", "over ipc, turns per CPU second", 5000, at_most=False),
     Goal("route_p99_us", "a route at 1,000 turns/s, p99, us", 1000, at_most=True),
-)
+    Goal(
+        "route_p50_us", "a route at 1,000 turns/s, p50, us", 2, at_most=True,
+        bare="call_p50_us", bare_words="empty call",
+    ),
+    Goal(
+        "route_p99_us", "a route at 1,000 turns/s, p99, us", 2, at_most=True,
+        bare="call_p99_us", bare_words="empty call",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +97,7 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     report("how busy the machine is with other things")
     described = await machine.describe()
-    rounds: dict[str, list[float]] = {
-        "pure_turns_per_s": [],
-        "ipc_turns_per_s": [],
-        "route_p50_us": [],
-        "route_p99_us": [],
-    }
+    rounds: defaultdict[str, list[float]] = defaultdict(list)
     report("the start of the router and of the instances")
     with TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
         async with ActorSystem("bench", Path(directory)) as system:
@@ -98,9 +107,9 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
                 rounds["pure_turns_per_s"].append(pure_turns_per_s(options))
                 report(f"over ipc, round {number} of {options.rounds}")
                 rounds["ipc_turns_per_s"].append(await _ipc_turns_per_s(workers, options))
-                latencies_us = await _latencies_us(workers, options)
-                rounds["route_p50_us"].append(percentile(latencies_us, 0.5))
-                rounds["route_p99_us"].append(percentile(latencies_us, 0.99))
+                for name, latencies_us in (await _latencies_us(workers, options)).items():
+                    rounds[f"{name}_p50_us"].append(percentile(latencies_us, 0.5))
+                    rounds[f"{name}_p99_us"].append(percentile(latencies_us, 0.99))
             workers.close()
     figures = {key: statistics.median(values) for key, values in rounds.items()}
     return {
@@ -200,6 +209,7 @@ async def _start(system: ActorSystem, options: Options) -> _Workers:
     for session in sessions:
         await session.open()
     readers = [asyncio.create_task(session.run()) for session in sessions]
+    spare_collector()  # as actors' processes do
     return _Workers(router.api.cpu_s, sessions, readers)
 
 
@@ -225,22 +235,37 @@ async def _route(session: TurnRoutes, number: int) -> int:
     return route.turn
 
 
-async def _latencies_us(workers: _Workers, options: Options) -> list[float]:
-    """Turns at even distances, of one worker after the other."""
-    loop = asyncio.get_running_loop()
-    latencies_us: list[float] = []
-    turns = min(options.turns, int(3 * options.rate_per_s))
-    began = loop.time()
+async def _latencies_us(workers: _Workers, options: Options) -> dict[str, list[float]]:
+    """Durations of routes, asked for by one worker after the other, and of empty calls, in slices by turns."""
 
-    async def one(number: int) -> None:
+    async def route(number: int) -> None:
         session = workers.sessions[number % options.workers]
-        asked = time.perf_counter()
-        turn = await _route(session, number)
-        latencies_us.append((time.perf_counter() - asked) * 1e6)
-        session.ended(turn, _TOKENS)
+        session.ended(await _route(session, number), _TOKENS)
+
+    async def call(number: int) -> None:
+        await workers.cpu_s()
+
+    found: dict[str, list[float]] = {"route": [], "call": []}
+    measured = ((route, found["route"]), (call, found["call"]))
+    turns = min(options.turns, int(_LATENCIES_S * options.rate_per_s)) // _SLICES
+    for once, latencies_us in in_turns(measured, _SLICES):
+        latencies_us += await _at_rate(once, turns, options.rate_per_s)
+    return found
+
+
+async def _at_rate(once: Callable[[int], Awaitable[None]], count: int, rate_per_s: float) -> list[float]:
+    """Durations in microseconds of ``once(0)``, ``once(1)``, ..., begun at even distances."""
+    latencies_us: list[float] = []
+    clock = time.perf_counter  # the loop's own counts milliseconds
+    began = clock()
+
+    async def timed(number: int) -> None:
+        asked = clock()
+        await once(number)
+        latencies_us.append((clock() - asked) * 1e6)
 
     async with asyncio.TaskGroup() as tasks:
-        for number in range(turns):
-            await asyncio.sleep(max(0.0, began + number / options.rate_per_s - loop.time()))
-            tasks.create_task(one(number))
+        for number in range(count):
+            await asyncio.sleep(max(0.0, began + number / rate_per_s - clock()))
+            tasks.create_task(timed(number))
     return latencies_us

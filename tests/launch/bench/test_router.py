@@ -10,4 +10,7 @@ async def test_every_figure_has_its_goal_and_each_part_is_reported() -> None:
     assert all(result[goal.key] > 0 for goal in GOALS)
     assert len(told) == parts(options)
     assert result["route_p50_us"] <= result["route_p99_us"]
+    assert 0 < result["call_p50_us"] <= result["call_p99_us"]
+    beside_a_call = [goal for goal in result["goals"] if goal["bare"] is not None]
+    assert [goal["key"] for goal in beside_a_call] == ["route_p50_us", "route_p99_us"]
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
