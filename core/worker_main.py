@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from .actor import Actor
-from .collector import spare_collector
+from .collector import importing, spare_collector
 from .errors import origin_of
 from .private_directory import use_with_others
 from .ref import ActorRef
@@ -94,7 +94,8 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
 
 
 def _build(init: WorkerInit, system: ActorSystem) -> Actor:
-    actor_class: Any = import_class(init.actor_class)
+    with importing():
+        actor_class: Any = import_class(init.actor_class)
     constructor = constructor_signature(actor_class)
     actor: Actor = actor_class(**constructor.arguments(init.args, init.kwargs, system._local.network))
     return actor

@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 import structlog
 
+from flexmarl.core.collector import spare_collector
 from flexmarl.core.private_directory import private_directory
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
@@ -31,6 +32,11 @@ hypothesis.settings.load_profile("flexmarl")
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftoversPlugin())
     config.pluginmanager.register(VllmPlugin())
+
+
+def pytest_collection_finish() -> None:
+    """The modules and the collected tests, a million objects, stay until the end."""
+    spare_collector()
 
 
 @pytest.fixture(autouse=True)

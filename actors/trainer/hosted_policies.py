@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...core.collector import importing
 from ..messages import GangPlace, Sample, StepStats
 from ..names import AgentName, PolicyName, Step
 from ..workflow import Recipe
@@ -118,7 +119,8 @@ def _backends(setup: TrainerSetup) -> PolicyBackends:
         from .backends.simulated_policies import SimulatedPolicies
 
         return SimulatedPolicies(setup.recipe.seed)
-    from .backends.torch_policy.torch_policies import TorchPolicies
+    with importing():
+        from .backends.torch_policy.torch_policies import TorchPolicies
 
     return TorchPolicies(setup.recipe.seed, setup.total_steps)
 

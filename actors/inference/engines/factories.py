@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
+from ....core.collector import importing
 from ...errors import EngineUnavailable
 from ...messages import ModelConfig
 from ..inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig, VllmEngineConfig
@@ -34,12 +35,14 @@ async def factory_of(model: ModelConfig | None, engine: EngineConfig) -> EngineF
 
 
 def _embedded() -> "type[EmbeddedFactory]":
-    from .embedded import EmbeddedFactory
+    with importing():
+        from .embedded import EmbeddedFactory
 
     return EmbeddedFactory
 
 
 def _vllm() -> "type[VllmFactory]":
-    from .vllm_engine import VllmFactory
+    with importing():
+        from .vllm_engine import VllmFactory
 
     return VllmFactory
