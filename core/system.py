@@ -28,6 +28,7 @@ from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .supervision.directory import Directory
 from .supervision.local_actors import CLOSE_GRACE_S, LocalActors
+from .supervision.process_node import ProcessNode
 from .supervision.process_statistics import ProcessStatistics
 from .supervision.restart_policy import Intensity, Strategy
 from .supervision.supervisor import Supervisor
@@ -181,6 +182,12 @@ class ActorSystem:
         return self._local.address
 
     @property
+    def incarnation(self) -> int:
+        """The number of this system among those of its name: a restarted actor's system has a greater one than before
+        (``protocol/incarnations.py``)."""
+        return self._wire.epoch
+
+    @property
     def keys_file(self) -> Path:
         """The file with the keys of a system that listens on TCP, for its processes and for clients from outside."""
         return self.directory / "keys.json"
@@ -248,11 +255,16 @@ class ActorSystem:
         """
         self._check_running()
         if self._own_supervisor is None:
-            self._own_supervisor = own = Supervisor(
-                self, self.directory, self._log_directory or self.directory, None,
-                strategy=Strategy.ONE_FOR_ONE, intensity=self._intensity, name="system-supervisor",
+            node = ProcessNode(
+                self,
+                self.directory,
+                self._log_directory or self.directory,
+                None,
                 directory_is_private=self._given_directory is None,
-            )  # fmt: skip
+            )
+            self._own_supervisor = own = Supervisor(
+                self, node, strategy=Strategy.ONE_FOR_ONE, intensity=self._intensity, name="system-supervisor"
+            )
             await own.__aenter__()
             own.failure.add_done_callback(self._supervisor_failed)
         return await self._own_supervisor.spawn(actor_class, name, setup, process=process)

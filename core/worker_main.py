@@ -1,4 +1,4 @@
-"""The process of one spawned actor, started by ``child_process.py``:
+"""The process of one spawned actor, started by ``process_node.py``:
 ``python -m flexmarl.core.worker_main PARENT DIRECTORY NAME private|shared``.
 ``PARENT``: the parent's process id. ``private``: the directory is the run's own, and is removed if the parent has died.
 
@@ -68,7 +68,7 @@ def main() -> NoReturn:
 async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
-    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch)
+    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch, init.listening)
     async with ActorSystem(
         name, directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
     ) as system:
@@ -79,7 +79,7 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
         try:
             await system.add(_build(init, system), name)
             spare_collector()
-            await supervisor.ask("ready", name, os.getpid(), system.address, timeout_s=_REPORT_TIMEOUT_S)
+            await supervisor.ask("ready", name, init.epoch, timeout_s=_REPORT_TIMEOUT_S)
             error = await _wait_stopped(system)
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
             raise

@@ -124,9 +124,8 @@ class LocalRun:
         orchestrator = await self._start_actors()
         await orchestrator.api.start()
         signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
-        blocked = {
-            worker.name: report_file(self.runtime_dir, worker.name) for worker in self._references().workers
-        }
+        workers = (f"rollout-{n}" for n in range(self.config.rollout.workers))
+        blocked = {name: report_file(self.runtime_dir, name) for name in workers}
         silence_s = self.config.supervision.silence_s
         watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
@@ -138,7 +137,7 @@ class LocalRun:
     async def _start_actors(self) -> ActorRef[OrchestratorApi]:
         """Spawns the router, to which others report when they start, and then all at once. The references are known
         before the processes run."""
-        references = self._references()
+        references = await self._references()
         self._prepare_store(references.store)
         specs = actor_specs(self.config, self.directory, self.runtime_dir, references, self.resume)
         router = references.router.name
@@ -147,23 +146,22 @@ class LocalRun:
         await _all_started(spawned, self.console)
         return references.orchestrator
 
-    def _references(self) -> References:
-        reference = self.supervision.reference
+    async def _references(self) -> References:
+        reserve, config, pool = self.supervision.reserve, self.config, self.config.pool
+        slots = pool.slots if isinstance(pool, SharedPoolConfig) else 0
         return References(
-            store=reference("store", StoreApi),
-            trainer=reference("trainer", TrainerApi),
-            router=reference("router", RouterApi),
-            workers=[reference(f"rollout-{n}", RolloutApi) for n in range(self.config.rollout.workers)],
-            orchestrator=reference("orchestrator", OrchestratorApi),
+            store=await reserve("store", StoreApi),
+            trainer=await reserve("trainer", TrainerApi),
+            router=await reserve("router", RouterApi),
+            workers=[await reserve(f"rollout-{n}", RolloutApi) for n in range(config.rollout.workers)],
+            orchestrator=await reserve("orchestrator", OrchestratorApi),
             console=self.console.ref,
             supervisor=self.supervision.restarting,
             instances={
-                policy: [reference(f"{policy}-{n}", InstanceApi) for n in range(settings.instances)]
-                for policy, settings in self.config.policies.items()
+                policy: [await reserve(f"{policy}-{n}", InstanceApi) for n in range(settings.instances)]
+                for policy, settings in config.policies.items()
             },
-            slots=[reference(f"slot-{n}", SlotApi) for n in range(self.config.pool.slots)]
-            if isinstance(self.config.pool, SharedPoolConfig)
-            else [],
+            slots=[await reserve(f"slot-{n}", SlotApi) for n in range(slots)],
         )
 
     def _prepare_store(self, store: ActorRef[StoreApi]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from ..actors.errors import EngineFailed
 from ..core.errors import ActorDead, ActorFailed, FlexmarlError, is_loss
 from ..core.ref import ActorRef
+from ..core.supervision.process_node import ProcessNode
 from ..core.supervision.process_statistics import ProcessStatistics
 from ..core.supervision.restart_policy import Intensity, Strategy
 from ..core.supervision.supervisor import Supervisor
@@ -40,12 +41,12 @@ class RunSupervision:
         log_level: LogLevel = "info",
     ) -> None:
         environment = env.actor_environment()
-        self._ending = Supervisor(system, runtime_dir, logs, environment, log_level=log_level)
+        self._system = system
+        self._node = node = ProcessNode(system, runtime_dir, logs, environment)
+        self._ending = Supervisor(system, node, log_level=log_level)
         self._restarting = Supervisor(
             system,
-            runtime_dir,
-            logs,
-            environment,
+            node,
             strategy=Strategy.ONE_FOR_ONE,
             intensity=intensity,
             is_restarted=_may_succeed_again,
@@ -57,6 +58,7 @@ class RunSupervision:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as exits:
+            exits.callback(self._node.close)
             for supervisor in self._both:
                 await exits.enter_async_context(supervisor)
             self._exits = exits.pop_all()
@@ -78,9 +80,9 @@ class RunSupervision:
         device = {} if spec.cuda_devices is None else env.cuda_devices(spec.cuda_devices)
         return await supervisor.spawn(spec.actor_class, name, spec.setup, env=spec.env | device)
 
-    def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
-        """A reference to an actor that has been spawned, or will be."""
-        return self._ending.reference(name, api)
+    async def reserve(self, name: str, api: type[Api]) -> ActorRef[Api]:
+        """A reference to an actor that will be spawned. Raises OSError."""
+        return self._system.ref(name, await self._node.reserve(name), api)
 
     def report_restarts(self, report: Callable[[str, FlexmarlError], None]) -> None:
         """Has ``report`` called for each actor that is restarted alone, with the reason."""

@@ -11,6 +11,7 @@ import structlog
 
 from flexmarl.core.collector import spare_collector
 from flexmarl.core.private_directory import private_directory
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
@@ -65,5 +66,5 @@ async def supervisor(system: ActorSystem, private: Path, tmp_path: Path) -> Asyn
     """A supervisor that can also spawn actors of the test modules."""
     path = os.pathsep.join([str(TESTS.parent / "scripts" / "src"), str(TESTS / "core")])
     environment = {**env.actor_environment(), "PYTHONPATH": path}
-    async with Supervisor(system, private, tmp_path, environment) as supervisor:
+    async with Supervisor(system, ProcessNode(system, private, tmp_path, environment)) as supervisor:
         yield supervisor

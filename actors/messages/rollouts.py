@@ -90,10 +90,10 @@ class GroupClosed:
 @dataclass(frozen=True, slots=True)
 class WorkerLife:
     """One life of a rollout actor, from its start to its end. ``writer``: its name in this life, which the store's
-    writer has too; after a restart it has another. ``pid``: of its process."""
+    writer has too; after a restart it has another. ``incarnation``: of its system."""
 
     writer: str
-    pid: int
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

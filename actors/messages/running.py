@@ -50,5 +50,5 @@ class ConsoleApi(Protocol):
 class SupervisorApi(Protocol):
     """The supervisor that restarts actors (``core.supervision.supervisor``)."""
 
-    async def lost(self, name: str, pid: int, reason: str) -> None:
-        """The actor ``name`` was lost, whose process had the id ``pid``: if that one still runs it is killed."""
+    async def lost(self, name: str, incarnation: int, reason: str) -> None:
+        """This incarnation of the actor ``name`` was lost: if it still runs it is killed."""

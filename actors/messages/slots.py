@@ -24,10 +24,10 @@ from .training import MicroBatchTrained, StepStats
 
 @dataclass(frozen=True, slots=True)
 class SlotLife:
-    """One life of a slot worker, from its start to its end. ``pid``: of its process."""
+    """One life of a slot worker, from its start to its end. ``incarnation``: of its system."""
 
     life: str
-    pid: int
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

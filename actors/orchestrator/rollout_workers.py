@@ -144,8 +144,10 @@ class RolloutWorkers:
             return
         open_items = self._dealing.lose(writer)  # from now on it closes none
         ref, life = self._lives[writer]
-        log.warning("rollout worker lost", name=ref.name, writer=writer, pid=life.pid, reason=reason)
-        await self._supervisor.tell("lost", ref.name, life.pid, reason, timeout_s=WORK_TIMEOUT_S)
+        log.warning(
+            "rollout worker lost", name=ref.name, writer=writer, incarnation=life.incarnation, reason=reason
+        )
+        await self._supervisor.tell("lost", ref.name, life.incarnation, reason, timeout_s=WORK_TIMEOUT_S)
         reports = await self._store.within(WORK_TIMEOUT_S).retire(writer)
         put: dict[GroupKey | int, GroupClosed] = {(report.step, report.query): report for report in reports}
         again = [item for item in open_items if item not in put]

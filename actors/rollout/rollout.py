@@ -15,7 +15,6 @@ orchestrator finds the report there; groups without one are begun again by anoth
 """
 
 import asyncio
-import os
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -94,7 +93,7 @@ class Rollout(Actor, RolloutApi):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[WorkerLife]:
-        yield WorkerLife(self.writer, os.getpid())
+        yield WorkerLife(self.writer, self.system.incarnation)
         await asyncio.Event().wait()
 
     @endpoint

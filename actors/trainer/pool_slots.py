@@ -191,11 +191,11 @@ class PoolSlots:
         ):  # known: its process may still be about to be killed
             async with self._losing[slot]:
                 return
-        pid = self._lives.pop(slot).pid
+        incarnation = self._lives.pop(slot).incarnation
         self._ended.add(lost.life)
         async with self._losing[slot]:
-            log.warning("slot worker lost", name=slot, pid=pid, reason=lost.reason)
-            await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, pid, lost.reason)
+            log.warning("slot worker lost", name=slot, incarnation=incarnation, reason=lost.reason)
+            await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, incarnation, lost.reason)
             if self._all_joined:
                 self._listener.slot_lost(slot, lost.reason)
 

@@ -9,7 +9,6 @@ the last whole base part, at another slot or at its next life.
 """
 
 import asyncio
-import os
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -76,7 +75,7 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, os.getpid())
+        yield SlotLife(self._life, self.system.incarnation)
         await asyncio.Event().wait()
 
     def _check_meant(self, life: str) -> None:

@@ -1,43 +1,23 @@
-"""The two kinds of supervised actors: in the supervisor's process, and in a process of its own."""
+"""The two kinds of supervised actors: in the supervisor's process, and on a node."""
 
 import asyncio
 import dataclasses
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
-from ..protocol.incarnations import new_epoch
-from ..protocol.session import Settings
-from ..telemetry import LogLevel
-from ..wire.curve import Keys
-from ..wire.zeromq import Tcp, ipc_address
-from .child_process import ChildProcess
+from ..telemetry import get_logger
 from .local_actors import LocalActors
-from .worker_init import (
-    WorkerInit,
-    constructor_arguments,
-    import_class,
-    import_path,
-    search_path,
-    write_init,
-)
+from .node import Launch, Node, Running
+from .worker_init import constructor_arguments, import_class
+
+log = get_logger(__name__)
 
 
 class SupervisedSystem(Protocol):
     """The part of an ``ActorSystem`` that its supervisors use."""
 
-    tcp: Tcp | None
-    keys: Keys | None
-    settings: Settings
     _local: LocalActors
-
-    @property
-    def keys_file(self) -> Path: ...
 
 
 class ChildOwner(Protocol):
@@ -54,21 +34,12 @@ class ChildOwner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSpec:
-    """``actor_class``: a class, or its import path. ``setup``, ``env``: see ``Supervisor.spawn``."""
-
-    actor_class: type[Actor] | str
-    setup: object
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
 class Child(ABC):
     """An actor under supervision, through all of its incarnations. ``address``: empty until it is known. ``runs``: it
-    has been started, and has not ended since."""
+    has been started, and has not ended since. ``spec``: its last launch, or the first one to be."""
 
-    def __init__(self, name: str, spec: ActorSpec, local: LocalActors, address: str) -> None:
-        self.name = name
+    def __init__(self, spec: Launch, local: LocalActors, address: str) -> None:
+        self.name = spec.name
         self.spec = spec
         self.address = address
         self.runs = False
@@ -132,131 +103,73 @@ class LocalChild(Child):
         """The system has released everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
-    """``directory``: for sockets; ``directory_is_private``: processes that lose their parent remove it. ``env``: None:
-    inherited. ``supervisor``: the name of the actor that children report to. ``log_level``: of their logs."""
+class NodeChild(Child):
+    """An actor on a node. ``running``: its newest incarnation. ``watches``: one per incarnation that has not ended."""
 
-    directory: Path
-    directory_is_private: bool
-    log_directory: Path
-    env: Mapping[str, str] | None
-    supervisor: str
-    log_level: LogLevel
-
-
-class ProcessChild(Child):
-    """An actor in a process of its own. ``process``: its newest incarnation. ``watches``: one per process that has not
-    ended."""
-
-    def __init__(
-        self, name: str, spec: ActorSpec, system: SupervisedSystem, owner: ChildOwner, options: ProcessOptions
-    ) -> None:
-        if spec.env and options.env is None:
-            raise ValueError(
-                f"{name}: its supervisor inherits its environment, and has none to add variables to"
-            )
-        address = ipc_address(options.directory, name) if system.tcp is None else ""
-        super().__init__(name, spec, system._local, address)
-        self.process: ChildProcess | None = None
-        self._epoch = new_epoch()
-        self._system = system
+    def __init__(self, spec: Launch, node: Node, local: LocalActors, owner: ChildOwner) -> None:
+        super().__init__(spec, local, "")
+        self.node = node
+        self.running: Running | None = None
         self._owner = owner
-        self._options = options
         self.watches: set[asyncio.Task[None]] = set()
 
     async def launch(self) -> None:
-        options = self._options
-        private = "private" if options.directory_is_private else "shared"
-        self._epoch += 1
-        self._local.network.heard_incarnation(self._epoch)  # should its predecessor still run: it is refused
-        self.process = process = await ChildProcess.start(
-            self.name,
-            [str(os.getpid()), str(options.directory), self.name, private],
-            write_init(self._init()),
-            options.log_directory / f"{self.name}.log",
-            None if options.env is None else {**options.env, **self.spec.env},
-        )
-        if self.address:
-            self._local.network.watch_process(self.address)
-        process.address = self.address
-        watch = asyncio.create_task(self._watch(process), name=f"watch {self.name}")
+        network = self._local.network
+        if not self.address:
+            self.address = await self.node.reserve(self.name)
+        self.spec = dataclasses.replace(self.spec, epoch=self.spec.epoch + 1)
+        network.heard_incarnation(self.spec.epoch)  # should its predecessor still run: it is refused
+        self.running = running = await self.node.launch(self.spec)
+        network.watch_process(self.address)
+        watch = asyncio.create_task(self._watch(running), name=f"watch {self.name}")
         self.watches.add(watch)
         watch.add_done_callback(self.watches.discard)
         if self._owner.stopping:  # since before there was a process
-            process.kill()
-        await process.wait_ready()
+            running.kill()
+        await running.wait_ready()
         self.runs = True
 
-    def _init(self) -> WorkerInit:
-        system, options = self._system, self._options
-        tcp, keys_file = None, None
-        if system.tcp is not None:  # a restarted process takes the port that references to it know
-            port = int(self.address.rpartition(":")[2]) if self.address else 0
-            tcp = dataclasses.replace(system.tcp, port=port, keys=None)
-        if system.keys is not None:
-            keys_file = system.keys_file
-            if not keys_file.exists():
-                system.keys.save(keys_file)
-        return WorkerInit(
-            import_path(self.spec.actor_class),
-            *constructor_arguments(self.spec.setup),
-            {"name": options.supervisor, "address": self._local.address},
-            tcp,
-            None if keys_file is None else str(keys_file),
-            system.settings,
-            self._epoch,
-            search_path() if options.env is None else [],
-            options.log_level,
-        )
-
-    def ready(self, pid: int, address: str) -> bool:
-        """The process has reported its actor's start; False if it is one of an earlier incarnation."""
-        process = self.process
-        if process is None or process.pid != pid:
-            return False
-        self.address = process.address = address
-        self._local.network.watch_process(address)
-        process.started.set()
-        return True
+    def ready(self, epoch: int) -> None:
+        """An incarnation has reported its actor's start. An earlier one is ignored."""
+        running = self.running
+        if running is not None and running.epoch == epoch:
+            running.started.set()
+            log.info("actor ready", name=self.name, process=running.label)
 
     def failed(self, reason: FlexmarlError) -> None:
         """The process has reported the failure of its actor, and is about to end. The restart is decided now: actors
         that fail in consequence may end before the process does."""
-        if self.process is not None:
-            self.process.exit_reason = reason
-            self._exited(self.process, reason)
+        if self.running is not None:
+            self.running.exit_reason = reason
+            self._exited(self.running, reason)
 
-    def lost(self, reason: FlexmarlError, pid: int | None) -> None:
-        """The process ``pid``, by default the newest, is silent: it is killed, and has failed for ``reason``. One that
-        has ended already has a better reason, which ``_watch`` gets."""
-        process = self.process
-        if process is None or pid not in (None, process.pid):
+    def lost(self, reason: FlexmarlError, epoch: int | None) -> None:
+        """The incarnation ``epoch``, by default the newest, is silent: it is killed, and has failed for ``reason``. One
+        that has ended already has a better reason, which ``_watch`` gets."""
+        running = self.running
+        if running is None or epoch not in (None, running.epoch):
             return
-        if process.exit_reason is None and not process.has_exited():
-            process.exit_reason = reason
-            self._exited(process, reason)
-            process.kill()
+        if running.exit_reason is None and not running.has_exited():
+            running.exit_reason = reason
+            self._exited(running, reason)
+            running.kill()
 
-    async def _watch(self, process: ChildProcess) -> None:
-        reason = await process.wait_ended()
-        self._exited(process, reason)
-        if process.address:
-            final = self._owner.final_error(reason)
-            self._local.network.process_ended(
-                process.address, final or _as_dead(reason), for_good=final is not None
-            )
+    async def _watch(self, running: Running) -> None:
+        reason = await running.wait_ended()
+        self._exited(running, reason)
+        final = self._owner.final_error(reason)
+        self._local.network.process_ended(self.address, final or _as_dead(reason), for_good=final is not None)
 
-    def _exited(self, process: ChildProcess, reason: FlexmarlError) -> None:
-        if process.stop_requested or process.exit_handled or self.process is not process:
+    def _exited(self, running: Running, reason: FlexmarlError) -> None:
+        if running.stop_requested or running.exit_handled or self.running is not running:
             return
-        process.exit_handled = self.runs
+        running.exit_handled = self.runs
         self._owner.child_exited(self, reason)
 
     async def halt(self) -> BaseException | None:
         self.runs = False
-        if self.process is not None:
-            await self.process.stop(self._local.system_actor(self.process.address))
+        if self.running is not None:
+            await self.running.stop(self._local.system_actor(self.address))
         return None
 
     async def stop(self) -> BaseException | None:
@@ -267,29 +180,23 @@ class ProcessChild(Child):
         return None
 
     def give_up(self, error: FlexmarlError) -> None:
-        if self.process is not None and self.process.ended.is_set():  # else when it has
+        if self.running is not None and self.running.ended.is_set():  # else when it has
             self._local.network.process_ended(self.address, error, for_good=True)
 
     async def wait_ended(self) -> None:
-        process = self.process
-        if process is not None and not process.ended.is_set():  # the next incarnation takes its address
-            await process.stop(self._local.system_actor(process.address))
-            if not process.ended.is_set():
-                raise ActorDead(self.name, f"process {process.pid} does not end")
+        running = self.running
+        if running is not None and not running.ended.is_set():  # the next incarnation takes its address
+            await running.stop(self._local.system_actor(self.address))
+            if not running.ended.is_set():
+                raise ActorDead(self.name, f"{running.label} does not end")
 
     async def release(self) -> None:
         try:
-            if self.process is not None:
-                await self.process.wait_gone()
+            if self.running is not None:
+                await self.running.wait_gone()
         finally:
             self._local.network.unwatch_process(self.address)
-            _remove_socket(self.address)
-
-
-def _remove_socket(address: str) -> None:
-    """Removes the file that a killed process leaves behind."""
-    if address.startswith("ipc://"):
-        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+            self.node.release(self.name)
 
 
 def _as_dead(reason: FlexmarlError) -> FlexmarlError:

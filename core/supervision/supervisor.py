@@ -1,17 +1,17 @@
-"""Starts actors, in processes of their own or in this one, watches them, restarts them, and stops them.
+"""Starts actors, on nodes or in this process, watches them, restarts them, and stops them.
 
-    async with Supervisor(system, directory, log_directory, env) as supervisor:
+    node = ProcessNode(system, directory, log_directory, env)
+    async with Supervisor(system, node) as supervisor:
         await supervisor.spawn("pkg.module:Store", "store", {"budget": 10})
         store = supervisor.reference("store", StoreApi)
         await supervisor.wait_failed()      # raises ActorDead or ActorFailed
 
-A process holds one actor, whose name is its log file's. ``restart_policy.py`` decides about restarts; a restarted actor
-keeps its name and its address. By default a supervisor restarts nothing: the first failure ends the run.
+``restart_policy.py`` decides about restarts; a restarted actor keeps its name, its node and its address. By default a
+supervisor restarts nothing: the first failure ends the run.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, overload
 
 from ..actor import Actor, endpoint
@@ -20,7 +20,6 @@ from ..errors import (
     ActorFailed,
     CallTimeout,
     FlexmarlError,
-    LocalProtocolError,
     TooManyRestarts,
     origin_of,
     text_of,
@@ -29,12 +28,11 @@ from ..errors import (
 from ..names import checked_name
 from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
-from ..wire.zeromq import ipc_address
-from .children import ActorSpec, Child, LocalChild, ProcessChild, ProcessOptions, SupervisedSystem
+from .children import Child, LocalChild, NodeChild, SupervisedSystem
+from .node import Launch, Node
 from .process_statistics import ProcessStatistics
 from .restart_policy import Escalate, Intensity, Restart, Restarts, Strategy
 from .system_api import SystemApi
-from .worker_init import import_path
 
 log = get_logger(__name__)
 
@@ -54,34 +52,22 @@ class Supervisor(Actor):
     def __init__(
         self,
         system: SupervisedSystem,
-        directory: Path,
-        log_directory: Path,
-        env: Mapping[str, str] | None,
+        node: Node,
         *,
         strategy: Strategy = Strategy.ONE_FOR_ALL,
         intensity: Intensity = NO_RESTARTS,
         is_restarted: Callable[[FlexmarlError], bool] = lambda _: True,
         name: str = "supervisor",
-        directory_is_private: bool = True,
         log_level: LogLevel = "info",
     ) -> None:
-        """``directory``: for the sockets of the spawned processes; if it is private to this run, processes that lose
-        their parent remove it with all its files. ``env``: the whole environment of the spawned processes; None:
-        they inherit this process's, and its ``sys.path``. ``is_restarted``: False for failures that another start would
-        meet again: the first of them is escalated, without regard to the intensity. ``log_level``: the least one of
-        their logs' lines.
+        """``node``: the one on which actors run, unless ``spawn`` gets another. ``is_restarted``: False for failures
+        that another start would meet again: the first of them is escalated, without regard to the intensity.
+        ``log_level``: the least one of the lines in the logs of actors on nodes.
         """
-        self._supervised = system
         self._local = system._local
         self._name = name
-        self._options = ProcessOptions(
-            directory,
-            directory_is_private,
-            log_directory,
-            None if env is None else dict(env),
-            name,
-            log_level,
-        )
+        self._node = node
+        self._log_level = log_level
         self.on_restart: Callable[[str, FlexmarlError], None] = lambda name, reason: None
         """Called with the name of an actor that is about to be restarted, and the reason."""
         self._restarts = Restarts(strategy, intensity)
@@ -108,6 +94,9 @@ class Supervisor(Actor):
         try:
             await self.stop_all()
         finally:
+            for name, child in self._children.items():
+                if isinstance(child, NodeChild):
+                    child.node.release(name)
             self._local.supervisors.remove(self)
             self.failure.cancel()
 
@@ -124,14 +113,14 @@ class Supervisor(Actor):
         self.stopping = True
         await _cancelled(*self._restarting.values())
         children = list(self._children.values())
-        processes = [child for child in children if isinstance(child, ProcessChild)]
-        await asyncio.gather(*(child.halt() for child in processes))
+        on_nodes = [child for child in children if isinstance(child, NodeChild)]
+        await asyncio.gather(*(child.halt() for child in on_nodes))
         await _cancelled(
-            *(watch for child in processes for watch in child.watches)
+            *(watch for child in on_nodes for watch in child.watches)
         )  # of what outlived SIGKILL
         first: BaseException | None = None
         for child in reversed(children):
-            if not isinstance(child, ProcessChild):
+            if not isinstance(child, NodeChild):
                 raised = await child.stop()
                 first = first or raised
         if first is not None:
@@ -149,19 +138,26 @@ class Supervisor(Actor):
             await self._local.system_actor(self._children[name].address).api.allow(public_key, calls)
 
     async def kill_all(self) -> None:
-        """Ends every process at once."""
+        """Ends every actor on a node at once."""
         self.stopping = True
-        processes = [child.process for child in self._children.values() if isinstance(child, ProcessChild)]
-        started = [process for process in processes if process is not None]
-        for process in started:
-            process.kill()
-        await asyncio.gather(*(process.wait_gone() for process in started))
+        newest = [child.running for child in self._children.values() if isinstance(child, NodeChild)]
+        started = [running for running in newest if running is not None]
+        for running in started:
+            running.kill()
+        await asyncio.gather(*(running.wait_gone() for running in started))
 
     # ------------------------------------------------------------------ starting and stopping one
 
     @overload
     async def spawn(
-        self, actor_class: str, name: str, setup: object = None, *, process: bool = True, env: Env = None
+        self,
+        actor_class: str,
+        name: str,
+        setup: object = None,
+        *,
+        process: bool = True,
+        env: Env = None,
+        node: Node | None = None,
     ) -> ActorRef[Any]: ...
     @overload
     async def spawn(
@@ -177,13 +173,21 @@ class Supervisor(Actor):
         self, actor_class: Callable[[Setup], AnyActor], name: str, setup: Setup, *, process: bool = True
     ) -> ActorRef[AnyActor]: ...
     async def spawn(
-        self, actor_class: Any, name: str, setup: object = None, *, process: bool = True, env: Env = None
+        self,
+        actor_class: Any,
+        name: str,
+        setup: object = None,
+        *,
+        process: bool = True,
+        env: Env = None,
+        node: Node | None = None,
     ) -> ActorRef[Any]:
-        """Starts an actor, in a new process or in this one, and returns after its ``on_start``.
+        """Starts an actor, on a node or in this process, and returns after its ``on_start``.
 
         ``actor_class``: a class, or its import path (``package.module:Class``). ``setup``: the keyword arguments of its
-        constructor as a mapping, or its single argument as any other plain data (a frozen dataclass, say). ``env``:
-        variables of its process beside the supervisor's ``env``, which must have been given.
+        constructor as a mapping, or its single argument as any other plain data (a frozen dataclass, say).
+        ``process``: False starts it in this process. ``env``: variables of its process beside those of the node, which
+        must be known there. ``node``: None: the supervisor's.
 
         A first start that fails is not repeated: it raises the error of the constructor or of ``on_start``, for a
         process as ActorFailed; ActorDead if the process ended otherwise or is not ready within an hour. With
@@ -191,8 +195,8 @@ class Supervisor(Actor):
         environment is not known; LocalProtocolError if a process could not import the class.
         """
         self._check_free(name, process=process)
-        spec = ActorSpec(actor_class, setup, env or {})
-        child = self._children[name] = self._child(name, spec, process=process)
+        child = self._child(name, actor_class, setup, env, node, process=process)
+        self._children[name] = child
         try:
             await child.launch()
         except BaseException as error:
@@ -211,14 +215,17 @@ class Supervisor(Actor):
         if name in self._children or local.has_actor(name) or (process and name == local.name):
             raise ValueError(f"{local.name} already has an actor named {name!r}")
 
-    def _child(self, name: str, spec: ActorSpec, *, process: bool) -> Child:
+    def _child(
+        self, name: str, actor_class: Any, setup: object, env: Env, node: Node | None, *, process: bool
+    ) -> Child:
         local = self._local
+        node = node or self._node
+        reports_to, before = (self._name, local.address), node.first_epoch(name)
+        launch = Launch(name, actor_class, setup, reports_to, before, self._log_level, env or {})
         if not process:
-            return LocalChild(name, spec, local, local.address)
-        import_path(spec.actor_class)  # raises here what the process would raise
-        if not local.address.startswith(("ipc://", "tcp://")):
-            raise LocalProtocolError(f"{local.name} is reached by no socket: no process could answer it")
-        return ProcessChild(name, spec, self._supervised, self, self._options)
+            return LocalChild(launch, local, local.address)
+        node.check(launch)
+        return NodeChild(launch, node, local, self)
 
     async def stop(self, name: str) -> None:
         """Stops one actor for good, in good order. Raises KeyError for an unknown name, and the error of the
@@ -240,17 +247,8 @@ class Supervisor(Actor):
             self._children.pop(child.name, None)
 
     def reference(self, name: str, api: type[Api]) -> ActorRef[Api]:
-        """A reference to the actor ``name`` that has been spawned, or will be in a process of its own.
-
-        Raises LocalProtocolError if the system listens on TCP and the actor has not been started: its port is unknown.
-        """
-        child = self._children.get(name)
-        address = child.address if child is not None else ""
-        if not address and self._supervised.tcp is None:
-            address = ipc_address(self._options.directory, name)
-        if not address:
-            raise LocalProtocolError(f"the address of {name} is not known before it has been started")
-        return self._local.ref(name, address, api)
+        """A reference to the actor ``name`` that has been spawned. Raises KeyError for another name."""
+        return self._local.ref(name, self._children[name].address, api)
 
     def owns(self, name: str) -> bool:
         return name in self._children
@@ -265,28 +263,28 @@ class Supervisor(Actor):
     # ------------------------------------------------------------------ reports of children
 
     @endpoint
-    async def ready(self, name: str, pid: int, address: str) -> None:
+    async def ready(self, name: str, epoch: int) -> None:
         child = self._children[name]
-        if isinstance(child, ProcessChild) and child.ready(pid, address):
-            log.info("actor ready", name=name, pid=pid)
+        if isinstance(child, NodeChild):
+            child.ready(epoch)
 
     @endpoint
     async def failed(self, name: str, raised_in: str, kind: str, error: str, remote_traceback: str) -> None:
         child = self._children[name]
-        if isinstance(child, ProcessChild):
+        if isinstance(child, NodeChild):
             child.failed(ActorFailed(name, error, remote_traceback, kind=kind, raised_in=raised_in))
 
     @endpoint
-    async def lost(self, name: str, pid: int, reason: str) -> None:
-        """Another actor has lost ``name``, whose process had the id ``pid``. If that one still runs, it hangs or is
-        stopped: it is killed, and counts as failed. An actor that has been restarted since is left alone."""
-        self.end_lost(ActorDead(name, reason), pid)
+    async def lost(self, name: str, epoch: int, reason: str) -> None:
+        """Another actor has lost the incarnation ``epoch`` of ``name``. If that one still runs, it hangs or is stopped:
+        it is killed, and counts as failed. An actor that has been restarted since is left alone."""
+        self.end_lost(ActorDead(name, reason), epoch)
 
-    def end_lost(self, error: ActorDead, pid: int | None = None) -> None:
-        """As ``lost``, for ``error.actor``; by default its newest process."""
+    def end_lost(self, error: ActorDead, epoch: int | None = None) -> None:
+        """As ``lost``, for ``error.actor``; by default its newest incarnation."""
         child = self._children.get(error.actor)
-        if isinstance(child, ProcessChild) and child.runs and not self.stopping:
-            child.lost(error, pid)
+        if isinstance(child, NodeChild) and child.runs and not self.stopping:
+            child.lost(error, epoch)
 
     def actor_failed(self, name: str, error: BaseException) -> bool:
         """Takes care of the local actor ``name``, which has failed; False if it is not one of its children."""
@@ -383,10 +381,8 @@ class Supervisor(Actor):
 
     @property
     def running(self) -> list[str]:
-        """The names of the actors in processes that have started and have not ended."""
-        return [
-            name for name, child in self._children.items() if isinstance(child, ProcessChild) and child.runs
-        ]
+        """The names of the actors on nodes that have started and have not ended."""
+        return [name for name, child in self._children.items() if isinstance(child, NodeChild) and child.runs]
 
     async def process_statistics(self) -> dict[str, ProcessStatistics]:
         """The figures of this process, and of every running one that answers within 10 s, by actor name."""

@@ -26,7 +26,8 @@ _LENGTH = struct.Struct("!I")
 class WorkerInit:
     """``actor_class``: ``module:Class``. ``args``, ``kwargs``: for its constructor, checked against its annotations.
 
-    ``tcp``: the address to listen on, without its keys, which are in ``keys_file``; None: an ipc socket.
+    ``tcp``: the way to listen, without its keys, which are in ``keys_file``; None: an ipc socket. ``listening``: the
+    descriptor of the socket that listens already (``process_node.py``), over TCP.
     ``epoch``: of its incarnation, one more than the last one's. ``search_path``: further entries for ``sys.path``.
     ``log_level``: the least one of its log's lines.
     """
@@ -36,6 +37,7 @@ class WorkerInit:
     kwargs: dict[str, Any]
     supervisor: dict[str, str]
     tcp: Tcp | None
+    listening: int | None
     keys_file: str | None
     settings: Settings
     epoch: int

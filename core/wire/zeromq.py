@@ -31,6 +31,8 @@ from .wire import Link, Listener
 _MAX_SOCKETS = 2**16
 # After so many new connections of peers the file descriptors are counted.
 _CHECKED_CONNECTIONS = 32
+# Callers that connect to a listening socket before its process takes them.
+_WAITING_CONNECTIONS = 512
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
 # libzmq ends the connection of a peer that announces a larger frame, before it allocates memory.
@@ -75,6 +77,20 @@ class Tcp:
 
 def ipc_address(directory: Path, name: str) -> str:
     return f"ipc://{directory / name}.sock"
+
+
+def listening_socket(tcp: Tcp) -> socket.socket:
+    """A socket that listens as ``tcp`` says, to be given to a ``ZmqWire``. Raises OSError."""
+    host = {"*": "0.0.0.0", "::": "::"}.get(tcp.host, tcp.host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, tcp.port), family=family, backlog=_WAITING_CONNECTIONS)
+    listening.setblocking(False)  # libzmq expects it
+    return listening
+
+
+def tcp_address(tcp: Tcp, port: int) -> str:
+    """The address that peers use for a system that listens as ``tcp`` says."""
+    return f"tcp://{_host(tcp.advertise or tcp.host)}:{port}"
 
 
 class _Outgoing(OutgoingLink):
@@ -152,11 +168,18 @@ class _Outgoing(OutgoingLink):
 class ZmqWire:
     """Listens on ``ipc://PATH`` or ``tcp://HOST:PORT``."""
 
-    def __init__(self, listen: str | Tcp, keys: Keys | None = None, epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        listen: str | Tcp,
+        keys: Keys | None = None,
+        epoch: int | None = None,
+        listening: int | None = None,
+    ) -> None:
         """``listen``: an ipc address or a ``Tcp``; ``keys``: for listening on and connecting to TCP; ``epoch``: None
-        begins a lineage."""
+        begins a lineage. ``listening``: the descriptor of a ``listening_socket``, which the wire takes over."""
         self._listen = listen
         self._keys = keys
+        self._listening = listening
         self.address = listen if isinstance(listen, str) else f"tcp://{_host(listen.host)}:{listen.port}"
         self.epoch = new_epoch() if epoch is None else epoch
         # Not the loop's: uvloop's clock is that of its last look for events. Asked for each request.
@@ -212,10 +235,11 @@ class ZmqWire:
             self._gate.start()
             protect_server(router, keys)
         router.set(zmq.IPV6, int(":" in tcp.host))
+        if self._listening is not None:
+            router.set(zmq.USE_FD, self._listening)
         router.bind(self.address)
         bound: bytes = router.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # as above
-        host = _host(tcp.advertise or tcp.host)
-        self.address = f"tcp://{host}:{bound.decode().rstrip(chr(0)).rpartition(':')[2]}"
+        self.address = tcp_address(tcp, int(bound.decode().rstrip(chr(0)).rpartition(":")[2]))
 
     def connect(self, address: str) -> Link:
         known = self._links.outgoing.get(address)

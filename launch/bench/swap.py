@@ -42,6 +42,7 @@ from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, Traine
 from ...actors.workflow import RecipeConfig
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
+from ...core.supervision.process_node import ProcessNode
 from ...core.supervision.supervisor import Supervisor
 from ...core.system import ActorSystem
 from ...core.task_groups import first_error
@@ -260,7 +261,9 @@ async def _bench(size: Size, *, shared: bool = True, ranks: int = 1) -> AsyncIte
         users = {AgentName(policy): policy for policy in policies}
         async with (
             ActorSystem("bench", runtime_dir) as system,
-            Supervisor(system, runtime_dir, store_dir, env.actor_environment(), name="slots") as supervisor,
+            Supervisor(
+                system, ProcessNode(system, runtime_dir, store_dir, env.actor_environment()), name="slots"
+            ) as supervisor,
         ):
             setup_of_store = StoreSetup(
                 policies=users,

@@ -33,6 +33,7 @@ from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, seg
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
@@ -177,7 +178,7 @@ async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = 
         async with (
             ActorSystem("storm", directory, settings=SETTINGS) as system,
             Supervisor(
-                system, directory, Path(folder), environment,
+                system, ProcessNode(system, directory, Path(folder), environment),
                 strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(strikes + 1, 3600),
             ) as supervisor,
         ):  # fmt: skip

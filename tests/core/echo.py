@@ -143,6 +143,10 @@ class Worker(Actor):
         return os.getpid()
 
     @endpoint
+    async def incarnation(self) -> int:
+        return self.system.incarnation
+
+    @endpoint
     async def hang(self) -> None:
         await asyncio.Event().wait()
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from flexmarl.core.private_directory import private_directory
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
@@ -19,7 +20,8 @@ async def main(logs: Path) -> None:
         path = os.pathsep.join(
             [str(Path(__file__).parents[2] / "scripts" / "src"), str(Path(__file__).parent)]
         )
-        async with Supervisor(system, private, logs, {"PYTHONPATH": path}) as supervisor:
+        node = ProcessNode(system, private, logs, {"PYTHONPATH": path})
+        async with Supervisor(system, node) as supervisor:
             await supervisor.spawn("echo:Echo", "echo", {})
             pid = (await supervisor.process_statistics())["echo"].pid
             fork = os.fork() if "fork" in sys.argv else -1

@@ -18,6 +18,7 @@ from flexmarl.core.errors import LocalProtocolError, RemoteProtocolError
 from flexmarl.core.protocol import codec
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.signature import Signature
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
@@ -235,7 +236,7 @@ class TestCalls:
             return
         path = os.pathsep.join([str(SOURCES), str(Path(__file__).parent)])
         environment = {**env.actor_environment(), "PYTHONPATH": path}
-        async with Supervisor(system, private, tmp_path, environment) as supervisor:
+        async with Supervisor(system, ProcessNode(system, private, tmp_path, environment)) as supervisor:
             await supervisor.spawn("carrier:Carrier", "carrier", {})
             yield supervisor.reference("carrier", Carrier)
 

@@ -211,8 +211,8 @@ class Supervisor(Actor):
         self.lost_actors: list[tuple[str, int]] = []
 
     @endpoint
-    async def lost(self, name: str, pid: int, reason: str) -> None:
-        self.lost_actors.append((name, pid))
+    async def lost(self, name: str, incarnation: int, reason: str) -> None:
+        self.lost_actors.append((name, incarnation))
 
 
 class Console(Actor):

@@ -54,9 +54,9 @@ class KillingSupervisor(Supervisor):
         self._processes = processes
 
     @endpoint
-    async def lost(self, name: str, pid: int, reason: str) -> None:
-        self.lost_actors.append((name, pid))
-        if self._processes.is_killing and self._processes.running.get(name) == pid:
+    async def lost(self, name: str, incarnation: int, reason: str) -> None:
+        self.lost_actors.append((name, incarnation))
+        if self._processes.is_killing and self._processes.running.get(name) == incarnation:
             self._processes.kill(name)
 
 

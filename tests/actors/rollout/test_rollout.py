@@ -1,7 +1,6 @@
 """The rollout actor with a real store, and instances whose answers the test chooses."""
 
 import asyncio
-import os
 from collections import Counter
 from contextlib import aclosing
 
@@ -283,7 +282,7 @@ async def test_work_for_another_life_of_the_worker_is_refused(house: House) -> N
     rollout = await house.open(TWO_TURNS)
     async with aclosing(rollout.ref.within(PATIENCE_S).enlist()) as lives:
         life = await anext(lives)
-    assert life.writer == rollout.writer and life.pid == os.getpid()
+    assert life.writer == rollout.writer and life.incarnation == house.system.incarnation
     for writer in ("rollout", f"{rollout.writer}x"):
         with pytest.raises(WorkerReplaced, match=f"not {writer}, which has ended"):
             await rollout.ref.api.start_step(writer, Step(1), [(0, QUERY)], 2, {})

@@ -114,11 +114,11 @@ class Killer(Actor):
         self._fate, self._slots = fate, slots
 
     @endpoint
-    async def lost(self, name: str, pid: int, reason: str) -> None:
+    async def lost(self, name: str, incarnation: int, reason: str) -> None:
         await asyncio.sleep(0.5)
         self._fate.killed.append(name)
         slot = self._slots[int(name.removeprefix("slot-"))]
-        if slot.number_of_life == pid:
+        if slot.number_of_life == incarnation:
             slot.die()
 
 

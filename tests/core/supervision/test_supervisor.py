@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
@@ -45,7 +46,7 @@ async def test_a_process_has_variables_of_its_own(supervisor: Supervisor) -> Non
 async def test_variables_can_only_be_added_to_an_environment_that_is_known(
     system: ActorSystem, private: Path, tmp_path: Path
 ) -> None:
-    async with Supervisor(system, private, tmp_path, None) as inheriting:
+    async with Supervisor(system, ProcessNode(system, private, tmp_path, None)) as inheriting:
         with pytest.raises(ValueError, match="has none to add variables to"):
             await inheriting.spawn(ECHO, "echo", {}, env={"FLAVOUR": "mint"})
 
@@ -136,7 +137,7 @@ class TestDeath:
                 [str(Path(__file__).parents[3] / "scripts" / "src"), str(Path(__file__).parents[1])]
             )
         }
-        async with Supervisor(system, private, tmp_path, environment) as supervisor:
+        async with Supervisor(system, ProcessNode(system, private, tmp_path, environment)) as supervisor:
             await asyncio.gather(*(supervisor.spawn(ECHO, f"echo-{n}", {}) for n in range(3)))
             pids = [
                 figures.pid

@@ -167,12 +167,12 @@ class TestRestart:
     ) -> None:
         async with bench(private, tmp_path) as made:
             worker = await made.start("worker")
-            pid = await worker.api.pid()
+            pid, incarnation = await worker.api.pid(), await worker.api.incarnation()
             os.kill(pid, signal.SIGSTOP)
-            await made.supervisor.ref.api.lost("worker", pid, "silent")
+            await made.supervisor.ref.api.lost("worker", incarnation, "silent")
             second = await eventually(lambda: pid_of(worker), lambda new: new not in (0, pid))
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
-            await made.supervisor.ref.api.lost("worker", pid, "silent")
-            await made.supervisor.ref.api.lost("nobody", pid, "silent")
+            await made.supervisor.ref.api.lost("worker", incarnation, "silent")
+            await made.supervisor.ref.api.lost("nobody", incarnation, "silent")
             assert await worker.api.pid() == second, "the next incarnation is not the one that was lost"

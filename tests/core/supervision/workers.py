@@ -11,6 +11,7 @@ from typing import Any
 from flexmarl.core.errors import ActorDead, FlexmarlError
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
@@ -72,9 +73,7 @@ async def bench(
         ActorSystem("tests", private, tcp=tcp, settings=settings or Settings()) as system,
         Supervisor(
             system,
-            private,
-            logs,
-            ENVIRONMENT,
+            ProcessNode(system, private, logs, ENVIRONMENT),
             strategy=strategy,
             intensity=intensity or Intensity(3, 60),
             is_restarted=is_restarted,

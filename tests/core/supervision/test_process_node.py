@@ -12,13 +12,14 @@ import pytest
 import structlog
 
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
-from flexmarl.core.supervision.child_process import ChildProcess, is_ending
+from flexmarl.core.supervision.process_node import ChildProcess, is_ending
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.zeromq import Tcp
 
 from ...patience import PATIENCE_S
-from ..echo import Echo
-from .workers import bench, eventually, fate
+from ..echo import Echo, Worker
+from .workers import bench, eventually, fate, pid_of
 
 
 def test_a_process_is_ending_from_its_death_until_it_is_waited_for() -> None:
@@ -31,6 +32,22 @@ def test_a_process_is_ending_from_its_death_until_it_is_waited_for() -> None:
     assert is_ending(pid)
     os.waitpid(pid, 0)
     assert not is_ending(pid)
+
+
+@pytest.mark.parametrize("tcp", [None, Tcp(), Tcp(plain=True)], ids=["ipc", "curve", "plain"])
+async def test_an_address_is_known_before_the_first_process_and_calls_to_it_wait(
+    private: Path, tmp_path: Path, tcp: Tcp | None
+) -> None:
+    async with bench(private, tmp_path, tcp=tcp) as made:
+        node = made.supervisor._node
+        addresses = [await node.reserve("worker") for _ in range(2)]
+        assert addresses[0] == addresses[1] != await node.reserve("other")
+        waiting = asyncio.create_task(made.system.ref("worker", addresses[0], Worker).api.pid())
+        worker = await made.start("worker")
+        assert worker.address == addresses[0] and await waiting == await worker.api.pid()
+        os.kill(await worker.api.pid(), signal.SIGKILL)
+        assert await eventually(lambda: pid_of(worker), lambda pid: pid not in (0, waiting.result()))
+        node.close()
 
 
 class TestStart:
@@ -75,7 +92,7 @@ class TestStart:
     async def test_what_is_never_ready_is_killed(
         self, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flexmarl.core.supervision.child_process.START_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("flexmarl.core.supervision.node.START_TIMEOUT_S", 0.5)
         async with bench(private, tmp_path) as made:
             before = psutil.Process().children()
             with pytest.raises(ActorDead, match=r"not ready within 0.5 s"):
@@ -95,9 +112,9 @@ class TestStart:
     async def test_nobody_waits_for_ever_for_what_outlives_sigkill(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flexmarl.core.supervision.child_process._KILL_GRACE_S", 0.05)
+        monkeypatch.setattr("flexmarl.core.supervision.node._KILL_GRACE_S", 0.05)
         process = await ChildProcess.start(
-            "stuck", [str(tmp_path), "stuck", "shared"], b"", tmp_path / "log", None
+            "stuck", 1, [str(tmp_path), "stuck", "shared"], b"", tmp_path / "log", None
         )
         process.kill()
         with structlog.testing.capture_logs() as logs:

@@ -1,0 +1,216 @@
+"""Actors in processes of this host.
+
+Over ipc an actor's address is a path. Over TCP the node itself listens on a free port and hands the listening
+descriptor to each of the actor's processes (systemd's socket activation): the address is known before there is a
+process, a restarted actor keeps it, and callers that connect meanwhile wait in the kernel's queue.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import LocalProtocolError
+from ..protocol.session import Settings
+from ..wire.curve import Keys
+from ..wire.zeromq import Tcp, ipc_address, listening_socket, tcp_address
+from .node import Launch, Node, Running
+from .worker_init import WorkerInit, constructor_arguments, import_path, search_path, write_init
+
+# PF_EXITING of include/linux/sched.h
+_PF_EXITING = 0x4
+_LOG_TAIL_LINES = 15
+_LOG_TAIL_BYTES = 2**16
+
+
+class NodeSystem(Protocol):
+    """The part of an ``ActorSystem`` that a node of its host uses."""
+
+    name: str
+    tcp: Tcp | None
+    keys: Keys | None
+    settings: Settings
+
+    @property
+    def keys_file(self) -> Path: ...
+
+
+class ProcessNode(Node):
+    """Each actor in a process of its own, which holds nothing else."""
+
+    def __init__(
+        self,
+        system: NodeSystem,
+        directory: Path,
+        log_directory: Path,
+        env: Mapping[str, str] | None,
+        *,
+        directory_is_private: bool = True,
+    ) -> None:
+        """``system``: the processes listen as it does, with its keys and settings. ``directory``: of the processes'
+        systems; if it is private to this run, processes that lose their parent remove it with all its files. ``env``:
+        the whole environment of the processes; None: they inherit this process's, and its ``sys.path``."""
+        self.name = system.name
+        self._system = system
+        self._directory = directory
+        self._private = directory_is_private
+        self._log_directory = log_directory
+        self._env = None if env is None else dict(env)
+        self._listening: dict[str, socket.socket] = {}
+
+    def check(self, launch: Launch) -> None:
+        import_path(launch.actor_class)  # raises here what the process would raise
+        if launch.env and self._env is None:
+            raise ValueError(
+                f"{launch.name}: its supervisor inherits its environment, and has none to add variables to"
+            )
+        name, address = launch.supervisor
+        if not address.startswith(("ipc://", "tcp://")):
+            raise LocalProtocolError(f"{name} is reached by no socket: no process could answer it")
+
+    async def reserve(self, actor: str) -> str:
+        tcp = self._system.tcp
+        if tcp is None:
+            return ipc_address(self._directory, actor)
+        listening = self._listening.get(actor)
+        if listening is None:
+            listening = self._listening[actor] = listening_socket(tcp)
+        return tcp_address(tcp, listening.getsockname()[1])
+
+    async def launch(self, launch: Launch) -> "ChildProcess":
+        listening = self._listening.get(launch.name)
+        return await ChildProcess.start(
+            launch.name,
+            launch.epoch,
+            [str(os.getpid()), str(self._directory), launch.name, "private" if self._private else "shared"],
+            write_init(self._init(launch, listening)),
+            self._log_directory / f"{launch.name}.log",
+            None if self._env is None else {**self._env, **launch.env},
+            () if listening is None else (listening.fileno(),),
+        )
+
+    def _init(self, launch: Launch, listening: socket.socket | None) -> WorkerInit:
+        system = self._system
+        keys_file = None
+        if system.keys is not None:
+            keys_file = system.keys_file
+            if not keys_file.exists():
+                system.keys.save(keys_file)
+        name, address = launch.supervisor
+        return WorkerInit(
+            import_path(launch.actor_class),
+            *constructor_arguments(launch.setup),
+            {"name": name, "address": address},
+            None if system.tcp is None else dataclasses.replace(system.tcp, keys=None),
+            None if listening is None else listening.fileno(),
+            None if keys_file is None else str(keys_file),
+            system.settings,
+            launch.epoch,
+            search_path() if self._env is None else [],
+            launch.log_level,
+        )
+
+    def release(self, actor: str) -> None:
+        listening = self._listening.pop(actor, None)
+        if listening is not None:
+            listening.close()
+        # A killed process leaves it behind.
+        Path(ipc_address(self._directory, actor).removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for actor in list(self._listening):
+            self.release(actor)
+
+
+class ChildProcess(Running):
+    """One process, and the file with its output."""
+
+    def __init__(self, name: str, epoch: int, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        super().__init__(name, epoch, f"process {process.pid}")
+        self._process = process
+        self._log_path = log_path
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        epoch: int,
+        arguments: list[str],
+        init: bytes,
+        log_path: Path,
+        env: Mapping[str, str] | None,
+        descriptors: tuple[int, ...] = (),
+    ) -> "ChildProcess":
+        """``init``: the first bytes on its standard input (``worker_init.py``). ``env``: None inherits this process's.
+        ``descriptors``: further ones that it inherits. Raises OSError."""
+        with log_path.open("ab") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "flexmarl.core.worker_main", *arguments,
+                stdin=asyncio.subprocess.PIPE, stdout=log_file, stderr=log_file,
+                env=env, start_new_session=True, pass_fds=descriptors,
+            )  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write(
+            init
+        )  # stays open: the child ends at the end of this file, when this process is gone
+        return cls(name, epoch, process, log_path)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_exited(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # the loop has waited for it
+            return True
+        return ended or is_ending(self.pid)
+
+    async def wait_exit(self) -> str:
+        code = await self._process.wait()
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+    def terminate(self) -> None:
+        self._send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        self._send_signal(signal.SIGKILL)
+
+    async def wait_gone(self) -> None:
+        await super().wait_gone()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def log_tail(self) -> str:
+        return _last_lines(self._log_path)
+
+    def _send_signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet
+            self._process.send_signal(number)
+
+
+def is_ending(pid: int) -> bool:
+    """True from the time on at which the kernel begins to end the process. Its sockets are closed some time before it
+    can be waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # no such process, or no Linux
+        return False
+    return bool(int(fields[6]) & _PF_EXITING)
+
+
+def _last_lines(log_path: Path) -> str:
+    """The end of an actor's log, as a paragraph that begins a new line; empty if the log is."""
+    try:
+        with log_path.open("rb") as log_file:
+            log_file.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
+            lines = log_file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    except OSError as error:
+        return f"\nIts log can't be read: {error}"
+    return f"\nThe last lines of {log_path}:\n" + "\n".join(lines) if lines else ""
