@@ -15,7 +15,7 @@ import pytest
 from flexmarl.launch.cli import main
 from flexmarl.launch.formatting import duration
 
-from .conftest import REPRODUCIBLE, Launched, Launcher, wait_until
+from .conftest import REPRODUCIBLE, SIMULATED_POLICIES, Launched, Launcher, wait_until
 
 ESCAPE = re.compile(r"\x1b")
 
@@ -231,30 +231,47 @@ ONE_POLICY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("agents", "policies", "measured_names"),
-    [(TWO_POLICIES, ("solver", "checker"), 6), (ONE_POLICY, ("shared",), 4)],
-)
-def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
-    launcher: Launcher, agents: tuple[str, ...], policies: tuple[str, ...], measured_names: int
-) -> None:
-    """Several queries a step, whose groups end in any order; a policy of two engines, used by one or two agents."""
-    settings = (
-        "deterministic=true", "training.queries_per_step=6", "training.micro_batch=5", "training.steps=4",
-        "checkpoint.every=2", *agents,
-    )  # fmt: skip
-    run = "-".join(policies)
-    whole = launcher.train(f"unbroken-{run}", *settings)
-    assert whole.wait() == 0, whole.text
-    assert "deterministic: engines generate one turn at a time" in whole.text
-    # As after a kill of all processes behind the checkpoint of step 2: the files that are written later go.
-    broken = shutil.copytree(whole.directory, launcher.runs / f"broken-{run}")
+# Several queries a step, whose groups end in any order.
+DETERMINISTIC = (
+    "deterministic=true", "training.queries_per_step=6", "training.micro_batch=5", "training.steps=4",
+    "checkpoint.every=2",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unbroken(launcher: Launcher) -> Launched:
+    """A deterministic run of two policies that nothing disturbs."""
+    return _deterministic(launcher, "unbroken", *TWO_POLICIES)
+
+
+def _deterministic(launcher: Launcher, name: str, *settings: str) -> Launched:
+    run = launcher.train(name, *DETERMINISTIC, *settings)
+    assert run.wait() == 0, run.text
+    assert "deterministic: engines generate one turn at a time" in run.text
+    return run
+
+
+def _resumed_in_the_middle(launcher: Launcher, whole: Launched) -> Launched:
+    """As after a kill of all processes behind the checkpoint of step 2: the files that are written later go."""
+    name = f"{whole.directory.name}-resumed"
+    broken = shutil.copytree(whole.directory, launcher.runs / name)
     shutil.rmtree(broken / "checkpoints" / "step_000004")
     (broken / "report.html").unlink()
-    resumed = launcher.resume(f"broken-{run}")
+    resumed = launcher.resume(name)
     assert resumed.wait() == 0, resumed.text
+    return resumed
 
-    assert_bit_equal(resumed, whole, 4, policies, measured_names)
+
+def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
+    launcher: Launcher, unbroken: Launched
+) -> None:
+    """A policy of two engines."""
+    assert_bit_equal(_resumed_in_the_middle(launcher, unbroken), unbroken, 4, ("solver", "checker"), 6)
+
+
+def test_so_have_those_of_a_policy_that_two_agents_use(launcher: Launcher) -> None:
+    whole = _deterministic(launcher, "shared", *ONE_POLICY)
+    assert_bit_equal(_resumed_in_the_middle(launcher, whole), whole, 4, ("shared",), 4)
 
 
 def assert_bit_equal(
@@ -274,29 +291,15 @@ def assert_bit_equal(
 
 
 def test_a_deterministic_run_does_not_depend_on_the_number_of_its_rollout_workers(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, unbroken: Launched
 ) -> None:
     """Each trajectory has its random numbers from its own name, whichever worker runs it."""
-    settings = (
-        "deterministic=true",
-        "training.queries_per_step=6",
-        "training.micro_batch=5",
-        "training.steps=3",
-    )
-    runs = []
-    for workers in (1, 3):
-        run = launcher.train(
-            f"with-{workers}-workers",
-            *settings,
-            *TWO_POLICIES,
-            f"rollout.workers={workers}",
-            "checkpoint.every=3",
-        )
-        assert run.wait() == 0, run.text
-        runs.append(run)
-    dealt = [{name for name in run.metrics[-1] if name.startswith("cpu_s/rollout-")} for run in runs]
+    spread = _deterministic(launcher, "with-3-workers", *TWO_POLICIES, "rollout.workers=3")
+    dealt = [
+        {name for name in run.metrics[-1] if name.startswith("cpu_s/rollout-")} for run in (unbroken, spread)
+    ]
     assert [len(workers) for workers in dealt] == [1, 3]
-    assert_bit_equal(runs[1], runs[0], 3, ("solver", "checker"), 6)
+    assert_bit_equal(spread, unbroken, 4, ("solver", "checker"), 6)
 
 
 # --------------------------------------------------------------------------- other shapes of runs
@@ -308,7 +311,7 @@ def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher, 
     run = launcher.train(
         "uneven", "mode=sync", "agents={solver: {instances: 2}, checker: {}, idle: {}}", "data.shape=uneven",
         "training.queries_per_step=1", "training.micro_batch=4", "training.steps=4",
-        f"data.hold={hold}",
+        f"data.hold={hold}", *SIMULATED_POLICIES,
     )  # fmt: skip
     run.wait_for_output("before training")
     assert {"solver-0", "solver-1", "checker-0", "idle-0"} <= run.actors().keys()

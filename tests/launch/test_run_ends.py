@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from ..patience import PATIENCE_S
-from .conftest import ONE_AGENT, SIMULATED_POLICIES, Launched, Launcher, wait_until
+from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, Launched, Launcher, wait_until
 
 SMALL = (
-    *ONE_AGENT,
-    *SIMULATED_POLICIES,
+    *SIMULATED,
     "training.queries_per_step=1",
     "training.micro_batch=4",
     "checkpoint.every=1",

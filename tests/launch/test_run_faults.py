@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ONE_AGENT, SIMULATED_POLICIES, Launcher
+from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, Launcher
 
 
 class TestFaults:
@@ -47,8 +47,7 @@ class TestFaults:
         training = "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}"
         run = launcher.train(
             f"fatal-{fault.replace(' ', '-')}",
-            *ONE_AGENT,
-            *SIMULATED_POLICIES,
+            *SIMULATED,
             training,
             f"data.faults=[{fault}]",
             f"data.faulty={faulty}",
