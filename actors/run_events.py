@@ -160,6 +160,19 @@ class InstanceMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsPathChosen:
+    """An instance got its first weights of ``policy``, or weights by another path of the transport than before, for
+    ``reason``. ``refused``: the reason against each faster path that they were offered by."""
+
+    instance: str
+    policy: PolicyName
+    path: str
+    reason: str
+    refused: dict[str, str] = field(default_factory=dict)
+    event: Literal["weights_path_chosen"] = "weights_path_chosen"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySuspended:
     """A policy had to leave its slots of the shared pool (comma-separated) for ``reason``. The part of its state that
     was not in the host's memory before, ``size_bytes``, was moved there in ``seconds``. ``path``: of the transport, or
@@ -244,6 +257,7 @@ RunEvent = Annotated[
     | ActorSilent
     | InstanceChanged
     | InstanceMoved
+    | WeightsPathChosen
     | PolicySuspended
     | PolicyResumed
     | SlotLost

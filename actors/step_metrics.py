@@ -72,6 +72,10 @@ class PolicyMetrics:
     transfer_mean_s: float | None = None
     """Seconds of copying the bytes of the new weights to an instance."""
     transfer_max_s: float | None = None
+    loads_by_shm: int | None = None
+    """Instances that got the new weights through shared memory."""
+    loads_by_cuda_ipc: int | None = None
+    """Instances that read the new weights in the memory of the trainer's device."""
     load_mean_s: float | None = None
     """Seconds of an engine's own work with the new weights."""
     load_max_s: float | None = None

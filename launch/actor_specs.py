@@ -101,7 +101,9 @@ def actor_specs(
     }
     devices = devices_of_instances(config)
     for policy, instances in references.instances.items():
-        setup = InstanceSetup(policy, config.served_policies(), runtime_dir, references.router)
+        setup = InstanceSetup(
+            policy, config.served_policies(), runtime_dir, references.router, config.weights
+        )
         environment = setup.environment()
         specs |= {
             instance.name: ActorSpec(
@@ -175,6 +177,7 @@ def _trainer_setup(
         store_dir=directory.store,
         resume_from=resume_from,
         pool=pool,
+        weights=config.weights,
     )
 
 

@@ -9,10 +9,10 @@ from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, common_types
 from ..actors.inference.balance import BalanceConfig
 from ..actors.inference.balancing import Balancing
-from ..actors.inference.inference_config import EngineConfig
+from ..actors.inference.inference_config import EngineConfig, VllmEngineConfig
 from ..actors.inference.instance_setup import ServedPolicy
 from ..actors.inference.router_config import RouterConfig
-from ..actors.messages import MOST_VERSION_CHANGES
+from ..actors.messages import MOST_VERSION_CHANGES, WeightsConfig
 from ..actors.names import AgentName, PolicyName, Step
 from ..actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from ..actors.orchestrator.plan import Mode, Plan
@@ -48,6 +48,7 @@ class RunConfig(Config):
     agents: Annotated[dict[AgentName, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
     pool: PoolConfig = StaticPoolConfig()
+    weights: WeightsConfig = WeightsConfig()
     rollout: RolloutConfig = RolloutConfig()
     router: RouterConfig = RouterConfig()
     balance: BalanceConfig = BalanceConfig()
@@ -209,6 +210,29 @@ class RunConfig(Config):
                 raise ValueError(
                     f"policies.{name}.trainer.ranks={ranks} wants slot workers: write pool={{name: shared, slots: "
                     f"{ranks}}}, or more slots"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_path_exists(self) -> "RunConfig":
+        if self.weights.path != "cuda_ipc":
+            return self
+        if isinstance(self.pool, SharedPoolConfig):
+            raise ValueError(
+                "weights.path=cuda_ipc is for pool.name=static: a shared pool publishes from the host's memory, which "
+                "outlives its slot workers: write shm"
+            )
+        for name, policy in self.policies.items():
+            device = "a simulated one" if policy.used_model is None else policy.used_model.device
+            if not device.startswith("cuda"):
+                raise ValueError(
+                    f"weights.path=cuda_ipc wants memory of a device, and policies.{name}.model.device is {device}: "
+                    "write shm"
+                )
+            if isinstance(policy.engine, VllmEngineConfig) and policy.engine.tensor_parallel > 1:
+                raise ValueError(
+                    f"weights.path=cuda_ipc: the {policy.engine.tensor_parallel} workers of "
+                    f"policies.{name}.engine.tensor_parallel take new weights out of the host's memory: write shm"
                 )
         return self
 

@@ -147,7 +147,7 @@ class StateTransport:
         if not 0 <= version < 2**63:
             raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
         if offer is None:
-            offer = ("shm",) if lent is not None else self._offered()
+            offer = ("shm",) if lent is not None else self.offered
         if not offer or len(set(offer)) != len(offer) or not set(offer) <= self._paths.keys():
             raise ValueError(f"{key}: can't be offered by {list(offer)} (there is {', '.join(self._paths)})")
         if lent is not None and tuple(offer) != ("shm",):
@@ -163,7 +163,9 @@ class StateTransport:
             offered.append(await self._transfers.set(transfer, offering))
         return handle_of(key, version, offered)
 
-    def _offered(self) -> tuple[PathName, ...]:
+    @property
+    def offered(self) -> tuple[PathName, ...]:
+        """The paths that states are offered by, unless a Set names others."""
         if self._path is not None:
             return (self._path,)
         return ("shm",) if self._devices is None else ("cuda_ipc", "shm")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...core.actor import Actor, endpoint
 from ...core.collector import spare_collector
 from ...core.errors import FlexmarlError, text_of
+from ...transport.devices.find import find_devices
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published
@@ -34,7 +35,9 @@ class Instance(Actor, InstanceApi):
 
     def __init__(self, setup: InstanceSetup) -> None:
         self._setup = setup
-        self._transport = StateTransport(setup.runtime_dir)
+        self._transport = StateTransport(
+            setup.runtime_dir, find_devices(setup.devices), setup.weights.only_path
+        )
         self._factories: dict[PolicyName, EngineFactory] = {}
         self._engine: Engine | None = None
         self._built_for = setup.policy
@@ -141,7 +144,8 @@ class Instance(Actor, InstanceApi):
         engine = await self._engine_for(policy)
         times = await engine.load(published.handle, self._transport)
         self._served = _Served(policy, version)
-        return Loaded(policy, version, clock() - began, times.transfer_s, times.load_s)
+        chosen = self._transport.chosen(published.handle.key)
+        return Loaded(policy, version, clock() - began, times.transfer_s, times.load_s, chosen)
 
     async def _engine_for(self, policy: PolicyName) -> Engine:
         """The engine without requests: the present one if it can take the policy's weights, or a new one."""

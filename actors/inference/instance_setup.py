@@ -1,10 +1,10 @@
 """The constructor's argument of every instance."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ref import ActorRef
-from ..messages import ModelConfig, RouterApi
+from ..messages import ModelConfig, RouterApi, WeightsConfig
 from ..names import PolicyName
 from .inference_config import EngineConfig
 
@@ -27,6 +27,12 @@ class InstanceSetup:
     policies: dict[PolicyName, ServedPolicy]
     runtime_dir: Path
     router: ActorRef[RouterApi] | None = None
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the policies' models, by PyTorch's names; empty if they are simulated."""
+        return [served.model.device for served in self.policies.values() if served.model is not None]
 
     def environment(self) -> dict[str, str]:
         """The environment variables that the process of the instance needs, for the engines of all its policies.

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Mapping
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.errors import FlexmarlError, is_loss, text_of
 from ...core.ref import ActorRef
+from ...transport.statistics import Chosen
 from ..errors import EngineFailed, NoInstance, WrongPolicy
 from ..messages import (
     WORK_TIMEOUT_S,
@@ -37,7 +38,7 @@ from ..messages import (
     TurnRouted,
 )
 from ..names import PolicyName
-from ..run_events import InstanceChanged, InstanceMoved, InstanceNews
+from ..run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen
 from .instance_states import InstanceState
 from .router import Router
 from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
@@ -101,6 +102,8 @@ class RouterActor(Actor, RouterApi):
         """The figures of the published version, of each instance that has acknowledged it."""
         self._loads: dict[int, Load] = {}
         """The newest load of each instance that is loading."""
+        self._paths: dict[tuple[str, PolicyName], Chosen] = {}
+        """The way that the last weights of a policy took to an instance."""
         self._watches: defaultdict[str, deque[int]] = defaultdict(deque)
         """The numbers of the watched instances of each name, in the order of their deaths."""
         self._leaving: dict[str, asyncio.Future[None]] = {}
@@ -257,10 +260,19 @@ class RouterActor(Actor, RouterApi):
             InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
         )
 
-    def _report_event(self, event: InstanceChanged | InstanceMoved) -> None:
+    def _report_path(self, instance: str, loaded: Loaded) -> None:
+        """Reports the way that weights have taken, if it is not that of the weights before."""
+        chosen, of = loaded.chosen, (instance, loaded.policy)
+        if chosen is None or self._paths.get(of) == chosen:
+            return
+        self._paths[of] = chosen
+        refused = {str(path): reason for path, reason in chosen.refused.items()}
+        self._report_event(WeightsPathChosen(*of, chosen.path, chosen.reason, refused))
+
+    def _report_event(self, event: InstanceChanged | InstanceMoved | WeightsPathChosen) -> None:
         self.background(self._tell_console(event), "event")
 
-    async def _tell_console(self, event: InstanceChanged | InstanceMoved) -> None:
+    async def _tell_console(self, event: InstanceChanged | InstanceMoved | WeightsPathChosen) -> None:
         await self._setup.console.tell("event", event, timeout_s=WORK_TIMEOUT_S)
 
     # ------------------------------------------------------------------ instances
@@ -272,6 +284,7 @@ class RouterActor(Actor, RouterApi):
             while (wanted := self._loads[number]) != loaded:
                 published = self._published[wanted.policy]
                 figures = await instance.within(WORK_TIMEOUT_S).load(published)
+                self._report_path(instance.name, figures)
                 if published is self._published[wanted.policy]:
                     self._loaded[wanted.policy].append(figures)
                 self._router.loaded(number, published.version, self._loop.time())

@@ -41,6 +41,7 @@ from .slots import (
     Suspended,
 )
 from .training import MicroBatchTrained, PolicyStepped, PoolFigures, Published, StepStats, TrainerApi
+from .weights_config import WeightsConfig
 
 __all__ = [
     "MOST_VERSION_CHANGES",
@@ -91,5 +92,6 @@ __all__ = [
     "TurnRefused",
     "TurnRouted",
     "VersionRange",
+    "WeightsConfig",
     "WorkerLife",
 ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ...core.actor import endpoint
+from ...transport.statistics import Chosen
 from ..errors import (
     EngineFailed,
     InvalidRequest,
@@ -82,7 +83,7 @@ class Loaded:
     """A version that an instance serves from now on, and the seconds that this took.
 
     ``pause_s``: from the last token of the interrupted turns until new ones may begin; the others are parts of it.
-    ``transfer_s``: copying the bytes. ``load_s``: the engine's own work with them.
+    ``transfer_s``: copying the bytes. ``load_s``: the engine's own work with them. ``chosen``: the path that they took.
     """
 
     policy: PolicyName
@@ -90,6 +91,7 @@ class Loaded:
     pause_s: float
     transfer_s: float
     load_s: float
+    chosen: Chosen | None = None
 
 
 class InstanceApi(Protocol):

@@ -1,6 +1,7 @@
 """Measures one step while it runs. Pure: every event comes with its time."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -65,6 +66,7 @@ class _PolicyRecord:
         transfer_s = _mean_and_max([one.transfer_s for one in self.loaded])
         load_s = _mean_and_max([one.load_s for one in self.loaded])
         stats = stepped.stats
+        paths = Counter(one.chosen.path for one in self.loaded if one.chosen is not None)
         return replace(
             measured,
             samples=stats.samples,
@@ -85,6 +87,8 @@ class _PolicyRecord:
             pause_max_s=pause_s[1],
             transfer_mean_s=transfer_s[0],
             transfer_max_s=transfer_s[1],
+            loads_by_shm=paths.get("shm"),
+            loads_by_cuda_ipc=paths.get("cuda_ipc"),
             load_mean_s=load_s[0],
             load_max_s=load_s[1],
             **_of_pool(stepped.pool),

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
+from ...transport.devices.find import find_devices
 from ...transport.handle import LentMemory, StateHandle
 from ...transport.state import StateTransport, bucket_bytes
 from ..errors import WorkerReplaced
@@ -52,7 +53,7 @@ class SlotWorker(Actor, SlotApi):
         self._experience = ExperienceReader(
             setup.store, segment_directories(setup.runtime_dir, setup.store_dir)
         )
-        self._transport = StateTransport(setup.runtime_dir)
+        self._transport = StateTransport(setup.runtime_dir, find_devices(setup.devices))
         self._moving = {policy: asyncio.Lock() for policy in setup.policies}
         """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
         may be on its way."""

@@ -1,5 +1,6 @@
 """All policies for ever in the trainer's own process, one computation after the other."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...transport.state import StateTransport
+from ...core.task_groups import first_error
+from ...transport.devices.find import find_devices
+from ...transport.state import StateTransport, bucket_bytes
 from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
 from ..store_client import ExperienceReader, segment_directories
@@ -37,14 +40,28 @@ class StaticPool(TrainingPool):
         self._experience = ExperienceReader(
             setup.store, segment_directories(setup.runtime_dir, setup.store_dir)
         )
-        self._transport = StateTransport(setup.runtime_dir)
+        self._transport = StateTransport(
+            setup.runtime_dir, find_devices(setup.devices), setup.weights.only_path
+        )
         self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
         self._weights: dict[PolicyName, _Weights] = {}
 
     async def start(self) -> None:
         await self._transport.__aenter__()
-        for policy in self._setup.policies:
-            await self._policies.backends.compute(partial(self._policies.build, policy))
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for policy in self._setup.policies:
+                    await self._policies.backends.compute(partial(self._policies.build, policy))
+                    group.create_task(self._reserve(policy))
+
+    async def _reserve(self, policy: PolicyName) -> None:
+        """Makes the host memory of the policy's two newest versions, so that no Set waits for its pages. Raises
+        ArenaSpace."""
+        if "shm" in self._transport.offered:
+            size_bytes = await self._policies.backends.compute(
+                lambda: bucket_bytes(self._policies.weights(policy))
+            )
+            await self._transport.reserve(size_bytes)
 
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
         return await self._policies.backends.compute(lambda: self._policies.sft(policy, first_batch, count))

@@ -1,11 +1,11 @@
 """The trainer's constructor argument: its policies, and the places of the run's samples and weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ref import ActorRef
 from ..config_base import Config, Natural
-from ..messages import ConsoleApi, ModelConfig, SlotApi, StoreApi, SupervisorApi
+from ..messages import ConsoleApi, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
 from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
@@ -74,3 +74,9 @@ class TrainerSetup:
     store_dir: Path
     resume_from: Path | None = None
     pool: SharedPoolSetup | None = None
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the policies' models, by PyTorch's names; empty if they are simulated."""
+        return [policy.model.device for policy in self.policies.values() if policy.model is not None]

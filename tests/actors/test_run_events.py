@@ -27,6 +27,7 @@ from flexmarl.actors.run_events import (
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
+    WeightsPathChosen,
     WorkerLost,
     WorkflowBlocked,
 )
@@ -55,6 +56,7 @@ EVENTS: list[RunEvent] = [
     WorkerLost("rollout-0", "process 7 killed by signal 9", 2, 16),
     InstanceChanged("solver-0", PolicyName("solver"), "suspected", "process 7 killed by signal 9"),
     InstanceMoved("solver-0", PolicyName("solver"), PolicyName("judge"), "judge has 9.0 turns per instance"),
+    WeightsPathChosen("solver-0", PolicyName("solver"), "shm", "the same host", {"cuda_ipc": "no device"}),
     PolicySuspended(PolicyName("solver"), "slot-0", "judge waits", 4096, 0.25, "shm"),
     PolicyResumed(PolicyName("judge"), "slot-0,slot-1", "its slots are free", 8192, 0.5, "shm"),
     SlotLost("slot-0", "process 7 killed by signal 9", "solver,judge", 3),

@@ -38,7 +38,7 @@ async def test_an_engine_computes_what_the_trainer_does(
     async with StateTransport(private) as transport:
         handle = await transport.set("agent", policy.weights(), version=0)
         await transport.get(handle, into=engine.weights())
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     tokens = torch.arange(12).reshape(2, 6)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
         expected = policy.model(tokens).logits.float()

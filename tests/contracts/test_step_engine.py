@@ -29,7 +29,7 @@ def _transformers() -> StepEngine:
     generator = torch.Generator().manual_seed(1)
     for tensor in engine.weights().values():
         tensor.normal_(0.0, 0.5, generator=generator)
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     return engine
 
 
@@ -155,9 +155,9 @@ def test_weights_change_only_between_requests(engine: StepEngine) -> None:
     assert engine.weights()
     engine.add(_request())
     with pytest.raises(RequestsInFlight):
-        engine.weights_loaded()
+        engine.weights_loaded(engine.weights())
     engine.abort("a")
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
 
 
 def test_statistics_count(engine: StepEngine) -> None:

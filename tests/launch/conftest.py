@@ -55,8 +55,11 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 class Launched:
     """A ``flexmarl`` process, its actors, and the run directory that it works on."""
 
-    def __init__(self, directory: Path, *arguments: str, terminal: int | None = None) -> None:
-        """``terminal``: a terminal's descriptor, to run on instead of with its output in a file."""
+    def __init__(
+        self, directory: Path, *arguments: str, terminal: int | None = None, prelude: str = ""
+    ) -> None:
+        """``terminal``: a terminal's descriptor, to run on instead of with its output in a file. ``prelude``: code that
+        the process runs first."""
         self.directory = directory
         self.output = directory.parent / f"{directory.name}-{time.monotonic_ns()}.out"
         # Every process with this folder in its environment and every file in this folder belong to the run.
@@ -70,7 +73,7 @@ class Launched:
         command = [
             sys.executable,
             "-c",
-            "import sys; from flexmarl.launch.cli import main; sys.exit(main())",
+            f"{prelude}\nimport sys; from flexmarl.launch.cli import main; sys.exit(main())",
             *arguments,
         ]
         with self.output.open("wb") as output:
@@ -180,15 +183,18 @@ class Launcher:
         self.recipe = TINY
         self._launched: list[Launched] = []
 
-    def train(self, name: str, *settings: str, recipe: Path = TINY, terminal: int | None = None) -> Launched:
+    def train(
+        self, name: str, *settings: str, recipe: Path = TINY, terminal: int | None = None, prelude: str = ""
+    ) -> Launched:
         arguments = ("train", str(recipe), "--runs", str(self.runs), "--name", name, *settings)
-        return self._launch(name, *arguments, terminal=terminal)
+        return self._launch(name, *arguments, terminal=terminal, prelude=prelude)
 
     def resume(self, name: str, *words: str) -> Launched:
         return self._launch(name, "train", "--resume", str(self.runs / name), *words)
 
-    def _launch(self, name: str, *arguments: str, terminal: int | None = None) -> Launched:
-        self._launched.append(Launched(self.runs / name, *arguments, terminal=terminal))
+    def _launch(self, name: str, *arguments: str, terminal: int | None = None, prelude: str = "") -> Launched:
+        launched = Launched(self.runs / name, *arguments, terminal=terminal, prelude=prelude)
+        self._launched.append(launched)
         return self._launched[-1]
 
     def close(self) -> None:

@@ -1,16 +1,17 @@
 """Finds the devices of this process."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from .devices import Devices
 
 
-def find_devices(device: str) -> Devices[Any] | None:
-    """The devices for tensors on ``device``, as PyTorch names it: None for ``cpu``.
+def find_devices(names: Iterable[str]) -> Devices[Any] | None:
+    """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``.
 
     Raises UnknownDevice for ``cuda`` if this process sees none.
     """
-    if device == "cpu":
+    if set(names) <= {"cpu"}:
         return None
     from .cuda import CudaDevices  # imports PyTorch
 

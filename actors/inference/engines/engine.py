@@ -106,8 +106,9 @@ class EngineStatistics:
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """``transfer_s``: seconds in which the bytes of the weights were copied. ``load_s``: seconds of the engine's own
-    work with them (packed copies, caches to be emptied, checks)."""
+    """``transfer_s``: seconds in which the bytes of the weights were copied, or found and compared with their digests
+    by an engine that copies them itself. ``load_s``: seconds of the engine's own work with them (that copy, packed
+    copies, caches to be emptied, checks)."""
 
     transfer_s: float
     load_s: float

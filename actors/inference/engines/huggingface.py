@@ -13,7 +13,7 @@ Row 0 belongs to the prompt that is computed in chunks, if there is one; the run
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +161,7 @@ class TransformersEngine(StepEngine):
         return {name: tensor.detach() for name, tensor in named.items()}
 
     @torch.inference_mode()
-    def weights_loaded(self) -> None:
+    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
         if self.pending:
             raise RequestsInFlight(self.pending)
         self._memory.forget(self._logits_were_finite)

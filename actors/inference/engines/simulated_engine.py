@@ -57,7 +57,7 @@ class SimulatedEngine(Engine):
             raise WrongVersion(handle.key, handle.version, found)
         copied = self._loop.time()
         await asyncio.sleep(self._config.install_s)
-        self._steps.weights_loaded()
+        self._steps.weights_loaded(weights)
         return LoadTimes(copied - started, self._loop.time() - copied)
 
     def statistics(self) -> EngineStatistics:

@@ -9,7 +9,7 @@ of the next useful call. ``SimulatedEngine`` calls it on the event loop, whose t
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ class SimulatedStepEngine(StepEngine):
         """``state``: int64 [2], the policy's version and a digest of its training samples."""
         return self._weights
 
-    def weights_loaded(self) -> None:
+    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
         if self.pending:
             raise RequestsInFlight(self.pending)
 

@@ -5,6 +5,7 @@ It is a synchronous, single-threaded compute object. It has no event loop, threa
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from .engine import EngineRequest, EngineResult, EngineStatistics
@@ -39,16 +40,24 @@ class StepEngine(ABC):
     def pending(self) -> int:
         """Requests that are waiting or running, and results that no ``step`` has returned yet."""
 
+    @property
+    def reads_in_place(self) -> bool:
+        """True if the engine itself copies new weights out of the memory that they lie in."""
+        return False
+
     @abstractmethod
     def weights(self) -> dict[str, Any]:
         """The engine's own tensors by state-dict name, to be overwritten in place, then followed by ``weights_loaded``.
+        If it ``reads_in_place``: tensors of their names, shapes and dtypes, without memory.
 
         PyTorch's, or all NumPy arrays. Tied weights appear once, under the first of their names.
         """
 
     @abstractmethod
-    def weights_loaded(self) -> None:
-        """Discards everything derived from the former weights (cached keys and values, packed copies).
+    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
+        """Takes over new weights: ``tensors`` are those of ``weights``, or the ones to read in place; these stay as
+        they are until this returns. Discards everything derived from the former weights (cached keys and values, packed
+        copies).
 
         Raises RequestsInFlight if a request is pending: it would continue under other weights.
         """

@@ -4,7 +4,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ....core.errors import FlexmarlError, text_of
@@ -27,6 +27,7 @@ class ThreadedEngine(Engine):
 
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
+        self._reads_in_place = engine.reads_in_place
         self._last: EngineStatistics | None = None  # of an engine that has ended
         self._loop = asyncio.get_running_loop()
         self._unsent: list[Message] = []  # of this tick
@@ -64,10 +65,26 @@ class ThreadedEngine(Engine):
         started = time.perf_counter()
         weights = await self.run(lambda engine: engine.weights())
         asked = time.perf_counter()
-        await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
-        copied = time.perf_counter()
-        await self.run(lambda engine: engine.weights_loaded())
+        if self._reads_in_place:
+            view = transport.mapped(handle, like=weights, checked=True, timeout_s=TRANSFER_TIMEOUT_S)
+            async with view as tensors:
+                copied = time.perf_counter()
+                await self._take_over(tensors)
+        else:
+            await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
+            copied = time.perf_counter()
+            await self._take_over(weights)
         return LoadTimes(copied - asked, asked - started + time.perf_counter() - copied)
+
+    async def _take_over(self, tensors: Mapping[str, Any]) -> None:
+        """Waits until the engine is done with ``tensors``, also if it is cancelled: their memory is another process's,
+        or about to be overwritten."""
+        taking = asyncio.ensure_future(self.run(lambda engine: engine.weights_loaded(tensors)))
+        try:
+            await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await asyncio.wait([taking])
+            raise
 
     async def run(self, function: Callable[[StepEngine], T]) -> T:
         """The result of ``function(engine)``, called in the worker thread between two steps of the engine. Raises

@@ -10,7 +10,7 @@ other. With tensor parallelism vLLM starts one process for each device, on CPUs 
 import math
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,7 +78,9 @@ class VllmEngine(StepEngine):
         except BaseException:
             self._folder.cleanup()
             raise
-        self._staged = StagedWeights(without_ties(outline.state_dict(keep_vars=True)))
+        self._outline = without_ties(outline.state_dict(keep_vars=True))
+        # Workers that are processes of their own need memory that they can map.
+        self._staged = None if options.tensor_parallel == 1 else StagedWeights(self._outline)
         model_config, cache_config = self._llm.model_config, self._llm.vllm_config.cache_config
         self._max_context: int = model_config.max_model_len
         self._vocabulary: int = model_config.get_vocab_size()
@@ -92,7 +94,8 @@ class VllmEngine(StepEngine):
         """A request with logits that are not finite has left keys and values like them."""
         self._counted = _Counted()
         try:
-            self._llm.collective_rpc("init_weight_transfer_engine", args=(self._staged.location(),))
+            if self._staged is not None:
+                self._llm.collective_rpc("init_weight_transfer_engine", args=(self._staged.location(),))
             self._compute_a_token()
         except BaseException:
             self.close()
@@ -199,16 +202,21 @@ class VllmEngine(StepEngine):
 
     # ------------------------------------------------------------------ weights
 
-    def weights(self) -> dict[str, Any]:
-        return self._staged.tensors
+    @property
+    def reads_in_place(self) -> bool:
+        return self._staged is None
 
-    def weights_loaded(self) -> None:
+    def weights(self) -> dict[str, Any]:
+        return self._outline if self._staged is None else self._staged.tensors
+
+    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
         """See ``StepEngine``. Raises EngineFailed after an error of vLLM's: it may hold a part of the weights."""
         if self.pending:
             raise RequestsInFlight(self.pending)
         try:
             self._llm.collective_rpc("start_weight_update")
-            self._llm.collective_rpc("update_weights", args=({},))
+            update = {"tensors": tensors} if self.reads_in_place else {}
+            self._llm.collective_rpc("update_weights", args=(update,))
             self._llm.collective_rpc("finish_weight_update")
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("keys and values of the former weights are still in use")
@@ -226,7 +234,8 @@ class VllmEngine(StepEngine):
 
     def close(self) -> None:
         self._llm.engine_core.shutdown()
-        self._staged.close()
+        if self._staged is not None:
+            self._staged.close()
         del self._llm
         cleanup_dist_env_and_memory()
         self._folder.cleanup()

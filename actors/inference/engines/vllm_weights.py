@@ -1,12 +1,13 @@
-"""New weights for vLLM: the memory that they arrive in, and the weight transfer engine that its workers read them with.
+"""New weights for vLLM: the memory that they are in, and the weight transfer engine that its workers read them with.
 
-    transport ──copy, digest──> StagedWeights (one memfd) <──mapped── StagedTransferEngine in every worker of vLLM
+    one worker, in this process      the trainer's memory of a device or of the host <──in place── WeightReader
+    processes (tensor parallelism)   transport ──copy──> StagedWeights (one memfd) <──mapped── WeightReader in each
 
 vLLM replaces weights in three calls: ``start_weight_update``, ``update_weights`` and ``finish_weight_update``. Names,
 shapes and the digest were checked before the first of them: until then a failure leaves vLLM's weights as they are.
 After an error within the three, parts of the model have no memory, and the engine is lost.
 
-Workers may be processes of their own (tensor parallelism): no tensor is sent to them, only the memfd's path.
+No tensor is sent to a worker that is another process, only the memfd's path: its weights go through the host.
 """
 
 import mmap
@@ -30,7 +31,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from ....transport.handle import ALIGNMENT
 
 BACKEND: Final = "flexmarl"
-"""The name of ``StagedTransferEngine`` in vLLM's config."""
+"""The name of ``WeightReader`` in vLLM's config."""
 
 
 class StagedWeights:
@@ -81,11 +82,13 @@ class StagedLocation(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is n
 
 @dataclass
 class WholeVersion(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not checked
-    """There is nothing to say: all tensors are replaced by those that are staged."""
+    """``tensors``: the weights; None: those that are staged."""
+
+    tensors: Mapping[str, Tensor] | None = None
 
 
-class StagedTransferEngine(WeightTransferEngine[StagedLocation, WholeVersion]):  # type: ignore[misc]  # vLLM is not checked
-    """Loads the staged weights into the model of one of vLLM's workers, in place and layer by layer."""
+class WeightReader(WeightTransferEngine[StagedLocation, WholeVersion]):  # type: ignore[misc]  # vLLM is not checked
+    """Copies weights out of the memory that they are in, into the model of one of vLLM's workers, layer by layer."""
 
     init_info_cls = StagedLocation
     update_info_cls = WholeVersion
@@ -100,12 +103,15 @@ class StagedTransferEngine(WeightTransferEngine[StagedLocation, WholeVersion]): 
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WholeVersion) -> None:
-        loaded: set[str] = self.model.load_weights(iter(self._staged.items()))
+        weights = self._staged if update_info.tensors is None else update_info.tensors
+        loaded: set[str] = self.model.load_weights(iter(weights.items()))
         self._loaded = loaded
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _process_tied(self.model)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the memory that was read may be written again
         # Only now: until here tied parameters are two. vLLM itself keeps the old values of such a name.
         if missing := {name for name, _ in self.model.named_parameters()} - self._loaded:
             raise ValueError(f"no weight of the policy is for vLLM's {', '.join(sorted(missing))}")
@@ -143,4 +149,4 @@ class WorkerExtension:
             torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, StagedTransferEngine)
+WeightTransferEngineFactory.register_engine(BACKEND, WeightReader)

@@ -20,6 +20,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
+from flexmarl.transport.statistics import Chosen
 
 TOKEN_S = 60.0
 SOLVER = PolicyName("solver")
@@ -67,7 +68,9 @@ def in_virtual_time(folder: Path, case: Callable[[House], Awaitable[None]]) -> N
 
 def test_turns_take_their_time_and_no_other(tmp_path: Path) -> None:
     async def case(house: House) -> None:
-        assert await house.apply(0) == Loaded(SOLVER, Version(0), 5.0, 0.0, 5.0)
+        assert await house.apply(0) == Loaded(
+            SOLVER, Version(0), 5.0, 0.0, 5.0, Chosen("shm", "the same host: shared memory", {})
+        )
         start = asyncio.get_running_loop().time()
         assert start == pytest.approx(5.0)  # install_s
         turns = [house.generate(name, tokens) for name, tokens in (("a", 3), ("b", 5), ("c", 4))]

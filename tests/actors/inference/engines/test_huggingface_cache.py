@@ -173,7 +173,7 @@ def test_new_weights_drop_what_was_kept() -> None:
     source = make_model(seed=1).state_dict()
     for name, tensor in engine.weights().items():
         tensor.copy_(source[name])
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     assert engine.statistics().kept_tokens == 0
     assert run_all(engine, requests) == run_all(make_engine(seed=1), requests)
     assert engine.statistics().reused_tokens == 0

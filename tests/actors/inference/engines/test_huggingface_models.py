@@ -30,7 +30,7 @@ def test_new_weights_are_used_and_nothing_is_left_of_the_old() -> None:
     assert engine.weights().keys() == source.keys()
     for name, tensor in engine.weights().items():
         tensor.copy_(source[name])
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     after = run_all(engine, requests)
     assert after == run_all(make_engine(seed=1), requests)
     assert after != before
@@ -40,7 +40,7 @@ def test_weights_may_not_change_under_a_request() -> None:
     engine = make_engine()
     engine.add(EngineRequest("r", (1,), 0, 1.0, 3))
     with pytest.raises(RequestsInFlight, match="1 requests"):
-        engine.weights_loaded()
+        engine.weights_loaded(engine.weights())
 
 
 def test_broken_weights_are_reported_and_can_be_replaced() -> None:
@@ -50,7 +50,7 @@ def test_broken_weights_are_reported_and_can_be_replaced() -> None:
     expected = run_all(engine, requests)
     for tensor in engine.weights().values():
         tensor.fill_(torch.nan)
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     engine.add(requests[0])
     with pytest.raises(NonFiniteLogits) as caught:
         engine.step()
@@ -58,7 +58,7 @@ def test_broken_weights_are_reported_and_can_be_replaced() -> None:
     assert engine.pending == 1 and engine.abort(requests[0].request_id)
     for name, tensor in engine.weights().items():
         tensor.copy_(good[name])
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     assert run_all(engine, requests) == expected
 
 
@@ -150,6 +150,6 @@ def test_bfloat16_generates() -> None:
     for name, tensor in engine.weights().items():
         assert tensor.dtype == torch.bfloat16
         tensor.copy_(source[name])
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     results = run_all(engine, [EngineRequest(str(i), (1,) * (i + 1), i, 1.0, 20) for i in range(6)])
     assert all(len(result.tokens) == 20 for result in results.values())

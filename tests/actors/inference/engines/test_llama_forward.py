@@ -205,7 +205,7 @@ def test_what_is_written_into_the_weights_is_in_effect(name: str) -> None:
     source = other.state_dict()
     for key, tensor in engine.weights().items():
         tensor.copy_(source[key])
-    engine.weights_loaded()
+    engine.weights_loaded(engine.weights())
     assert isinstance(engine._forward, FusedLlamaForward)
     _assert_like_the_module(engine, other, 1e-5)
 
@@ -260,7 +260,7 @@ def test_the_proof_waits_for_weights_that_tell() -> None:
     for value in (torch.nan, None):
         for key, tensor in engine.weights().items():
             tensor.copy_(source[key]) if value is None else tensor.fill_(value)
-        engine.weights_loaded()
+        engine.weights_loaded(engine.weights())
         assert engine._fused_is_verified is (None if value else True)
     assert isinstance(engine._forward, FusedLlamaForward)
 

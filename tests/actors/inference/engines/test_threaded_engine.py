@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from torch import Tensor
@@ -56,7 +56,7 @@ class Recorder(StepEngine):
     def weights(self) -> dict[str, Tensor]:
         return {}
 
-    def weights_loaded(self) -> None:
+    def weights_loaded(self, tensors: Mapping[str, object]) -> None:
         self.log.append("weights")
 
     def statistics(self) -> EngineStatistics:
@@ -97,7 +97,7 @@ async def test_a_request_given_up_in_its_tick_is_added_and_then_aborted(
     await asyncio.sleep(0)
     given_up.cancel()
     assert (await kept).request_id == "b"
-    await loop.run(lambda engine: engine.weights_loaded())
+    await loop.run(lambda engine: engine.weights_loaded(engine.weights()))
     calls = [line for line in engine.log if isinstance(line, str)]
     assert calls.index("add a") < calls.index("abort a") < calls.index("weights")
 
@@ -131,7 +131,7 @@ async def test_a_turn_may_be_given_up_while_it_is_interrupted(loop: ThreadedEngi
     with pytest.raises(asyncio.CancelledError):
         await turn
     await interrupted
-    await loop.run(lambda engine: engine.weights_loaded())
+    await loop.run(lambda engine: engine.weights_loaded(engine.weights()))
     assert engine.log == ["add a", "abort a", "abort a", "weights"]
     assert (await loop.generate(_request("a"))).finish_reason == "length", "its id is free again"
 
@@ -194,7 +194,7 @@ class Closing(Recorder):
 
     closed_by = ""
 
-    def weights_loaded(self) -> None:
+    def weights_loaded(self, tensors: Mapping[str, object]) -> None:
         raise EngineFailed("half of the weights is missing")
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ async def test_an_engine_that_can_not_serve_any_more_ends_all_calls_and_is_close
     engine = Closing()
     loop = ThreadedEngine(engine)
     calls = [
-        loop.run(lambda engine: engine.weights_loaded()),
+        loop.run(lambda engine: engine.weights_loaded(engine.weights())),
         loop.run(lambda engine: None),
         loop.wait_closed(),
     ]

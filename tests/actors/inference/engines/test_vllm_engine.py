@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +146,17 @@ async def test_weights_with_another_digest_are_refused_before_any_is_replaced(
 async def test_an_error_in_the_middle_of_an_update_ends_the_engine(
     engine: Engine, transport: StateTransport, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    from flexmarl.actors.inference.engines.vllm_weights import StagedTransferEngine
+    from flexmarl.actors.inference.engines.vllm_weights import WeightReader
 
     learner = Learner(model_of())
     await load(engine, learner, transport, 1)
-    whole = getattr(StagedTransferEngine, call)
+    whole = getattr(WeightReader, call)
 
     def torn(worker: Any, *arguments: Any) -> None:
         whole(worker, *arguments)
         raise OSError("out of memory")
 
-    monkeypatch.setattr(StagedTransferEngine, call, torn)
+    monkeypatch.setattr(WeightReader, call, torn)
     with pytest.raises(EngineFailed, match="may hold a part of them: out of memory"):
         await load(engine, learner, transport, 2)
     with pytest.raises(EngineFailed, match="out of memory"):
@@ -167,15 +168,14 @@ async def test_an_error_in_the_middle_of_an_update_ends_the_engine(
 async def test_a_weight_of_vllms_that_the_policy_lacks_ends_the_engine(
     engine: Engine, transport: StateTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flexmarl.actors.inference.engines.vllm_weights import StagedTransferEngine
+    from flexmarl.actors.inference.engines.vllm_weights import WeightReader
 
-    whole = StagedTransferEngine.receive_weights
+    whole = WeightReader.receive_weights
 
     def without_the_last(worker: Any, update: Any) -> None:
-        worker._staged = dict(list(worker._staged.items())[:-1])
-        whole(worker, update)
+        whole(worker, replace(update, tensors=dict(list(update.tensors.items())[:-1])))
 
-    monkeypatch.setattr(StagedTransferEngine, "receive_weights", without_the_last)
+    monkeypatch.setattr(WeightReader, "receive_weights", without_the_last)
     with pytest.raises(EngineFailed, match=r"no weight of the policy is for vLLM's lm_head\.weight"):
         await load(engine, Learner(model_of()), transport, 1)
 

@@ -27,9 +27,7 @@ def steps(shared: Any) -> Any:
     for name in [*shared._turns]:
         shared.abort(name)
     shared._stops = []
-    for name, tensor in Learner(model_of()).weights().items():
-        shared.weights()[name].copy_(tensor)
-    shared.weights_loaded()
+    shared.weights_loaded(Learner(model_of()).weights())
     return shared
 
 
@@ -71,9 +69,9 @@ def test_a_turn_with_tokens_of_two_loads_ends_the_engine(steps: Any) -> None:
 def test_weights_change_only_between_requests(steps: Any) -> None:
     steps.add(request_of("a"))
     with pytest.raises(RequestsInFlight):
-        steps.weights_loaded()
+        steps.weights_loaded(Learner(model_of()).weights())
     assert steps.abort("a") is not None and steps.abort("a") is None
-    steps.weights_loaded()
+    steps.weights_loaded(Learner(model_of()).weights())
 
 
 @pytest.mark.parametrize("temperature", [0.001, 2.5])

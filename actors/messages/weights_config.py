@@ -1,0 +1,19 @@
+"""Settings of the way that new weights take to the instances."""
+
+from typing import Literal
+
+from ...transport.handle import PathName
+from ..config_base import Config
+
+
+class WeightsConfig(Config):
+    """``path``: of new weights from the trainer to the instances. ``auto``: each instance takes the fastest one that
+    reaches it. ``shm``: shared memory of the host. ``cuda_ipc``: memory of the trainer's device. An instance that the
+    path does not reach is refused with the reason, and takes no other."""
+
+    path: Literal["auto", "shm", "cuda_ipc"] = "auto"
+
+    @property
+    def only_path(self) -> PathName | None:
+        """None if the instances choose."""
+        return None if self.path == "auto" else self.path

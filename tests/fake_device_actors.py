@@ -1,0 +1,43 @@
+"""Actors whose devices are simulated: the trainer's weights and the instances' models lie in the memory of a
+``FakeDevices``, so that a whole run takes the paths of devices without a GPU. Spawned by class path.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from flexmarl.actors.inference import instance
+from flexmarl.actors.inference.engines import embedded
+from flexmarl.actors.inference.instance_setup import InstanceSetup
+from flexmarl.actors.pretrained import empty_model
+from flexmarl.actors.trainer import static_pool, trainer
+from flexmarl.actors.trainer.trainer_setup import TrainerSetup
+from flexmarl.transport.devices.fake import FakeDevices
+
+DEVICE = "GPU-simulated"
+TOTAL = 1 << 26
+
+
+def on_device(model: Any, devices: FakeDevices) -> Any:
+    """The model, its parameters moved to the first device."""
+    module: nn.Module = model
+    for parameter in module.parameters():
+        memory = devices.allocate(devices.visible()[0], parameter.nbytes).tensor
+        placed = memory.view(parameter.dtype).view(parameter.shape)
+        parameter.data = placed.copy_(parameter.data)
+    return model
+
+
+class Trainer(trainer.Trainer):
+    def __init__(self, setup: TrainerSetup) -> None:
+        devices = FakeDevices(setup.runtime_dir, {DEVICE: TOTAL})
+        vars(static_pool)["find_devices"] = lambda names: devices
+        super().__init__(setup)
+
+
+class Instance(instance.Instance):
+    def __init__(self, setup: InstanceSetup) -> None:
+        devices = FakeDevices(setup.runtime_dir, {DEVICE: TOTAL})
+        vars(instance)["find_devices"] = lambda names: devices
+        vars(embedded)["empty_model"] = lambda model: on_device(empty_model(model), devices)
+        super().__init__(setup)
