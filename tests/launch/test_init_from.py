@@ -139,7 +139,8 @@ def test_a_run_starts_from_another_and_an_export_of_it_generates(launcher: Launc
     assert figures[0] == figures[1]
     target = launcher.runs / "exported"
     assert main(["export", str(whole.directory), "solver", str(target), "--step", "4"]) == 0
-    model, info = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
+    model, info = loaded
     tokens = AutoTokenizer.from_pretrained(target)("1+1", return_tensors="pt")
     assert model(**tokens).logits.isfinite().all()
     assert not info["missing_keys"] and not info["unexpected_keys"]
