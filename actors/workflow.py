@@ -27,7 +27,7 @@ from .config_base import Config
 from .errors import InvalidReward, RecipeError
 from .messages import Query
 
-__all__ = ["Agent", "Agents", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewards", "Turn"]
+__all__ = ["Agent", "Agents", "OnText", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewards", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,18 @@ LARGEST_REWARD: Final = 1e12
 """The norm of a gradient squares advantages, which without scaling are as large as rewards, in float32."""
 
 Prompt = str | Turn | Sequence[str | Turn]
+OnText = Callable[[str], None]
 
 
 class Agent(Protocol):
-    async def generate(self, prompt: Prompt) -> Turn:
+    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None) -> Turn:
         """One turn of this agent. In a prompt of several parts a ``Turn`` stands for its prompt and its answer,
         token by token: a conversation continues as ``[turn, "next question"]`` and is never tokenised again. A turn
         of an agent with another tokenizer is refused (RecipeError): pass its ``text``.
+
+        ``on_text`` is called with the turn's text so far whenever there is more of it, and at last with all of it. The
+        generation does not wait for it; it must not block. An error that it raises ends the turn, and is raised here.
+        If an instance is lost, the turn begins again, and with it the text.
 
         Raises PromptTooLong if the prompt and the new tokens do not fit the engine's context, InvalidRequest if no
         engine can serve the prompt (an empty one, for example), NonFiniteLogits if the model's output is infinite or

@@ -15,13 +15,14 @@ from ...core.errors import FlexmarlError, text_of
 from ...transport.devices.find import find_devices
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
-from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published
+from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
 from .engine_requests import engine_request, generation_of, kept
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
 from .instance_setup import InstanceSetup
+from .text_stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Instance(Actor, InstanceApi):
         return None if self._served is None else self._served.version
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         served, engine = self._served, self._engine
         if served is not None and served.policy != request.policy:
             raise WrongPolicy(served.policy, request.policy)
@@ -101,9 +102,12 @@ class Instance(Actor, InstanceApi):
         prompt: tuple[int, ...] = ()
         for number, part in enumerate(request.prompt):
             prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
+        on_tokens = None
+        if text_to is not None:
+            on_tokens = TextStream(text_to, codec.decode, request.completion).take
         with self._turn(), self._engine_id(request.sample_id) as request_id:
             result = await engine.generate(
-                dataclasses.replace(engine_request(request, prompt), request_id=request_id)
+                dataclasses.replace(engine_request(request, prompt), request_id=request_id), on_tokens
             )
         result = kept(result, resumable=self._setup.policies[served.policy].engine.resumable)
         if not math.isfinite(sum(result.logprobs)):

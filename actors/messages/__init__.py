@@ -14,7 +14,7 @@ from .experience import (
     StoreStatistics,
     TableStatistics,
 )
-from .generating import GenerateRequest, Generation, InstanceApi, Loaded, VersionRange
+from .generating import GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
 from .model_config import ModelConfig
 from .rollouts import (
     AgentTurns,
@@ -85,6 +85,8 @@ __all__ = [
     "SupervisorApi",
     "Suspended",
     "TableStatistics",
+    "TextApi",
+    "TextTo",
     "TrainerApi",
     "TrajectoryFailure",
     "TurnAsked",

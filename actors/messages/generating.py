@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ...core.actor import endpoint
+from ...core.ref import ActorRef
 from ...transport.statistics import Chosen
 from ..errors import (
     EngineFailed,
@@ -94,6 +95,21 @@ class Loaded:
     chosen: Chosen | None = None
 
 
+class TextApi(Protocol):
+    """A receiver of texts while they are generated."""
+
+    async def take_text(self, stream: int, start: int, text: str) -> None:
+        """A part of the text of ``stream``, from its character ``start`` on. A part may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTo:
+    """The receiver of a turn's text as it comes. ``stream``: names the turn there, until its answer has arrived."""
+
+    receiver: ActorRef[TextApi]
+    stream: int
+
+
 class InstanceApi(Protocol):
     @endpoint(raises=(WrongPolicy, WrongVersion, LoadFailed, EngineFailed))
     async def load(self, published: Published) -> Loaded:
@@ -111,7 +127,10 @@ class InstanceApi(Protocol):
     @endpoint(
         raises=(WrongPolicy, WrongVersion, PromptTooLong, InvalidRequest, NonFiniteLogits, EngineFailed)
     )
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Raises WrongPolicy if another policy is served, WrongVersion if the version served is not in
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
+        """``text_to``: gets the text so far, ``completion`` included, in one-way messages; the last of it comes with
+        the answer alone. Nothing waits for them.
+
+        Raises WrongPolicy if another policy is served, WrongVersion if the version served is not in
         ``request.versions``, PromptTooLong, InvalidRequest, NonFiniteLogits if a log-probability is infinite or not a
         number, and EngineFailed if the engine broke: the instance ends then."""

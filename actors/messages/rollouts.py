@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from ...core.actor import endpoint
 from ..errors import RecipeError, WorkerReplaced
 from ..names import AgentName, PolicyName, Step, Version
-from .generating import VersionRange
+from .generating import TextApi, VersionRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class EvaluationEnd:
     failure: TrajectoryFailure | None = None
 
 
-class RolloutApi(Protocol):
+class RolloutApi(TextApi, Protocol):
     """A rollout worker. Work is meant for one of its lives, which ``writer`` names; a later one raises
     WorkerReplaced."""
 

@@ -18,6 +18,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -33,13 +34,14 @@ from ..messages import (
     Generation,
     Query,
     RolloutApi,
+    TextTo,
     TrajectoryFailure,
     VersionRange,
     WorkerLife,
 )
 from ..names import AgentName, PolicyName, Step, Version
 from ..store_client import ExperienceWriter, segment_directories
-from ..workflow import Prompt, Recipe, Rewards, Turn
+from ..workflow import OnText, Prompt, Recipe, Rewards, Turn
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
@@ -49,6 +51,7 @@ from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
 from .turn_routes import TurnRoute, TurnRoutes
+from .turn_texts import TurnText, TurnTexts
 
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
@@ -68,6 +71,7 @@ class Rollout(Actor, RolloutApi):
             setup.config.drop_zero_advantage,
         )
         self._calls = CallGraph()
+        self._texts = TurnTexts()
         self._clock = asyncio.get_running_loop().time
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
@@ -129,6 +133,10 @@ class Rollout(Actor, RolloutApi):
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._evaluated(one, exactly)) for one in trajectories]
         return [task.result() for task in running]
+
+    @endpoint
+    async def take_text(self, stream: int, start: int, text: str) -> None:
+        self._texts.take(stream, start, text)
 
     def _check_meant(self, writer: str) -> None:
         """Raises WorkerReplaced if ``writer`` is not this life."""
@@ -249,10 +257,13 @@ class Rollout(Actor, RolloutApi):
         trajectory.check_columns()
         return rewards.checked()
 
-    async def generate(self, agent: AgentName, trajectory: Trajectory, prompt: Prompt) -> Turn:
+    async def generate(
+        self, agent: AgentName, trajectory: Trajectory, prompt: Prompt, on_text: OnText | None = None
+    ) -> Turn:
         """One turn: waits for an instance with the version of the agent's policy. If new weights arrive meanwhile and
         may generate it too, they resume it; if the instance is lost, another one begins it again."""
         settings, sampling = self._agents[agent], self._agents[agent].sampling
+        text = None if on_text is None else TurnText(on_text)
         sample_id = trajectory.next_sample_id()
         turn = ResumableTurn(
             GenerateRequest(
@@ -271,13 +282,20 @@ class Rollout(Actor, RolloutApi):
             self._calls.tokens_behind(agent, trajectory.begin_turn(agent)),
         )
         while not turn.ended:
-            left_s -= await self._generate_part(agent, turn, trajectory, left_s)
+            left_s -= await self._generate_part(agent, turn, trajectory, left_s, text)
+            if text is not None:
+                text.show(turn.text)
         trajectory.took(agent, turn, TimedTurn(agent, began_s, self._clock(), len(turn.tokens)))
         columns = trajectory.columns_of(agent, sample_id, settings.columns)
         return Turn(agent, turn.text, turn.prompt_tokens, turn.tokens, sample_id, columns.write)
 
     async def _generate_part(
-        self, agent: AgentName, turn: ResumableTurn, trajectory: Trajectory, limit_s: float
+        self,
+        agent: AgentName,
+        turn: ResumableTurn,
+        trajectory: Trajectory,
+        limit_s: float,
+        text: TurnText | None,
     ) -> float:
         """Generates until the turn has ended, its version is no longer served, or its instance is lost. Returns the
         seconds that this took at an instance."""
@@ -295,7 +313,7 @@ class Rollout(Actor, RolloutApi):
         tokens, lost = 0, False
         try:
             turn.ask_for(route.version)
-            generation = await self._ask(agent, route, turn.request, trajectory, limit_s)
+            generation = await self._ask(agent, route, turn.request, trajectory, limit_s, text)
             tokens = len(generation.tokens)
             turn.take(generation)
             if turn.is_idle_again(route.instance.name, generation):
@@ -323,12 +341,16 @@ class Rollout(Actor, RolloutApi):
         request: GenerateRequest,
         trajectory: Trajectory,
         limit_s: float,
+        text: TurnText | None,
     ) -> Generation:
         trajectory.turn_begins()
+        ask = partial(route.instance.ask, "generate", request, timeout_s=max(0.0, limit_s))
         try:
-            generation: Generation = await route.instance.ask(
-                "generate", request, timeout_s=max(0.0, limit_s)
-            )
+            if text is None:
+                generation: Generation = await ask()
+            else:
+                with self._texts.opened(text) as stream:
+                    generation = await text.listen(ask(text_to=TextTo(self.ref, stream)))
         except CallTimeout as error:
             trajectory.turn_overran(agent, error)
             raise
@@ -373,8 +395,8 @@ class _AgentHandle:
         self._agent = agent
         self._trajectory = trajectory
 
-    async def generate(self, prompt: Prompt) -> Turn:
-        return await self._rollout.generate(self._agent, self._trajectory, prompt)
+    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None) -> Turn:
+        return await self._rollout.generate(self._agent, self._trajectory, prompt, on_text)
 
 
 class _Handles(dict[str, _AgentHandle]):

@@ -37,6 +37,7 @@ from ...actors.messages import (
     Loaded,
     Published,
     RouterApi,
+    TextTo,
     TurnAsked,
     VersionRange,
 )
@@ -168,7 +169,7 @@ class _Instance(Actor, InstanceApi):
         return Version(0)
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         return Generation("", (), (), (), Version(0), "stop")
 
 

@@ -1,6 +1,7 @@
 """The contract of every ``Engine``. A new engine adds a line to ``ENGINES``."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -159,6 +160,52 @@ async def test_a_cancelled_request_is_aborted(engine: Engine) -> None:
     await engine.interrupt()
     assert (engine.statistics().running, engine.statistics().interrupted) == (0, 1)
     assert (await engine.generate(request_of("a"))).finish_reason == "length", "its id is free again"
+
+
+async def test_tokens_are_handed_out_as_they_come(engine: Engine) -> None:
+    parts: list[tuple[int, ...]] = []
+    for _ in range(20):  # on a busy machine an engine may be done before this loop runs again
+        listened, other = await asyncio.gather(
+            engine.generate(request_of("listened", new=60), parts.append),
+            engine.generate(request_of("other", new=60)),
+        )
+        if len(parts) > 1:
+            break
+        parts.clear()
+    assert len(parts) > 1 and all(parts), "the first ones before the end"
+    assert (came := sum(parts, ())) == listened.tokens[: len(came)]
+    assert len(listened.tokens) == len(other.tokens) == 60
+    count = len(parts)
+    await engine.generate(request_of("listened", new=60))
+    assert len(parts) == count, "the listener was that of one request"
+
+
+async def test_a_slow_listener_holds_nothing_up(engine: Engine) -> None:
+    parts: list[tuple[int, ...]] = []
+
+    def listen(tokens: tuple[int, ...]) -> None:
+        parts.append(tokens)
+        time.sleep(0.02)
+
+    result = await engine.generate(request_of(new=60), listen)
+    assert len(result.tokens) == 60
+    assert (came := sum(parts, ())) == result.tokens[: len(came)]
+    assert len(parts) < 60, "the engine computed meanwhile"
+
+
+async def test_an_interrupted_request_has_all_tokens_that_were_handed_out(engine: Engine) -> None:
+    came: list[int] = []
+    began = asyncio.Event()
+
+    def listen(tokens: tuple[int, ...]) -> None:
+        came.extend(tokens)
+        began.set()
+
+    turn = asyncio.ensure_future(engine.generate(request_of(new=60), listen))
+    await began.wait()
+    await engine.interrupt()
+    result = await turn
+    assert 0 < len(came) <= len(result.tokens) and tuple(came) == result.tokens[: len(came)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

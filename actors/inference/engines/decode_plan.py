@@ -5,7 +5,7 @@ cells, masks and random numbers are functions of the step's number. They are com
 and sampled tokens are distributed to the rows only at its end: a step does no work per row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,10 @@ class ActiveSequence:
     @property
     def steps_left(self) -> int:
         return self.request.max_new_tokens - len(self.tokens)
+
+    def add(self, token: int, logprob: float) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
 
     def result(self, reason: FinishReason) -> EngineResult:
         return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason)
@@ -129,6 +133,10 @@ class DecodePlan:
         self._tokens.append(tokens)
         self._logprobs.append(logprobs)
 
+    def tokens_of(self, row: int, start: int) -> list[int]:
+        """The sampled tokens of row number ``row``, from step ``start`` on."""
+        return [tokens[row] for tokens in self._tokens[start:]]
+
     def finish(self) -> None:
         """Appends the sampled tokens to their rows."""
         if self._tokens:
@@ -136,3 +144,20 @@ class DecodePlan:
             for row, row_tokens, row_logprobs in zip(self._rows, tokens, logprobs, strict=True):
                 row.tokens.extend(row_tokens)
                 row.logprobs.extend(row_logprobs)
+
+
+def new_tokens(
+    rows: Sequence[ActiveSequence], plan: DecodePlan | None, known: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The tokens of ``rows``, and of ``plan`` over them, that are not known: see ``StepEngine.new_tokens``."""
+    found = {}
+    for number, row in enumerate(rows):
+        start = known.get(row.request.request_id)
+        if start is None:
+            continue
+        tokens = row.tokens[start:]
+        if plan is not None:  # it has the newest ones
+            tokens += plan.tokens_of(number, max(0, start - len(row.tokens)))
+        if tokens:
+            found[row.request.request_id] = tuple(tokens)
+    return found

@@ -1,6 +1,7 @@
 """The interface of inference engines."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -12,6 +13,7 @@ TRANSFER_TIMEOUT_S: Final = 3600.0
 """Long enough for the largest models over the slowest path: catches a transfer that hangs."""
 
 FinishReason = Literal["stop", "length", "interrupted"]
+OnTokens = Callable[[tuple[int, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,12 @@ class Engine(ABC):
     """The contract of every engine: requests in, finished generations out. All calls come from one event loop."""
 
     @abstractmethod
-    async def generate(self, request: EngineRequest) -> EngineResult:
+    async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
         """The finished or interrupted generation. Cancelling it aborts the request.
+
+        ``on_tokens`` gets the tokens as they come, on the event loop: each call those that are new since the last one.
+        The engine does not wait for it: one call may have the tokens of many steps, and the last tokens come only with
+        the result, which has all. It must not raise.
 
         Raises PromptTooLong if the prompt and ``max_new_tokens`` exceed the context, InvalidRequest if the id is in use
         or a token is outside the vocabulary, NonFiniteLogits if the model's output for this request is infinite or not

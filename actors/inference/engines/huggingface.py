@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
-from .decode_plan import PLAN_STEPS, ActiveSequence, DecodePlan
+from .decode_plan import PLAN_STEPS, ActiveSequence, DecodePlan, new_tokens
 from .engine import EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
 from .key_value_memory import KeyValueMemory
@@ -152,6 +152,9 @@ class TransformersEngine(StepEngine):
         self._pending.end(request_id)
         return result
 
+    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return new_tokens(self._rows, self._plan, known)
+
     @property
     def pending(self) -> int:
         return len(self._pending) + len(self._finished)
@@ -242,8 +245,7 @@ class TransformersEngine(StepEngine):
 
     def _next_group(self) -> list[Admitted]:
         running = [row.request for row in self._rows]
-        if self._long is not None:
-            running.append(self._long.request)
+        running += [self._long.request] if self._long is not None else []
         columns = max((len(request.prompt_tokens) + request.max_new_tokens for request in running), default=0)
         room = Room(len(running), round_up(columns), self._max_batch, self._memory.tokens)
         return self._queue.take(room, self._long is None)
@@ -330,8 +332,7 @@ class TransformersEngine(StepEngine):
         new = [ActiveSequence(request, key) for request, key in zip(requests, keys, strict=True)]
         tokens, logprobs = self._to_lists(*sample_tokens(logits, points, temperatures), new)
         for row, token, logprob in zip(new, tokens, logprobs, strict=True):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
+            row.add(token, logprob)
         return new, tokens
 
     def _joined(self, first: int, count: int, tokens: list[int]) -> None:
@@ -411,10 +412,8 @@ class TransformersEngine(StepEngine):
         logprob_list: list[float] = logprobs.squeeze(1).tolist()
         if not math.isfinite(sum(logprob_list)):
             self._logits_were_finite = False
-            broken = (
-                row.request.request_id
-                for row, logprob in zip(rows, logprob_list, strict=True)
-                if not math.isfinite(logprob)
+            names = (row.request.request_id for row in rows)
+            raise NonFiniteLogits(
+                tuple(n for n, p in zip(names, logprob_list, strict=True) if not math.isfinite(p))
             )
-            raise NonFiniteLogits(tuple(broken))
         return token_list, logprob_list

@@ -11,7 +11,15 @@ from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, WrongVersion
 from ..inference_config import SimulatedEngineConfig
-from .engine import TRANSFER_TIMEOUT_S, Engine, EngineRequest, EngineResult, EngineStatistics, LoadTimes
+from .engine import (
+    TRANSFER_TIMEOUT_S,
+    Engine,
+    EngineRequest,
+    EngineResult,
+    EngineStatistics,
+    LoadTimes,
+    OnTokens,
+)
 from .engine_factory import EngineFactory
 from .simulated_step_engine import END_OF_SEQUENCE, SimulatedStepEngine
 
@@ -24,16 +32,21 @@ class SimulatedEngine(Engine):
         self._config = config
         self._steps = SimulatedStepEngine(config, self._loop.time)
         self._turns: dict[str, asyncio.Future[EngineResult]] = {}
+        self._listeners: dict[str, OnTokens] = {}
+        self._known: dict[str, int] = {}
+        """The number of tokens that each of them has got."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
-    async def generate(self, request: EngineRequest) -> EngineResult:
+    async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
         if self._closed.done():
             raise EngineFailed("it is closed")
         name = request.request_id
         self._steps.add(request)
         turn: asyncio.Future[EngineResult] = self._loop.create_future()
         self._turns[name] = turn
+        if on_tokens is not None:
+            self._listeners[name], self._known[name] = on_tokens, 0
         self._advance()
         try:
             return await turn
@@ -41,6 +54,8 @@ class SimulatedEngine(Engine):
             if self._turns.get(name) is turn:  # cancelled: neither finished nor interrupted
                 del self._turns[name]
                 self._steps.abort(name)
+            if on_tokens is not None and self._listeners.get(name) is on_tokens:
+                del self._listeners[name], self._known[name]
 
     async def interrupt(self) -> None:
         for name, turn in self._turns.items():
@@ -86,7 +101,15 @@ class SimulatedEngine(Engine):
         if self._timer is not None:
             self._timer.cancel()
         due_s = self._steps.due_s
+        if self._listeners:
+            self._hand_out()
+            due_s = min(due_s, self._steps.token_due_s)
         self._timer = None if due_s == math.inf else self._loop.call_at(due_s, self._advance)
+
+    def _hand_out(self) -> None:
+        for name, tokens in self._steps.new_tokens(self._known).items():
+            self._known[name] += len(tokens)
+            self._listeners[name](tokens)
 
 
 class SimulatedFactory(EngineFactory):

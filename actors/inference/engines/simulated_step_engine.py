@@ -128,6 +128,22 @@ class SimulatedStepEngine(StepEngine):
         self._admit()
         return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
 
+    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """See ``StepEngine.new_tokens``: those at the time of the last call of another method."""
+        found = {}
+        for end, _, sequence in self._ends:
+            name = sequence.request.request_id
+            if name in known:
+                tokens = sequence.tokens[known[name] : sequence.tokens_before(end - self._progress)]
+                if tokens:
+                    found[name] = tokens
+        return found
+
+    @property
+    def token_due_s(self) -> float:
+        """Time of the clock at which every running sequence has one more token; infinity if idle."""
+        return self._now_s + self._decode_step_s() if self._active else math.inf
+
     @property
     def pending(self) -> int:
         return len(self._waiting) + len(self._active) + len(self._finished)

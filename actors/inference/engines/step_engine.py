@@ -35,6 +35,11 @@ class StepEngine(ABC):
         """Ends a request now and returns the tokens generated so far, as ``interrupted``; ``step`` returns no result of
         it. Returns None for an unknown or finished request."""
 
+    @abstractmethod
+    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The tokens of running requests beyond those that are known: ``known`` has their number for each request.
+        Requests without any are left out."""
+
     @property
     @abstractmethod
     def pending(self) -> int:

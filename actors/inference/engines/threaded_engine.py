@@ -11,11 +11,19 @@ from ....core.errors import FlexmarlError, text_of
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits
-from .engine import TRANSFER_TIMEOUT_S, Engine, EngineRequest, EngineResult, EngineStatistics, LoadTimes
+from .engine import (
+    TRANSFER_TIMEOUT_S,
+    Engine,
+    EngineRequest,
+    EngineResult,
+    EngineStatistics,
+    LoadTimes,
+    OnTokens,
+)
 from .step_engine import StepEngine
 
 T = TypeVar("T")
-Message = Callable[[], None]
+Message = Callable[[], object]
 
 
 class ThreadedEngine(Engine):
@@ -33,6 +41,12 @@ class ThreadedEngine(Engine):
         self._unsent: list[Message] = []  # of this tick
         self._inbox: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
         self._turns: dict[str, asyncio.Future[EngineResult]] = {}
+        self._listeners: dict[str, OnTokens] = {}
+        """Those of the turns whose tokens are wanted as they come."""
+        self._known: dict[str, int] = {}
+        """The number of tokens that each of them has got. Of the worker thread."""
+        self._is_handing_out = False
+        """Tokens are on their way to the event loop: those of later steps wait, and travel together."""
         self._calls: set[asyncio.Future[Any]] = set()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         """Has a result after ``close``; raises EngineFailed if a step has failed."""
@@ -41,20 +55,26 @@ class ThreadedEngine(Engine):
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
-    async def generate(self, request: EngineRequest) -> EngineResult:
+    async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
         self._check_open()
-        if request.request_id in self._turns:
-            raise InvalidRequest(request.request_id, "the id is in use by a pending request")
+        name = request.request_id
+        if name in self._turns:
+            raise InvalidRequest(name, "the id is in use by a pending request")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
-        self._turns[request.request_id] = future
+        self._turns[name] = future
         self._send(lambda: self._add(request))
+        if on_tokens is not None:
+            self._listeners[name] = on_tokens
+            self._send(lambda: self._known.update({name: 0}))
         try:
             return await future
         except asyncio.CancelledError:
-            self._send(lambda: self._abort(request.request_id))
+            self._send(lambda: self._abort(name))
             raise
         finally:
-            self._turns.pop(request.request_id, None)
+            self._turns.pop(name, None)
+            if self._listeners.pop(name, None) is not None:
+                self._send(lambda: self._known.pop(name, None))
 
     async def interrupt(self) -> None:
         for request_id in self._turns:
@@ -144,7 +164,10 @@ class ThreadedEngine(Engine):
         try:
             try:
                 while self._take_messages():
-                    if results := self._step():
+                    results = self._step()
+                    if self._known:
+                        self._hand_out()
+                    if results:
                         self._post(self._deliver, results)
             finally:
                 self._engine.close()
@@ -160,6 +183,16 @@ class ThreadedEngine(Engine):
                 self._engine.abort(request_id)
                 self._post(self._refuse, request_id, NonFiniteLogits((request_id,)))
             return []
+
+    def _hand_out(self) -> None:
+        """Sends new tokens to their listeners. Never waits for them."""
+        if self._is_handing_out:
+            return
+        if found := self._engine.new_tokens(self._known):
+            for name, tokens in found.items():
+                self._known[name] += len(tokens)
+            self._is_handing_out = True
+            self._post(self._pass_on, found)
 
     def _take_messages(self) -> bool:
         """Handles the inbox; waits for a message if the engine has no request. False: the thread is to end."""
@@ -193,6 +226,12 @@ class ThreadedEngine(Engine):
         self._loop.call_soon_threadsafe(function, *args)
 
     # ------------------------------------------------------------------ on the event loop
+
+    def _pass_on(self, found: dict[str, tuple[int, ...]]) -> None:
+        self._is_handing_out = False
+        for name, tokens in found.items():
+            if (listener := self._listeners.get(name)) is not None:
+                listener(tokens)
 
     def _deliver(self, results: list[EngineResult]) -> None:
         for result in results:

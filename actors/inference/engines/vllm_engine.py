@@ -196,6 +196,14 @@ class VllmEngine(StepEngine):
         self._counted.ended(turn.request, interrupted=True)
         return turn.result("interrupted")
 
+    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        new = {
+            name: tuple(turn.tokens[number:])
+            for name, number in known.items()
+            if (turn := self._turns.get(name)) is not None
+        }
+        return {name: tokens for name, tokens in new.items() if tokens}
+
     @property
     def pending(self) -> int:
         return len(self._turns) + len(self._ready)

@@ -15,9 +15,10 @@ from flexmarl.actors.errors import InvalidRequest, PromptTooLong, WrongVersion
 from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
-from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, VersionRange
+from flexmarl.actors.messages import GenerateRequest, ModelConfig, Published, TextApi, TextTo, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.pretrained import empty_model
+from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import CallTimeout
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -200,3 +201,37 @@ async def test_a_request_that_makes_no_sense_is_refused(instance: ActorRef[Insta
     await instance.api.load(await source.publish(0))
     with pytest.raises(InvalidRequest):
         await instance.api.generate(turn(0, length=0))
+
+
+class Listener(Actor):
+    """A worker that keeps the text of stream 5."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.parts = 0
+
+    @endpoint
+    async def take_text(self, stream: int, start: int, text: str) -> None:
+        assert (stream, start) == (5, len(self.text)) and text
+        self.text += text
+        self.parts += 1
+
+
+async def test_a_turn_s_text_is_sent_while_it_is_generated(
+    instance: ActorRef[Instance], source: Source, system: ActorSystem
+) -> None:
+    await instance.api.load(await source.publish(1))
+    listener = Listener()
+    to = TextTo(await system.add(listener, "rollout-0"), 5)
+    generation = await instance.api.generate(turn(1, length=200), to)
+    assert listener.parts > 1 and generation.text.startswith(listener.text)
+    alone = await instance.api.generate(turn(1, length=200))
+    assert (alone.text, alone.tokens) == (generation.text, generation.tokens)
+
+
+async def test_a_receiver_that_is_gone_holds_no_turn_up(
+    instance: ActorRef[Instance], source: Source, system: ActorSystem
+) -> None:
+    await instance.api.load(await source.publish(1))
+    missing: ActorRef[TextApi] = system.ref("rollout-9", system.address, TextApi)
+    assert len((await instance.api.generate(turn(1, length=200), TextTo(missing, 5))).tokens) == 200

@@ -9,7 +9,15 @@ import pytest
 from flexmarl.actors.errors import LoadFailed
 from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
-from flexmarl.actors.messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, RouterApi
+from flexmarl.actors.messages import (
+    GenerateRequest,
+    Generation,
+    InstanceApi,
+    Loaded,
+    Published,
+    RouterApi,
+    TextTo,
+)
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.run_events import InstanceChanged, RunEvent
 from flexmarl.core.actor import Actor, endpoint
@@ -42,7 +50,7 @@ class Instance(Actor, InstanceApi):
         return None
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         raise NotImplementedError
 
 

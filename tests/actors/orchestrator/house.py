@@ -21,6 +21,7 @@ from flexmarl.actors.messages import (
     RunResult,
     Sample,
     StepStats,
+    TextTo,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
@@ -93,7 +94,7 @@ class Instance(Actor, InstanceApi):
         return self.version
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         version = self.version
         if version is None or version not in request.versions:
             raise WrongVersion("policy", request.versions.oldest, version)

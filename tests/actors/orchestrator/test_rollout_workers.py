@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, RolloutApi, WorkerLife
+from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, RolloutApi, TextTo, WorkerLife
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_setup import RolloutSetup
 from flexmarl.actors.run_events import Evaluated, WorkerLost
@@ -43,7 +43,7 @@ class Life(Rollout):
 
 class SlowInstance(Instance):
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         await asyncio.sleep(0.05 + request.seed % 100 / 100)
         return await super().generate(request)
 

@@ -19,6 +19,7 @@ from flexmarl.actors.messages import (
     Query,
     Sample,
     TableStatistics,
+    TextTo,
     VersionRange,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
@@ -71,7 +72,7 @@ class FakeInstance(Actor, InstanceApi):
         return None
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         self.asked.append(request)
         tokens = self._answer(request)
         prompt = tuple(

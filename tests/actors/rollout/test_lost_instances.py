@@ -8,7 +8,7 @@ import pytest
 
 from flexmarl.actors.errors import EngineFailed, NoInstance, NonFiniteLogits, PromptTooLong, WrongVersion
 from flexmarl.actors.inference.router_config import RouterConfig
-from flexmarl.actors.messages import GenerateRequest, Generation
+from flexmarl.actors.messages import GenerateRequest, Generation, TextTo
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.run_events import InstanceChanged
 from flexmarl.core.actor import endpoint
@@ -26,7 +26,7 @@ class Slow(FakeInstance):
     """Takes ten seconds for a turn."""
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         generation = await super().generate(request)
         await asyncio.sleep(10)
         return generation
@@ -132,7 +132,7 @@ class Idle(FakeInstance):
         super().__init__(lambda request: ())
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         assert len(self.asked) < 100, "a turn is asked for without an end"
         return replace(await super().generate(request), finish_reason="interrupted")
 

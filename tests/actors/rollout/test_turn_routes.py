@@ -13,6 +13,7 @@ from flexmarl.actors.messages import (
     Published,
     RouterApi,
     Routes,
+    TextTo,
     TurnAsked,
     TurnEnded,
     VersionRange,
@@ -40,7 +41,7 @@ class Instance(Actor, InstanceApi):
         return Version(1)
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         raise NotImplementedError
 
 

@@ -49,6 +49,10 @@ class Recorder(StepEngine):
         self._ids.remove(request_id)
         return EngineResult(request_id, (), (), "interrupted")
 
+    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        self.log.append("new tokens")
+        return {}
+
     @property
     def pending(self) -> int:
         return len(self._ids)

@@ -15,6 +15,7 @@ from flexmarl.actors.messages import (
     Published,
     Query,
     TableStatistics,
+    TextTo,
 )
 from flexmarl.actors.names import Version
 from flexmarl.actors.rollout.rollout import Rollout
@@ -38,7 +39,7 @@ class Hanging(FakeInstance):
         self.let_go = asyncio.Event()
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         if self.hangs(request):
             self.asked.append(request)
             try:
@@ -285,7 +286,7 @@ class Updating(FakeInstance):
         return await super().load(published)
 
     @endpoint
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         if request.versions.oldest != self.version:
             self.refused.append(request.versions.oldest)
             raise WrongVersion("solver", request.versions.oldest, self.version)
