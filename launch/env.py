@@ -34,6 +34,11 @@ def cuda_devices(numbers: Sequence[int]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
+def visible_devices() -> str | None:
+    """The CUDA devices that this process may use, as Slurm, torchrun or a person names them; None: all of them."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def preflight_environment() -> dict[str, str]:
     """The environment of the process that checks a run before its start: the actors', without files of bytecode."""
     return {**actor_environment(), **_WRITES_NOTHING}
