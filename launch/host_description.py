@@ -17,7 +17,7 @@ from . import env
 from .cgroup import cgroup_limits
 
 EQUAL_PACKAGES: Final = ("flexmarl", "msgpack", "numpy", "pyzmq", "torch", "transformers", "vllm")
-"""Packages whose versions must be equal on all hosts of a run: they write what the others read, or compute with them."""
+"""Packages that must have the same version on all hosts of a run: some write what others read."""
 
 _DRIVER_SHARE: Final = 0.05
 """The share of a GPU's memory that the driver may keep for itself; at least 1 GiB."""

@@ -35,6 +35,11 @@ class EngineOptions(Config):
         """The number of devices that an instance computes on."""
         return 1
 
+    @property
+    def reserved_bytes(self) -> int:
+        """The memory that an instance takes at its start on each of its devices, besides the weights."""
+        return 0
+
     def reproducible(self) -> Self:
         """These options, changed so that a result does not depend on the requests before or beside it."""
         return self.model_copy(update={"max_batch": 1})
@@ -96,6 +101,10 @@ class VllmEngineConfig(EngineOptions):
     @property
     def devices(self) -> int:
         return self.tensor_parallel
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.kv_cache_bytes
 
     def reproducible(self) -> Self:
         return super().reproducible().model_copy(update={"prefix_reuse": False})

@@ -1,0 +1,178 @@
+"""Needs and hosts -> a plan. Deterministic; the order of the hosts does not matter.
+
+1. The actors of the head, and those whose GPUs the config names, are on the head.
+2. Actors with several GPUs, and gangs, are placed from the largest to the smallest. If each size divides the next
+   larger one, any order of hosts fits if one does (Coffman, Garey, Johnson: Bin packing with divisible item sizes,
+   1987). For other sizes orders are tried, up to a limit.
+3. Actors with one GPU, the largest memory first; then those without GPUs, to the host with the most cores per actor.
+
+Instances are spread: each is placed on the host with the largest share of free GPUs. Gangs are packed: each is placed
+on the head if it fits, else on the host where it leaves the fewest free GPUs.
+
+If there are GPUs enough, each has one actor; else an actor that trains and one that generates may share a GPU. A gang
+is divided over hosts only if there is no other way to place it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from ..host_description import HostDescription
+from .needed import DoesNotFit, Need, Placed, Plan
+from .refusals import refusals
+from .room import HostRoom, room_of
+
+_MOST_TRIES = 20_000
+"""Placements that are tried for actors with several GPUs before a run is refused: less than a second."""
+
+
+def place(
+    needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, *, share_gpus: bool = False
+) -> Plan:
+    """Places all actors. ``head``: the name of the host of the store, the trainer, the orchestrator and the router.
+    ``share_gpus``: GPUs may be used although others use them. Raises DoesNotFit."""
+    for sharing in (False, True):
+        rooms = [
+            room_of(host, share_gpus=share_gpus, sharing=sharing)
+            for host in sorted(hosts, key=lambda h: h.name)
+        ]
+        for together in (True, False):
+            attempt = _Attempt(rooms, head)
+            if attempt.place_all(_units(needs, together)):
+                return Plan(
+                    {need.actor: attempt.placed[need.actor] for need in needs},
+                    tuple(_notes(attempt, hosts, divided=not together and _has_gangs(needs))),
+                )
+            attempt.give_back()
+    raise DoesNotFit(list(refusals(needs, hosts, head, share_gpus=share_gpus)))
+
+
+Unit = tuple[Need, ...]
+"""Needs that are placed on one host together."""
+
+
+def _units(needs: Sequence[Need], together: bool) -> list[Unit]:
+    """The needs, from the hardest to place to the easiest; a gang is one of them if it is to be ``together``."""
+    alone = [need if together else replace(need, gang=None) for need in needs]
+    gangs: dict[int, list[Need]] = {}
+    units: list[Unit] = []
+    for need in alone:
+        if need.gang is None:
+            units.append((need,))
+        else:
+            gangs.setdefault(need.gang, []).append(need)
+    units += [tuple(gang) for gang in gangs.values()]
+    return sorted(units, key=_rank)
+
+
+def _rank(unit: Unit) -> tuple[bool, bool, int, int, int]:
+    on_head = any(need.on_head for need in unit)
+    named = any(need.named for need in unit)
+    return not on_head, not named, -_gpus(unit), -max(need.gpu_bytes for need in unit), -_memory(unit)
+
+
+def _gpus(unit: Unit) -> int:
+    return sum(need.gpus for need in unit)
+
+
+def _memory(unit: Unit) -> int:
+    return sum(need.memory_bytes for need in unit)
+
+
+def _has_gangs(needs: Sequence[Need]) -> bool:
+    return any(need.gang is not None for need in needs)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One way to place all; ``placed`` are those that have a place."""
+
+    rooms: list[HostRoom]
+    head: str
+    placed: dict[str, Placed] = field(default_factory=dict)
+    tries: int = _MOST_TRIES
+
+    def place_all(self, units: Sequence[Unit]) -> bool:
+        for large, some in groupby(units, key=lambda unit: _gpus(unit) > 1 and not unit[0].on_head):
+            fits = self._search(list(some), 0) if large else all(map(self._place, some))
+            if not fits:
+                return False
+        return True
+
+    def give_back(self) -> None:
+        for actor in list(self.placed):
+            self._undo(actor)
+
+    def _search(self, units: Sequence[Unit], first: int) -> bool:
+        """Tries the hosts for each unit, the best one first; hosts without a difference are one."""
+        if first == len(units):
+            return True
+        tried: set[object] = set()
+        for room, placed in self._choices(units[first]):
+            if (state := room.state()) in tried:
+                continue
+            tried.add(state)
+            self.tries -= 1
+            self._take(room, placed)
+            if self._search(units, first + 1):
+                return True
+            for each in placed:
+                self._undo(each.need.actor)
+            if self.tries <= 0:
+                return False
+        return False
+
+    def _place(self, unit: Unit) -> bool:
+        for room, placed in self._choices(unit):
+            self._take(room, placed)
+            return True
+        return False
+
+    def _choices(self, unit: Unit) -> Iterator[tuple[HostRoom, list[Placed]]]:
+        """The hosts that have room for a unit, the best one first."""
+        need, gpus = unit[0], _gpus(unit)
+        rooms = [
+            room
+            for room in self.rooms
+            if (room.name == self.head or not need.on_head) and room.free[need.purpose] >= gpus
+        ]
+        keys = {room.name: self._preference(room, need, gpus) for room in rooms}
+        while rooms:
+            room = min(rooms, key=lambda room: keys[room.name])
+            rooms.remove(room)
+            if (placed := room.choose(unit)) is not None:
+                yield room, placed
+
+    def _preference(self, room: HostRoom, need: Need, gpus: int) -> tuple[float, float, str]:
+        load = room.cores_used / room.cores
+        if not gpus:
+            return load, 0, room.name
+        if need.purpose == "training":
+            # A gang goes where it leaves the fewest free GPUs; single slots fill one host after the other.
+            left = room.free["training"] if need.gang is not None else -room.training
+            return room.name != self.head, left, room.name
+        return room.used_share("generation"), load, room.name
+
+    def _take(self, room: HostRoom, placed: Sequence[Placed]) -> None:
+        for each in placed:
+            room.take(each)
+            self.placed[each.need.actor] = each
+
+    def _undo(self, actor: str) -> None:
+        placed = self.placed.pop(actor)
+        next(room for room in self.rooms if room.name == placed.node).give_back(placed)
+
+
+def _notes(attempt: _Attempt, hosts: Sequence[HostDescription], divided: bool) -> Iterator[str]:
+    for room in attempt.rooms:
+        if shared := [gpu.number for gpu in room.gpus if len(set(gpu.holds)) > 1]:
+            numbers = ", ".join(map(str, shared))
+            yield f"training and generation share GPU {numbers} of {room.name}: there are too few for each alone"
+        if room.cores_used > room.cores:
+            yield f"{room.name} has {room.cores} cores for {room.cores_used} computing threads: they take turns"
+    if divided:
+        yield "the ranks of a policy may be on several hosts: no host has enough free GPUs for all of them"
+    for host in hosts:
+        left_out = [gpu for gpu in host.gpus if gpu.users]
+        for gpu in left_out:
+            yield f"GPU {gpu.index} of {host.name} is used by {', '.join(map(str, gpu.users))}"

@@ -1,0 +1,159 @@
+"""The reasons why needs don't fit hosts: the numbers that are needed and there, and the keys to change."""
+
+from collections.abc import Iterator, Sequence
+
+from ..host_description import HostDescription
+from .needed import SHARE_GPUS, Need, Purpose
+from .room import capacity, is_usable
+
+_WORDS: dict[Purpose, str] = {"training": "training", "generation": "the instances"}
+
+
+def refusals(
+    needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, *, share_gpus: bool
+) -> Iterator[str]:
+    """At least one sentence for needs that ``place`` could not place."""
+    found = list(dict.fromkeys(_found(needs, hosts, head, share_gpus)))
+    if not found:
+        left = "; ".join(_free(host, share_gpus) for host in _sorted(hosts))
+        found = [f"no way was found to place {_sizes(needs)} on the hosts, which have {left}"]
+    yield from found
+
+
+def _found(
+    needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, share_gpus: bool
+) -> Iterator[str]:
+    here = next(host for host in hosts if host.name == head)
+    for need in needs:
+        if need.named:
+            yield from _named(need, here, share_gpus)
+    usable = {host.name: sum(is_usable(gpu, share_gpus) for gpu in host.gpus) for host in hosts}
+    for purpose in _WORDS:
+        own = [need for need in needs if need.gpus and need.purpose == purpose]
+        if sum(need.gpus for need in own) > sum(usable.values()):
+            yield _too_few(own, purpose, hosts, usable)
+        yield from _too_wide(own, hosts, usable)
+    yield from _memory(needs, hosts, here, share_gpus)
+
+
+def _named(need: Need, here: HostDescription, share_gpus: bool) -> Iterator[str]:
+    for number in need.named:
+        if number >= len(here.gpus):
+            yield (
+                f"{need.key}: GPU {number} is needed, counted from 0, and {_count(len(here.gpus))} shown on "
+                f"{here.name}{_note(here)}"
+            )
+        elif not is_usable(here.gpus[number], share_gpus):
+            yield f"{need.key}: {_used(here, number)}"
+
+
+def _too_few(
+    own: Sequence[Need], purpose: Purpose, hosts: Sequence[HostDescription], usable: dict[str, int]
+) -> str:
+    by_key: dict[str, list[Need]] = {}
+    for need in own:
+        by_key.setdefault(need.key, []).append(need)
+    parts = [_part(key, some) for key, some in by_key.items()]
+    there = ", ".join(f"{usable[host.name]} on {host.name}{_note(host)}" for host in _sorted(hosts))
+    remedy = "take fewer" if purpose == "training" else "take fewer instances"
+    if any(need.purpose == "generation" and need.gpus == 1 for need in own):
+        remedy += ", or model.device=cuda:0, on which all instances of a policy compute together"
+    return (
+        f"{_WORDS[purpose]} needs {sum(need.gpus for need in own)} GPUs ({', '.join(parts)}), and there are "
+        f"{sum(usable.values())}: {there}; {remedy}{_in_use(hosts, usable)}"
+    ).replace("the instances needs", "the instances need")
+
+
+def _part(key: str, needs: Sequence[Need]) -> str:
+    each = max(need.gpus for need in needs)
+    return key if each == 1 else f"{key} with {each} for each"
+
+
+def _too_wide(
+    own: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]
+) -> Iterator[str]:
+    largest = max(_sorted(hosts), key=lambda host: usable[host.name])
+    for need in own:
+        if need.gpus > max(1, usable[largest.name]):
+            yield (
+                f"{need.key}: an instance needs {need.gpus} GPUs of one host (engine.tensor_parallel), and the most "
+                f"are {usable[largest.name]}, on {largest.name}{_in_use([largest], usable)}"
+            )
+
+
+def _memory(
+    needs: Sequence[Need], hosts: Sequence[HostDescription], here: HostDescription, share_gpus: bool
+) -> Iterator[str]:
+    gpus = [(capacity(gpu), host) for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    for need in needs:
+        most, host = max(gpus, key=lambda found: found[0], default=(0, here))
+        if need.gpus and gpus and need.gpu_bytes > most:
+            yield (
+                f"{need.key}: {need.actor} needs {_gib(need.gpu_bytes)} on each GPU, and the most are {_gib(most)}, on "
+                f"{host.name}; take a smaller engine.kv_cache_bytes, or more GPUs by engine.tensor_parallel"
+            )
+    for number, gpu in enumerate(here.gpus):
+        on_it = [need for need in needs if number in need.named]
+        if sum(need.gpu_bytes for need in on_it) > capacity(gpu):
+            keys = ", ".join(dict.fromkeys(need.key for need in on_it))
+            yield (
+                f"{keys}: {_gib(sum(need.gpu_bytes for need in on_it))} are needed on GPU {number} of {here.name}, "
+                f"which has {_gib(capacity(gpu))}; take fewer instances, or a smaller engine.kv_cache_bytes"
+            )
+    total, there = sum(need.memory_bytes for need in needs), sum(host.memory_bytes for host in hosts)
+    if total > there or any(need.memory_bytes > max(h.memory_bytes for h in hosts) for need in needs):
+        keys = ", ".join(dict.fromkeys(need.key for need in needs if need.memory_bytes))
+        yield (
+            f"{_gib(total)} of memory are needed ({keys}), and the hosts have {_gib(there)}; take fewer instances, or a "
+            "smaller engine.kv_cache_bytes"
+        )
+
+
+def _in_use(hosts: Sequence[HostDescription], usable: dict[str, int]) -> str:
+    """The GPUs that are left out because others use them."""
+    used = [
+        _used(host, number)
+        for host in _sorted(hosts)
+        if usable[host.name] < len(host.gpus)
+        for number, gpu in enumerate(host.gpus)
+        if gpu.users
+    ]
+    return "; " + "; ".join(used) if used else ""
+
+
+def _used(host: HostDescription, number: int) -> str:
+    gpu = host.gpus[number]
+    return (
+        f"GPU {gpu.index} ({gpu.uuid}) of {host.name} is used by {', '.join(map(str, gpu.users))}: {SHARE_GPUS} takes "
+        "it all the same"
+    )
+
+
+def _note(host: HostDescription) -> str:
+    return f" ({host.gpus_note})" if host.gpus_note else ""
+
+
+def _count(gpus: int) -> str:
+    return "none is" if not gpus else f"{gpus} {'is' if gpus == 1 else 'are'}"
+
+
+def _free(host: HostDescription, share_gpus: bool) -> str:
+    gpus = [_gib(capacity(gpu)) for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    return f"{host.name}: {_gib(host.memory_bytes)} of memory, GPUs of {', '.join(gpus) or 'none'}"
+
+
+def _sizes(needs: Sequence[Need]) -> str:
+    large = [need for need in needs if need.gpus or need.named or need.memory_bytes]
+    return ", ".join(
+        f"{need.actor} ({max(need.gpus, len(need.named))} GPUs with {_gib(need.gpu_bytes)}, "
+        f"{_gib(need.memory_bytes)} of memory)"
+        for need in large
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _sorted(hosts: Sequence[HostDescription]) -> list[HostDescription]:
+    return sorted(hosts, key=lambda host: host.name)
