@@ -16,14 +16,15 @@ is divided over hosts only if there is no other way to place it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Final
 
 from ..host_description import HostDescription
 from .needed import DoesNotFit, Need, Placed, Plan
-from .refusals import refusals
-from .room import HostRoom, room_of
+from .refusals import no_way_found, refusals
+from .room import HostRoom, is_usable, room_of
 
-_MOST_TRIES = 20_000
-"""Placements that are tried for actors with several GPUs before a run is refused: less than a second."""
+_MOST_TRIES: Final = 1000
+"""Placements that are tried for actors with several GPUs before a run is refused: about a second on 64 hosts."""
 
 
 def place(
@@ -31,7 +32,10 @@ def place(
 ) -> Plan:
     """Places all actors. ``head``: the name of the host of the store, the trainer, the orchestrator and the router.
     ``share_gpus``: GPUs may be used although others use them. Raises DoesNotFit."""
-    for sharing in (False, True):
+    if problems := list(refusals(needs, hosts, head, share_gpus=share_gpus)):
+        raise DoesNotFit(problems)
+    usable = sum(is_usable(gpu, share_gpus) for host in hosts for gpu in host.gpus)
+    for sharing in (False, True) if sum(need.gpus for need in needs) <= usable else (True,):
         rooms = [
             room_of(host, share_gpus=share_gpus, sharing=sharing)
             for host in sorted(hosts, key=lambda h: h.name)
@@ -44,7 +48,7 @@ def place(
                     tuple(_notes(attempt, hosts, divided=not together and _has_gangs(needs))),
                 )
             attempt.give_back()
-    raise DoesNotFit(list(refusals(needs, hosts, head, share_gpus=share_gpus)))
+    raise DoesNotFit([no_way_found(needs, hosts, share_gpus=share_gpus)])
 
 
 Unit = tuple[Need, ...]

@@ -6,34 +6,32 @@ from ..host_description import HostDescription
 from .needed import SHARE_GPUS, Need, Purpose
 from .room import capacity, is_usable
 
+_LESS = "a smaller engine.kv_cache_bytes"
 _WORDS: dict[Purpose, str] = {"training": "training", "generation": "the instances"}
 
 
 def refusals(
     needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, *, share_gpus: bool
 ) -> Iterator[str]:
-    """At least one sentence for needs that ``place`` could not place."""
-    found = list(dict.fromkeys(_found(needs, hosts, head, share_gpus)))
-    if not found:
-        left = "; ".join(_free(host, share_gpus) for host in _sorted(hosts))
-        found = [f"no way was found to place {_sizes(needs)} on the hosts, which have {left}"]
-    yield from found
-
-
-def _found(
-    needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, share_gpus: bool
-) -> Iterator[str]:
+    """A sentence for each reason for which no plan can exist; without one there may be a plan."""
     here = next(host for host in hosts if host.name == head)
-    for need in needs:
-        if need.named:
-            yield from _named(need, here, share_gpus)
     usable = {host.name: sum(is_usable(gpu, share_gpus) for gpu in host.gpus) for host in hosts}
+    found = [problem for need in needs for problem in _named(need, here, share_gpus)]
     for purpose in _WORDS:
         own = [need for need in needs if need.gpus and need.purpose == purpose]
         if sum(need.gpus for need in own) > sum(usable.values()):
-            yield _too_few(own, purpose, hosts, usable)
-        yield from _too_wide(own, hosts, usable)
-    yield from _memory(needs, hosts, here, share_gpus)
+            found.append(_too_few(own, purpose, hosts, usable))
+        else:
+            found += _too_wide(own, hosts, usable)
+    found += _gpu_memory(needs, hosts, share_gpus)
+    found += _memory_of_named(needs, here)
+    found += _host_memory(needs, hosts)
+    yield from dict.fromkeys(found)
+
+
+def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, share_gpus: bool) -> str:
+    left = "; ".join(_free(host, share_gpus) for host in _sorted(hosts))
+    return f"no way was found to place {_sizes(needs)} on the hosts, which have {left}"
 
 
 def _named(need: Need, here: HostDescription, share_gpus: bool) -> Iterator[str]:
@@ -72,41 +70,65 @@ def _part(key: str, needs: Sequence[Need]) -> str:
 def _too_wide(
     own: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]
 ) -> Iterator[str]:
+    """Instances with several GPUs: too many for one host, or more instances than the hosts have room for."""
     largest = max(_sorted(hosts), key=lambda host: usable[host.name])
-    for need in own:
-        if need.gpus > max(1, usable[largest.name]):
+    most = usable[largest.name]
+    for size in sorted({need.gpus for need in own if need.gpus > 1}, reverse=True):
+        wide = [need for need in own if need.gpus >= size]
+        keys = ", ".join(dict.fromkeys(need.key for need in wide))
+        room = sum(count // size for count in usable.values())
+        if size > most:
             yield (
-                f"{need.key}: an instance needs {need.gpus} GPUs of one host (engine.tensor_parallel), and the most "
-                f"are {usable[largest.name]}, on {largest.name}{_in_use([largest], usable)}"
+                f"{keys}: an instance needs {size} GPUs of one host (engine.tensor_parallel), and the most are {most}, "
+                f"on {largest.name}{_in_use([largest], usable)}"
+            )
+        elif len(wide) > room:
+            yield (
+                f"{keys}: {len(wide)} instances need {size} GPUs of one host each (engine.tensor_parallel), and the "
+                f"hosts have room for {room}; take fewer instances{_in_use(hosts, usable)}"
             )
 
 
-def _memory(
-    needs: Sequence[Need], hosts: Sequence[HostDescription], here: HostDescription, share_gpus: bool
+def _gpu_memory(
+    needs: Sequence[Need], hosts: Sequence[HostDescription], share_gpus: bool
 ) -> Iterator[str]:
-    gpus = [(capacity(gpu), host) for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    gpus = [(capacity(gpu), host.name) for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    most, name = max(gpus, default=(0, ""))
     for need in needs:
-        most, host = max(gpus, key=lambda found: found[0], default=(0, here))
         if need.gpus and gpus and need.gpu_bytes > most:
             yield (
-                f"{need.key}: {need.actor} needs {_gib(need.gpu_bytes)} on each GPU, and the most are {_gib(most)}, on "
-                f"{host.name}; take a smaller engine.kv_cache_bytes, or more GPUs by engine.tensor_parallel"
+                f"{need.key}: {_gib(need.gpu_bytes)} are needed on each GPU, and the most are {_gib(most)}, on {name}; "
+                f"{_LESS}, or more GPUs by engine.tensor_parallel"
             )
+
+
+def _memory_of_named(needs: Sequence[Need], here: HostDescription) -> Iterator[str]:
     for number, gpu in enumerate(here.gpus):
         on_it = [need for need in needs if number in need.named]
-        if sum(need.gpu_bytes for need in on_it) > capacity(gpu):
+        if (needed := sum(need.gpu_bytes for need in on_it)) > capacity(gpu):
             keys = ", ".join(dict.fromkeys(need.key for need in on_it))
             yield (
-                f"{keys}: {_gib(sum(need.gpu_bytes for need in on_it))} are needed on GPU {number} of {here.name}, "
-                f"which has {_gib(capacity(gpu))}; take fewer instances, or a smaller engine.kv_cache_bytes"
+                f"{keys}: {_gib(needed)} are needed on GPU {number} of {here.name}, which has {_gib(capacity(gpu))}; "
+                f"take fewer instances, or {_LESS}"
             )
-    total, there = sum(need.memory_bytes for need in needs), sum(host.memory_bytes for host in hosts)
-    if total > there or any(need.memory_bytes > max(h.memory_bytes for h in hosts) for need in needs):
-        keys = ", ".join(dict.fromkeys(need.key for need in needs if need.memory_bytes))
+
+
+def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Iterator[str]:
+    some = [need for need in needs if need.memory_bytes]
+    total, there = sum(need.memory_bytes for need in some), sum(host.memory_bytes for host in hosts)
+    largest = max(host.memory_bytes for host in hosts)
+    if total > there:
+        keys = ", ".join(dict.fromkeys(need.key for need in some))
         yield (
-            f"{_gib(total)} of memory are needed ({keys}), and the hosts have {_gib(there)}; take fewer instances, or a "
-            "smaller engine.kv_cache_bytes"
+            f"{_gib(total)} of memory are needed ({keys}), and the hosts have {_gib(there)}; take fewer instances, or "
+            f"{_LESS}"
         )
+    for need in some:
+        if need.memory_bytes > largest:
+            yield (
+                f"{need.key}: {_gib(need.memory_bytes)} of memory are needed on one host, and the most are "
+                f"{_gib(largest)}; {_LESS}"
+            )
 
 
 def _in_use(hosts: Sequence[HostDescription], usable: dict[str, int]) -> str:

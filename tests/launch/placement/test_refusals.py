@@ -64,7 +64,7 @@ def test_a_named_gpu_that_is_missing() -> None:
 
 def test_too_little_memory_of_a_gpu() -> None:
     assert refusal(instances(1, gpu_bytes=90 * GIB), host("n1", 1)) == (
-        "policies.a.instances=1: a-0 needs 90.0 GiB on each GPU, and the most are 80.0 GiB, on n1; take a smaller "
+        "policies.a.instances=1: 90.0 GiB are needed on each GPU, and the most are 80.0 GiB, on n1; a smaller "
         "engine.kv_cache_bytes, or more GPUs by engine.tensor_parallel"
     )
     together = [
@@ -85,7 +85,22 @@ def test_too_little_memory_of_the_hosts() -> None:
     )
 
 
+def test_memory_that_one_host_must_have() -> None:
+    needs = [Need("a-0", "policies.a.instances=1", memory_bytes=150 * GIB)]
+    assert refusal(needs, host("n1"), host("n2")).startswith(
+        "policies.a.instances=1: 150.0 GiB of memory are needed on one host, and the most are 128.0 GiB;"
+    )
+
+
+def test_more_instances_with_several_gpus_than_hosts_have_room_for() -> None:
+    hosts = [host(f"n{n}", 8) for n in range(64)]
+    assert refusal(instances(129, 3), *hosts) == (
+        "policies.a.instances=129: 129 instances need 3 GPUs of one host each (engine.tensor_parallel), and the hosts "
+        "have room for 128; take fewer instances"
+    )
+
+
 def test_sizes_for_which_no_way_was_found() -> None:
-    said = refusal(instances(3, 2), host("n1", 3), host("n2", 3))
-    assert said.startswith("no way was found to place a-0 (2 GPUs with 0.0 GiB, 0.0 GiB of memory), a-1 (")
-    assert "n1: 128.0 GiB of memory, GPUs of 80.0 GiB, 80.0 GiB, 80.0 GiB; n2" in said
+    said = refusal([*instances(2, 3), *instances(1, 2, "b")], host("n1", 4), host("n2", 4))
+    assert said.startswith("no way was found to place a-0 (3 GPUs with 0.0 GiB, 0.0 GiB of memory), a-1 (3 ")
+    assert said.endswith("n2: 128.0 GiB of memory, GPUs of 80.0 GiB, 80.0 GiB, 80.0 GiB, 80.0 GiB")
