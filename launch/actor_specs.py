@@ -3,6 +3,7 @@
 The classes are named, not imported: each is imported in its actor's process alone, and some import torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,6 @@ from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.pool_config import SharedPoolConfig
 from ..actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ..core.ref import ActorRef
-from .cuda_devices import devices_of_instances
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 
@@ -45,14 +45,14 @@ _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
     """An actor to be started: ``module:Class``, and the one argument of its constructor. ``restarted``: alone, when it
-    is lost; the loss of another actor ends the run. ``env``: variables of its process alone. ``cuda_devices``: the only
-    ones that it sees, counted from 0; None: all of them."""
+    is lost; the loss of another actor ends the run. ``env``: variables of its process alone. ``cuda_devices``: the
+    UUIDs of the only ones that it sees; None: all of them."""
 
     actor_class: str
     setup: object
     restarted: bool = False
     env: dict[str, str] = field(default_factory=dict)
-    cuda_devices: tuple[int, ...] | None = None
+    cuda_devices: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,10 @@ def actor_specs(
     runtime_dir: Path,
     references: References,
     resume: tuple[Path, RunState] | None,
+    own_gpus: Mapping[str, tuple[str, ...]],
 ) -> dict[str, ActorSpec]:
     """All actors of a run, by name. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
-    folder and state."""
+    folder and state. ``own_gpus``: the UUIDs of GPUs, for the actors whose processes see these alone."""
     store = _store_setup(config, references, runtime_dir, directory.store)
     trainer = _trainer_setup(config, references, runtime_dir, directory, resume and resume[0])
     router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
@@ -94,24 +95,17 @@ def actor_specs(
     }
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     slot = replace(trainer, pool=None)
-    on_cuda = any(model.device != "cpu" for p in config.policies.values() if (model := p.used_model))
-    specs |= {
-        ref.name: ActorSpec(_SLOT, slot, restarted=True, cuda_devices=(number,) if on_cuda else None)
-        for number, ref in enumerate(references.slots)
-    }
-    devices = devices_of_instances(config)
+    specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
     for policy, instances in references.instances.items():
         setup = InstanceSetup(
             policy, config.served_policies(), runtime_dir, references.router, config.weights
         )
         environment = setup.environment()
         specs |= {
-            instance.name: ActorSpec(
-                _INSTANCE, setup, restarted=True, env=environment, cuda_devices=own or None
-            )
-            for instance, own in zip(instances, devices[policy], strict=True)
+            instance.name: ActorSpec(_INSTANCE, setup, restarted=True, env=environment)
+            for instance in instances
         }
-    return specs
+    return {name: replace(spec, cuda_devices=own_gpus.get(name)) for name, spec in specs.items()}
 
 
 def rollout_setup(

@@ -26,6 +26,8 @@ from .console.output import Form, Output, print_error
 from .doctor import doctor
 from .errors import Interrupted, LostActor
 from .event_log import EventLog
+from .placement.plan_table import plan_as_comment
+from .placement.run_placement import place_here
 from .preflight.preflight import check_before_start
 from .report.report import write_report
 from .resuming import Resumption
@@ -90,7 +92,9 @@ for command in (bench, runs, export, completion, doctor):
     "at most N times without a newer checkpoint in between. Default: 0.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Check config, recipe, models and devices, print the config, and stop."
+    "--dry-run",
+    is_flag=True,
+    help="Check config, recipe, models and devices, print the config and the place of each actor, and stop.",
 )
 @click.option("-q", "--quiet", "form", flag_value="quiet", help="Print warnings and the result alone.")
 @click.option(
@@ -159,7 +163,8 @@ def train(
     RunDirectory.check_new(folder)
     check_before_start(config, keys)
     if dry_run:
-        click.echo(f"{to_yaml(config)}# checked; nothing was started or written")
+        click.echo(f"{to_yaml(config)}{plan_as_comment(place_here(config))}")
+        click.echo("# checked; nothing was started or written")
         return 0
     directory = RunDirectory.create(folder, to_yaml(config))
     with directory.locked():

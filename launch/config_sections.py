@@ -116,6 +116,13 @@ class PolicyConfig(Config):
         return "bytes" if self.simulated else self.real_model.tokenizer_source
 
 
+class HostsConfig(Config):
+    """The hosts of a run. ``share_gpus``: GPUs on which other processes compute may be used, as far as their memory is
+    free; without it they are left out, and a run that needs them is refused."""
+
+    share_gpus: bool = False
+
+
 class SupervisionConfig(Config):
     """The time after which an actor is lost. One that is needed is pinged every ``heartbeat_s``; a call to it fails
     within ``missed_heartbeats`` without a sign of life. One that is not needed is lost if its process has not answered

@@ -1,73 +1,74 @@
 """``flexmarl doctor``: what this machine has for a run, and what a run would stumble over."""
 
-import importlib.metadata
 import json
 import resource
+import sysconfig
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import click
-import psutil
 from rich.console import Console
 from rich.table import Table
 
-from ..transport.block import free_bytes
 from ..transport.devices.nvidia import NvidiaDevices, read_devices
-from . import env
+from .host_description import HostDescription, describe_host, version
 
 _LEAST_SHARED_MEMORY: Final = 1 << 30
-_PACKAGES: Final = ("torch", "transformers", "vllm", "nvidia-ml-py")
+_LEAST_OPEN_FILES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """``shared_memory_bytes``: free in the folder for the directories of runs. ``locked_bytes``: the most memory that a
-    process may pin; None without a limit. ``problems``: each a sentence."""
+    """``host``: as the placement of actors sees it. ``locked_bytes``: the most memory that a process may pin;
+    ``open_files``: the most files and sockets that it may have open; None without a limit. ``problems``: each a
+    sentence."""
 
-    machine: dict[str, Any]
-    packages: dict[str, str | None]
-    memory_bytes: int
-    shared_memory: str
-    shared_memory_bytes: int
+    host: HostDescription
+    platform: str
+    nvidia_package: str | None
     locked_bytes: int | None
+    open_files: int | None
     nvidia: NvidiaDevices
     problems: tuple[str, ...]
 
 
 def diagnose() -> Diagnosis:
     """Looks, and changes nothing."""
-    base = env.runtime_base()
-    free = free_bytes(base)
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    locked = None if limit == resource.RLIM_INFINITY else limit
     nvidia = read_devices()
-    problems = []
-    if free < _LEAST_SHARED_MEMORY:
-        problems.append(
-            f"{base} has {free >> 20} MiB free: weights are kept there twice; name a larger folder in "
-            "FLEXMARL_RUNTIME_BASE"
-        )
-    if nvidia.devices and locked is not None and locked < _LEAST_SHARED_MEMORY:
-        problems.append(
-            f"a process may pin {locked >> 20} MiB: raise `ulimit -l` for fast copies to the devices"
-        )
+    host = describe_host("", nvidia)
+    locked, files = _limit(resource.RLIMIT_MEMLOCK), _limit(resource.RLIMIT_NOFILE)
     return Diagnosis(
-        machine=dict(env.describe_machine()),
-        packages={name: _version(name) for name in _PACKAGES},
-        memory_bytes=psutil.virtual_memory().total,
-        shared_memory=str(base),
-        shared_memory_bytes=free,
+        host=host,
+        platform=sysconfig.get_platform(),
+        nvidia_package=version("nvidia-ml-py"),
         locked_bytes=locked,
+        open_files=files,
         nvidia=nvidia,
-        problems=tuple(problems),
+        problems=tuple(_problems(host, locked, files)),
     )
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _problems(host: HostDescription, locked: int | None, files: int | None) -> Iterator[str]:
+    if host.shared_memory_free_bytes < _LEAST_SHARED_MEMORY:
+        yield (
+            f"{host.shared_memory} has {host.shared_memory_free_bytes >> 20} MiB free: weights are kept there twice; "
+            "name a larger folder in FLEXMARL_RUNTIME_BASE"
+        )
+    if host.gpus and locked is not None and locked < _LEAST_SHARED_MEMORY:
+        yield f"a process may pin {locked >> 20} MiB: raise `ulimit -l` for fast copies to the devices"
+    if files is not None and files < _LEAST_OPEN_FILES:
+        yield f"a process may have {files} files open: raise `ulimit -n` to {_LEAST_OPEN_FILES} or more"
+    for gpu in host.gpus:
+        for user in gpu.users:
+            yield (
+                f"GPU {gpu.index} ({gpu.uuid}) is used by {user}: a run leaves it out, unless hosts.share_gpus=true"
+            )
+
+
+def _limit(kind: int) -> int | None:
+    limit, _ = resource.getrlimit(kind)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 @click.command()
@@ -90,23 +91,28 @@ def doctor(as_json: bool) -> int:
 
 def _show(console: Console, found: Diagnosis) -> None:
     table = Table(show_header=False, box=None)
-    table.add_row("python", f"{found.machine['python']}, {found.machine['platform']}")
-    table.add_row("CPUs", str(found.machine["cpus"]))
-    table.add_row("memory", f"{found.memory_bytes / 2**30:.1f} GiB")
-    table.add_row(
-        "shared memory", f"{found.shared_memory_bytes / 2**30:.1f} GiB free in {found.shared_memory}"
-    )
-    locked = "no limit" if found.locked_bytes is None else f"{found.locked_bytes >> 20} MiB"
-    table.add_row("memory to pin", locked)
-    for name, version in found.packages.items():
-        table.add_row(name, version or "not installed")
+    host = found.host
+    table.add_row("host", host.name)
+    table.add_row("python", f"{host.python}, {found.platform}")
+    table.add_row("cores", str(host.cores))
+    table.add_row("memory", f"{host.memory_bytes / 2**30:.1f} GiB")
+    free, size = host.shared_memory_free_bytes / 2**30, host.shared_memory_bytes / 2**30
+    table.add_row("shared memory", f"{free:.1f} of {size:.1f} GiB free in {host.shared_memory}")
+    table.add_row("memory to pin", _or_no_limit(found.locked_bytes and found.locked_bytes >> 20, " MiB"))
+    table.add_row("open files", _or_no_limit(found.open_files, ""))
+    for name, installed in {**host.packages, "nvidia-ml-py": found.nvidia_package}.items():
+        table.add_row(name, installed or "not installed")
     for device in found.nvidia.devices:
         free, total = device.free_bytes / 2**30, device.total_bytes / 2**30
         used = "" if device.utilisation_percent is None else f", {device.utilisation_percent} % busy"
         peers = f", reads {', '.join(device.peers)}" if device.peers else ""
         table.add_row(device.uuid, f"{device.name}: {free:.1f} of {total:.1f} GiB free{used}{peers}")
-    if found.nvidia.reason:
-        table.add_row("NVIDIA devices", f"none: {found.nvidia.reason}")
+    if host.gpus_note:
+        table.add_row("GPUs", f"{len(host.gpus) or 'none'}: {host.gpus_note}")
     console.print(table)
     for problem in found.problems:
         console.print(problem, style="yellow", markup=False)
+
+
+def _or_no_limit(limit: int | None, unit: str) -> str:
+    return "no limit" if limit is None else f"{limit}{unit}"

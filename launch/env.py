@@ -27,11 +27,9 @@ def actor_environment() -> dict[str, str]:
     return {**_THREADS, **_QUIET, **os.environ}
 
 
-def cuda_devices(numbers: Sequence[int]) -> dict[str, str]:
-    """The variables of a process that sees these CUDA devices alone: of those that this one sees, counted from 0."""
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    names = [visible[number] if number < len(visible) else str(number) for number in numbers]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+def cuda_devices(uuids: Sequence[str]) -> dict[str, str]:
+    """The variables of a process that sees these CUDA devices alone, in this order."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
 
 def visible_devices() -> str | None:

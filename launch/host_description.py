@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from ..transport.block import free_bytes
-from ..transport.devices.nvidia import NvidiaDevice, read_devices
+from ..transport.devices.nvidia import NvidiaDevice, NvidiaDevices, read_devices
 from . import env
 from .cgroup import cgroup_limits
 
@@ -73,13 +73,13 @@ class HostDescription:
     packages: dict[str, str | None]
 
 
-def describe_host(name: str = "", nvml: Any = None) -> HostDescription:
-    """Describes this host; changes nothing. ``name``: the node's; empty: the host's. ``nvml``: the module of
-    nvidia-ml-py; None: the installed one."""
+def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDescription:
+    """Describes this host; changes nothing. ``name``: the node's; empty: the host's. ``nvidia``: its devices; None: they
+    are read now."""
     limits = cgroup_limits()
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total
-    found = read_devices(nvml)
+    found = nvidia or read_devices()
     gpus, note = visible_devices(found.devices, env.visible_devices())
     base = env.runtime_base()
     return HostDescription(

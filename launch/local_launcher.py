@@ -47,6 +47,7 @@ from .actor_specs import References, actor_specs
 from .console.display import Display
 from .console.run_console import RunConsole
 from .errors import Interrupted
+from .placement.run_placement import place_here
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision
@@ -139,7 +140,9 @@ class LocalRun:
         before the processes run."""
         references = await self._references()
         self._prepare_store(references.store)
-        specs = actor_specs(self.config, self.directory, self.runtime_dir, references, self.resume)
+        placement = await asyncio.to_thread(place_here, self.config)
+        own = placement.own_gpus()
+        specs = actor_specs(self.config, self.directory, self.runtime_dir, references, self.resume, own)
         router = references.router.name
         await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}

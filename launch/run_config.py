@@ -23,7 +23,7 @@ from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoo
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
 from ..actors.workflow import RecipeConfig
-from .config_sections import AgentConfig, PolicyConfig, SupervisionConfig, config_errors
+from .config_sections import AgentConfig, HostsConfig, PolicyConfig, SupervisionConfig, config_errors
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -56,6 +56,7 @@ class RunConfig(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     supervision: SupervisionConfig = SupervisionConfig()
+    hosts: HostsConfig = HostsConfig()
 
     # ------------------------------------------------------------------ checks
 

@@ -42,7 +42,7 @@ def _trainer(config: RunConfig, weights: Mapping[PolicyName, int]) -> Need:
     named = tuple(sorted({number(device) for name in on_gpus if (device := devices[name]) != _OF_ITS_OWN}))
     if named and _OF_ITS_OWN in devices.values():  # in a process that sees all GPUs it is the first
         named = tuple(sorted({0, *named}))
-    key = f"policies.{on_gpus[0]}.model.device={devices[on_gpus[0]]}" if on_gpus else "pool.name=static"
+    key = _device_key(on_gpus[0], devices[on_gpus[0]]) if on_gpus else "pool.name=static"
     each = sum(weights.get(name, 0) for name in on_gpus) if len(named) < 2 else 0
     return Need(
         "trainer", key, on_head=True, purpose="training", memory_bytes=on_cpu,
@@ -77,15 +77,16 @@ def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator
         held = weights.get(name, 0)
         each = policy.engine.reserved_bytes + held // policy.engine.devices
         on_host = policy.engine.reserved_bytes + held if device == "cpu" and not policy.simulated else 0
+        key = _device_key(name, device) if named else f"policies.{name}.instances={policy.instances}"
         for instance in range(policy.instances):
             yield Need(
-                f"{name}-{instance}", _instances_key(name, policy), on_head=bool(named), gpus=gpus,
+                f"{name}-{instance}", key, on_head=bool(named), gpus=gpus,
                 gpu_bytes=0 if device == "cpu" else each, memory_bytes=on_host, named=named,
             )  # fmt: skip
 
 
-def _instances_key(name: PolicyName, policy: PolicyConfig) -> str:
-    return f"policies.{name}.instances={policy.instances}"
+def _device_key(name: PolicyName, device: str) -> str:
+    return f"policies.{name}.model.device={device!r}"
 
 
 def _gpus(policy: PolicyConfig) -> int:

@@ -15,13 +15,15 @@ is divided over hosts only if there is no other way to place it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Final
 
 from ..host_description import HostDescription
 from .needed import DoesNotFit, Need, Placed, Plan
 from .refusals import no_way_found, refusals
 from .room import HostRoom, is_usable, room_of
+
+_MOST_SEARCHED: Final = 300
+"""Actors with several GPUs, and gangs, for which other orders are tried: a search is a recursion as deep."""
 
 _MOST_TRIES: Final = 1000
 """Placements that are tried for actors with several GPUs before a run is refused: about a second on 64 hosts."""
@@ -97,11 +99,23 @@ class _Attempt:
     tries: int = _MOST_TRIES
 
     def place_all(self, units: Sequence[Unit]) -> bool:
-        for large, some in groupby(units, key=lambda unit: _gpus(unit) > 1 and not unit[0].on_head):
-            fits = self._search(list(some), 0) if large else all(map(self._place, some))
-            if not fits:
-                return False
-        return True
+        head = [unit for unit in units if unit[0].on_head]
+        large = [unit for unit in units[len(head) :] if _gpus(unit) > 1]
+        return (
+            all(map(self._place, head))
+            and self._place_large(large)
+            and all(map(self._place, units[len(head) + len(large) :]))
+        )
+
+    def _place_large(self, units: Sequence[Unit]) -> bool:
+        """Tries other orders only if the first one fails."""
+        if all(map(self._place, units)):
+            return True
+        for unit in units:
+            for need in unit:
+                if need.actor in self.placed:
+                    self._undo(need.actor)
+        return len(units) <= _MOST_SEARCHED and self._search(units, 0)
 
     def give_back(self) -> None:
         for actor in list(self.placed):

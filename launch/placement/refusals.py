@@ -67,9 +67,7 @@ def _part(key: str, needs: Sequence[Need]) -> str:
     return key if each == 1 else f"{key} with {each} for each"
 
 
-def _too_wide(
-    own: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]
-) -> Iterator[str]:
+def _too_wide(own: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]) -> Iterator[str]:
     """Instances with several GPUs: too many for one host, or more instances than the hosts have room for."""
     largest = max(_sorted(hosts), key=lambda host: usable[host.name])
     most = usable[largest.name]
@@ -89,9 +87,7 @@ def _too_wide(
             )
 
 
-def _gpu_memory(
-    needs: Sequence[Need], hosts: Sequence[HostDescription], share_gpus: bool
-) -> Iterator[str]:
+def _gpu_memory(needs: Sequence[Need], hosts: Sequence[HostDescription], share_gpus: bool) -> Iterator[str]:
     gpus = [(capacity(gpu), host.name) for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
     most, name = max(gpus, default=(0, ""))
     for need in needs:

@@ -19,9 +19,7 @@ from huggingface_hub.errors import (
 
 from ...actors.messages import ModelConfig
 from ...actors.model_sources import architecture_of, load_tokenizer
-from ...actors.trainer.pool_config import SharedPoolConfig
 from ...core.errors import text_of
-from ..cuda_devices import too_few_devices
 from ..run_config import RunConfig
 
 _HUB_TIMEOUT_S = 5.0
@@ -48,7 +46,8 @@ class ModelFindings:
 
 
 def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
-    """Devices that this machine lacks. Imports torch if there is one to look for."""
+    """Policies on CUDA if PyTorch can't use it here. Imports torch if there is one to look for. The devices themselves
+    are counted by the placement."""
     wanted = {
         name: model.device
         for name, policy in config.policies.items()
@@ -58,18 +57,11 @@ def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
         return
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for name, device in wanted.items():
-        number = int(device.partition(":")[2] or 0)
-        if number >= count:
-            found = f"PyTorch finds {count or 'no'} CUDA device{'s' if count > 1 else ''} here"
-            yield ModelProblem(name, "device", device, f"{found}; device=cpu needs none")
-        elif isinstance(config.pool, SharedPoolConfig) and config.pool.slots > count:
-            slots = f"each of pool.slots={config.pool.slots} has a device of its own"
-            yield ModelProblem(name, "device", device, f"{slots}, and PyTorch finds {count}")
-    if count:
-        for name, text in too_few_devices(config, count):
-            yield ModelProblem(name, "device", wanted[name], text)
+    if not torch.cuda.is_available():
+        for name, device in wanted.items():
+            yield ModelProblem(
+                name, "device", device, "PyTorch finds no CUDA device here; device=cpu needs none"
+            )
 
 
 def model_findings(config: RunConfig) -> ModelFindings:

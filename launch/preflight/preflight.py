@@ -8,6 +8,8 @@ from typing import Any
 
 from ...actors.errors import ConfigError
 from .. import env
+from ..placement.needed import DoesNotFit
+from ..placement.run_placement import place_here
 from ..run_config import RunConfig
 from ..written_keys import WrittenKeys
 from .engine_checks import engine_problems
@@ -29,11 +31,21 @@ def check_before_start(config: RunConfig, keys: WrittenKeys) -> None:
         *map(keys.in_text, findings["recipe"]),
         *_of_models(findings["models"], config, keys),
     ]
+    if not any(problem["part"] == "device" for problem in findings["models"]):
+        problems += dict.fromkeys(map(keys.in_text, _of_placement(config)))
     if problems:
         listed = "\n".join(_indented(problem) for problem in problems)
         raise ConfigError(f"{config.recipe}, checked before the start:\n{listed}")
     if findings["cached"]:
         env.use_cached_models_only()
+
+
+def _of_placement(config: RunConfig) -> list[str]:
+    try:
+        place_here(config)
+    except DoesNotFit as error:
+        return error.problems
+    return []
 
 
 def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys) -> Iterator[str]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from flexmarl.transport.devices.nvidia import NvidiaDevices, read_devices
+
 
 class NVMLError(Exception):
     pass
@@ -64,3 +66,7 @@ class FakeNvml:
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
         raise NVMLError("Not Supported")
+
+
+def devices_of(*gpus: FakeGpu) -> NvidiaDevices:
+    return read_devices(FakeNvml(*gpus))

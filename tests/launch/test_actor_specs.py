@@ -51,7 +51,9 @@ def ref(name: str) -> ActorRef[Any]:
     return ActorRef(name, f"ipc:///run/{name}.sock")
 
 
-def specs(tmp_path: Path, *overrides: str) -> dict[str, ActorSpec]:
+def specs(
+    tmp_path: Path, *overrides: str, own_gpus: dict[str, tuple[str, ...]] | None = None
+) -> dict[str, ActorSpec]:
     config = resolve(str(TINY), list(overrides))
     instances = {
         policy: [ref(f"{policy}-{n}") for n in range(settings.instances)]
@@ -71,7 +73,9 @@ def specs(tmp_path: Path, *overrides: str) -> dict[str, ActorSpec]:
     )
     state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)
-    return actor_specs(config, RunDirectory(tmp_path), tmp_path / "runtime", references, resume)
+    return actor_specs(
+        config, RunDirectory(tmp_path), tmp_path / "runtime", references, resume, own_gpus or {}
+    )
 
 
 @pytest.mark.parametrize("overrides", [(), SHARED], ids=["own policies", "one simulated policy"])
@@ -129,8 +133,10 @@ def test_slot_workers_are_restarted_alone_and_train_what_the_trainer_does(tmp_pa
         assert SlotApi in import_class(spec.actor_class).__mro__
         assert spec.restarted and spec.cuda_devices is None
         assert spec.setup == replace(trainer, pool=None)
-    on_cuda = specs(tmp_path, "pool={name: shared, slots: 2}", "agent_defaults.model.device=cuda")
-    assert [on_cuda[f"slot-{n}"].cuda_devices for n in range(2)] == [(0,), (1,)]
-    assert on_cuda["trainer"].cuda_devices is None
-    assert [on_cuda[name].cuda_devices for name in ("solver-0", "checker-0")] == [(0,), (1,)]
-    assert found["solver-0"].cuda_devices is None
+
+
+def test_actors_see_the_gpus_of_the_plan_alone(tmp_path: Path) -> None:
+    own = {"slot-0": ("GPU-0",), "slot-1": ("GPU-1",), "solver-0": ("GPU-2", "GPU-3")}
+    found = specs(tmp_path, "pool={name: shared, slots: 2}", own_gpus=own)
+    assert {name: spec.cuda_devices for name, spec in found.items() if spec.cuda_devices} == own
+    assert found["trainer"].cuda_devices is None and found["checker-0"].cuda_devices is None

@@ -25,9 +25,10 @@ def test_without_shared_memory_they_are_in_the_folder_for_temporary_files(
     assert env.runtime_base() == tmp_path
 
 
-def test_a_process_s_cuda_devices_are_among_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_s_cuda_devices_are_named_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert env.cuda_devices([2]) == {"CUDA_VISIBLE_DEVICES": "2"}
+    assert env.visible_devices() is None
+    assert env.cuda_devices(["GPU-d1"]) == {"CUDA_VISIBLE_DEVICES": "GPU-d1"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-d1,6")
-    assert env.cuda_devices([1]) == {"CUDA_VISIBLE_DEVICES": "GPU-d1"}
-    assert env.cuda_devices([2, 1]) == {"CUDA_VISIBLE_DEVICES": "6,GPU-d1"}
+    assert env.visible_devices() == "4,GPU-d1,6"
+    assert env.cuda_devices(["GPU-d6", "GPU-d1"]) == {"CUDA_VISIBLE_DEVICES": "GPU-d6,GPU-d1"}

@@ -24,7 +24,7 @@ from flexmarl.launch.host_description import (
 )
 from flexmarl.transport.devices.nvidia import NvidiaDevice
 
-from .fake_nvml import FakeGpu, FakeNvml
+from .fake_nvml import FakeGpu, devices_of
 
 GIB = 1 << 30
 
@@ -50,7 +50,7 @@ def device(uuid: str, index: int) -> NvidiaDevice:
 
 
 def test_a_host_without_gpus_is_described() -> None:
-    found = describe_host("node-7", FakeNvml())
+    found = describe_host("node-7", devices_of())
     assert found.name == "node-7" and found.gpus == ()
     assert found.gpus_note == "the driver refuses: Driver Not Loaded"
     assert 1 <= found.cores <= len(os.sched_getaffinity(0))
@@ -61,12 +61,12 @@ def test_a_host_without_gpus_is_described() -> None:
 
 def test_the_limits_of_the_control_group_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_description, "cgroup_limits", lambda: CgroupLimits(1.9, 12345))
-    found = describe_host("", FakeNvml())
+    found = describe_host("", devices_of())
     assert (found.cores, found.memory_bytes) == (1, 12345)
     monkeypatch.setattr(host_description, "cgroup_limits", lambda: CgroupLimits(0.5, None))
-    assert describe_host("", FakeNvml()).cores == 1
+    assert describe_host("", devices_of()).cores == 1
     monkeypatch.setattr(host_description, "cgroup_limits", lambda: CgroupLimits(10000.0, 1 << 60))
-    found = describe_host("", FakeNvml())
+    found = describe_host("", devices_of())
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.memory_bytes == psutil.virtual_memory().total
 
@@ -75,7 +75,7 @@ def test_the_processes_of_others_are_named_and_our_own_are_not(other_process: in
     own = subprocess.Popen(["sleep", "300"])
     try:
         processes = ((os.getpid(), 2 * GIB), (own.pid, 3 * GIB), (other_process, 5 * GIB), (2**22 + 1, GIB))
-        (gpu,) = describe_host("a", FakeNvml(FakeGpu("GPU-1", free=69 * GIB, processes=processes))).gpus
+        (gpu,) = describe_host("a", devices_of(FakeGpu("GPU-1", free=69 * GIB, processes=processes))).gpus
     finally:
         own.kill()
         own.wait()
@@ -92,14 +92,14 @@ def test_the_processes_of_others_are_named_and_our_own_are_not(other_process: in
 
 def test_memory_that_an_unseen_process_uses_has_a_user() -> None:
     idle, used = FakeGpu("GPU-1", free=79 * GIB), FakeGpu("GPU-2", free=70 * GIB)
-    first, second = describe_host("a", FakeNvml(idle, used)).gpus
+    first, second = describe_host("a", devices_of(idle, used)).gpus
     assert first.users == () and second.users == (GpuUser(None, "", "", 10 * GIB),)
     assert str(second.users[0]) == ("a process that is not seen from here (another container?), 10.0 GiB")
 
 
 def test_the_environment_s_devices_are_the_only_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = describe_host("a", FakeNvml(FakeGpu("GPU-1"), FakeGpu("GPU-2")))
+    found = describe_host("a", devices_of(FakeGpu("GPU-1"), FakeGpu("GPU-2")))
     assert [(gpu.uuid, gpu.index) for gpu in found.gpus] == [("GPU-2", 1)]
     assert found.gpus_note == "CUDA_VISIBLE_DEVICES='1' shows 1 of the 2 GPUs"
 
@@ -128,7 +128,7 @@ def test_names_of_devices_mean_what_they_mean_to_cuda(variable: str | None, show
 
 def test_a_description_travels_as_a_message() -> None:
     user = GpuUser(7, "ada", "python", None)
-    found = describe_host("a", FakeNvml(FakeGpu("GPU-1")))
+    found = describe_host("a", devices_of(FakeGpu("GPU-1")))
     found = replace(found, gpus=(replace(found.gpus[0], users=(user,)),))
 
     class Receiver:
@@ -141,7 +141,7 @@ def test_a_description_travels_as_a_message() -> None:
 
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:
-    one = describe_host("a", FakeNvml())
+    one = describe_host("a", devices_of())
     assert list(version_problems([one, replace(one, name="b", python=one.python + "1")])) == []
     other = replace(one, name="b", python="3.99.0", packages={**one.packages, "torch": None})
     python, torch = version_problems([one, other])

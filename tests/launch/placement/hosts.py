@@ -18,6 +18,7 @@ def host(
     gpu_bytes: int = 80 * GIB,
     used: Sequence[int] = (),
     note: str = "",
+    python: str = "3.11.7",
 ) -> HostDescription:
     """``used``: the numbers of the GPUs that ada computes on, with 30 GiB."""
     user = GpuUser(4711, "ada", "python", 30 * GIB)
@@ -28,7 +29,7 @@ def host(
         )
         for n in range(gpus)
     )  # fmt: skip
-    return HostDescription(name, cores, memory, found, note, "/dev/shm", GIB, GIB, "3.11.7", {})
+    return HostDescription(name, cores, memory, found, note, "/dev/shm", GIB, GIB, python, {})
 
 
 def instances(count: int, gpus: int = 1, policy: str = "a", gpu_bytes: int = 0) -> list[Need]:

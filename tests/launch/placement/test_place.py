@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.launch.host_description import HostDescription
+from flexmarl.launch.host_description import Gpu, HostDescription
 from flexmarl.launch.placement.needed import DoesNotFit, Need, Plan
 from flexmarl.launch.placement.place import place
 
@@ -41,7 +42,9 @@ def clusters(draw: st.DrawFn) -> tuple[list[HostDescription], list[Need]]:
     needs += slots(draw(st.integers(0, 6)), ranks)
     for policy in "ab":
         count, gpus = draw(st.integers(0, 6)), draw(st.sampled_from([0, 1, 1, 2, 3, 4]))
-        needs += instances(count, gpus, policy, gpu_bytes=draw(st.sampled_from([0, 30, 60])) * GIB * (gpus > 0))
+        needs += instances(
+            count, gpus, policy, gpu_bytes=draw(st.sampled_from([0, 30, 60])) * GIB * (gpus > 0)
+        )
     needs += [Need(f"cpu-{n}", "c", memory_bytes=4 * GIB) for n in range(draw(st.integers(0, 6)))]
     return hosts, needs
 
@@ -175,12 +178,13 @@ def test_named_gpus_are_the_head_s_and_may_have_several_actors() -> None:
 
 
 def test_parts_of_gpus_are_for_actors_with_one() -> None:
-    whole = host("node00", 3)
-    parts = tuple(
-        gpu if n == 2 else type(gpu)(f"MIG-{n}", 0, "H100 MIG", 40 * GIB, 40 * GIB)
-        for n, gpu in enumerate(whole.gpus)
-    )
-    divided = host("node00")
-    divided = type(divided)(*[getattr(divided, f) if f != "gpus" else parts for f in divided.__slots__])
+    whole = host("node00", 1)
+    parts = tuple(Gpu(f"MIG-{n}", 1, "H100 MIG", 40 * GIB, 40 * GIB) for n in range(2))
+    divided = replace(whole, gpus=(*whole.gpus, *parts))
     assert fits(instances(3), [divided])
     assert fits(instances(1, 2), [divided]) is None
+
+
+def test_more_large_instances_than_a_recursion_is_deep() -> None:
+    hosts = [host(f"node{n:04}", 8) for n in range(300)]
+    assert fits(instances(1200, 2), hosts)

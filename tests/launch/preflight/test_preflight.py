@@ -5,14 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flexmarl.actors.errors import ConfigError
-from flexmarl.launch import local_launcher
+from flexmarl.launch import host_description, local_launcher
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve_written
+from flexmarl.launch.preflight import preflight
 from flexmarl.launch.preflight.preflight import check_before_start
 
 from ..conftest import SOURCES, TINY
+from ..fake_nvml import FakeGpu, devices_of
 
 Recipe = Callable[..., Path]
 
@@ -64,6 +67,13 @@ def test_a_dry_run_tries_all_and_writes_no_file(
     assert main(["train", "my-recipe", "--dry-run"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("recipe: ") and "hello" not in shown.out
+    config = yaml.safe_load(shown.out)
+    assert config["hosts"] == {"share_gpus": False}
+    rows = [line.split()[1] for line in shown.out.splitlines() if line.startswith("# ")]
+    assert rows[:8] == [
+        "actor", "store", "router", "orchestrator", "trainer", "solver-0", "checker-0", "rollout-0"
+    ]  # fmt: skip
+    assert shown.out.endswith("# checked; nothing was started or written\n")
     assert tree(recipe.parent) == before
 
 
@@ -112,6 +122,29 @@ def test_cuda_is_refused_without_a_device(recipe: Path, monkeypatch: pytest.Monk
         f"agents.solver.model.device='cuda': {none} (agent solver)",
         f"agents.checker.model.device='cuda:1': {none} (agent checker)",
     ]
+
+
+def test_a_run_that_does_not_fit_this_host_is_refused_with_the_keys_as_they_are_written(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch can't be given a device here, so its process is left out."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(preflight, "_findings", lambda config: {"recipe": [], "models": [], "cached": False})
+    gpus = devices_of(FakeGpu("GPU-1"), FakeGpu("GPU-2", processes=((2**22 + 1, 5 << 30),)))
+    monkeypatch.setattr(host_description, "read_devices", lambda: gpus)
+    (found,) = refusal(recipe, "agent_defaults.model.device=cuda")
+    assert found.startswith(
+        "the instances need 2 GPUs (agents.solver.instances=1, agents.checker.instances=1), and there are 1: 1 on "
+    )
+    assert found.endswith(
+        f"is used by process {2**22 + 1} of an unknown user, 5.0 GiB: hosts.share_gpus=true takes it all the same"
+    )
+    (found,) = refusal(recipe, "agent_defaults.model.device='cuda:2'")
+    assert found.startswith(
+        "agent_defaults.model.device='cuda:2': GPU 2 is needed, counted from 0, and 2 are shown on "
+    )
+    config, keys = resolve_written(str(recipe), ["agent_defaults.model.device=cuda", "hosts.share_gpus=true"])
+    check_before_start(config, keys)
 
 
 HUB = "agent_defaults.model={path: Qwen/Qwen2.5-0.5B-Instruct, config: null, tokenizer: null}"
