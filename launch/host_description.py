@@ -74,8 +74,8 @@ class HostDescription:
 
 
 def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDescription:
-    """Describes this host; changes nothing. ``name``: the node's; empty: the host's. ``nvidia``: its devices; None: they
-    are read now."""
+    """Describes this host; changes nothing. ``name``: the node's; empty: the host's. ``nvidia``: its devices; None:
+    they are read now."""
     limits = cgroup_limits()
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total

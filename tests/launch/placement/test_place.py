@@ -186,5 +186,5 @@ def test_parts_of_gpus_are_for_actors_with_one() -> None:
 
 
 def test_more_large_instances_than_a_recursion_is_deep() -> None:
-    hosts = [host(f"node{n:04}", 8) for n in range(300)]
+    hosts = [host(f"node{n:02}", 8) for n in range(300)]
     assert fits(instances(1200, 2), hosts)
