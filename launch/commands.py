@@ -163,7 +163,7 @@ def train(
     RunDirectory.check_new(folder)
     check_before_start(config, keys)
     if dry_run:
-        click.echo(f"{to_yaml(config)}{plan_as_comment(place_here(config))}")
+        click.echo(f"{to_yaml(config)}{plan_as_comment(place_here(config))}", nl=False)
         click.echo("# checked; nothing was started or written")
         return 0
     directory = RunDirectory.create(folder, to_yaml(config))
