@@ -136,8 +136,19 @@ class ProcessMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMetrics:
+    """One GPU of the machine in one step, of readings a second apart."""
+
+    device_busy_percent: float | None = None
+    """Share of the time in which the device computed, the mean; None if its driver does not report it."""
+    device_used_mib: float | None = None
+    """The most memory in use, MiB, by any process."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One step of the run; times are seconds. ``by_process`` and ``by_actor`` are filled in by the console."""
+    """One step of the run; times are seconds. ``by_process``, ``by_actor`` and ``by_device`` are filled in by the
+    console."""
 
     step: Step
     time_s: float
@@ -179,5 +190,7 @@ class StepMetrics:
     by_agent: dict[AgentName, AgentMetrics] = field(default_factory=dict)
     by_policy: dict[PolicyName, PolicyMetrics] = field(default_factory=dict)
     by_process: dict[str, ProcessMetrics] = field(default_factory=dict)
+    by_device: dict[str, DeviceMetrics] = field(default_factory=dict)
+    """By UUID."""
     by_actor: dict[str, dict[str, float]] = field(default_factory=dict)
     """Figures of the actors' own ``statistics()``, by actor and name: engine, transport, store."""

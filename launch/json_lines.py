@@ -6,6 +6,7 @@ Keys of ``metrics.jsonl`` are the fields of ``StepMetrics``, and for its parts `
     reward/<agent> ...                         an agent (``AgentMetrics``)
     loss/<policy>, grad_norm/<policy> ...      a policy (``PolicyMetrics``)
     versions, generated_by                     {policy: version} after the step, and of its turns
+    device_used_mib/<device> ...               a GPU (``DeviceMetrics``), by its UUID
     rss_mib/<process> ...                      an actor process (``ProcessMetrics``); counts of 0 are left out
     actor.<figure>/<actor>                     an actor's own ``statistics()``, such as ``actor.rows_ready/store``
                                                and ``actor.engine_waiting/<instance>``
@@ -30,13 +31,18 @@ from typing import Any, Final, TextIO
 from pydantic import TypeAdapter, ValidationError
 
 from ..actors.run_events import Evaluated, RunEvent
-from ..actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from ..actors.step_metrics import AgentMetrics, DeviceMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
 from .formatting import number
 
 _EVALUATION: Final = "eval"
 _OF_ACTOR: Final = "actor."
 _VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
-_PARTS: Final = {"by_agent": AgentMetrics, "by_policy": PolicyMetrics, "by_process": ProcessMetrics}
+_PARTS: Final = {
+    "by_agent": AgentMetrics,
+    "by_policy": PolicyMetrics,
+    "by_process": ProcessMetrics,
+    "by_device": DeviceMetrics,
+}
 _OF_STEP: Final = tuple(
     field.name for field in fields(StepMetrics) if field.name not in (*_PARTS, "evaluation", "by_actor")
 )

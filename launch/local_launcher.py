@@ -12,6 +12,7 @@ with it all actors.
 """
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import time
@@ -42,6 +43,7 @@ from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
 from ..core.telemetry import LogLevel
+from ..transport.devices.nvidia import DeviceMonitor
 from . import env
 from .actor_specs import References, actor_specs
 from .console.display import Display
@@ -130,6 +132,7 @@ class LocalRun:
         silence_s = self.config.supervision.silence_s
         watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
+        self.console.background(_watch_devices(self.console), "devices")
         return await self.console.ended_with
 
     def _restarted(self, actor: str, reason: FlexmarlError) -> None:
@@ -212,6 +215,14 @@ async def _watch_processes(
                 elif silent_s[name] > silence_s:
                     supervision.end_silent(_silent_for(name, silent_s[name], blocking.get(name, "")))
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
+
+
+async def _watch_devices(console: RunConsole) -> None:
+    """Keeps the console's figures of the machine's GPUs up to date. Ends if there are none."""
+    with contextlib.closing(DeviceMonitor()) as monitor:
+        while devices := await asyncio.to_thread(monitor.read):
+            console.devices_read(devices)
+            await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
 
 def _silent_for(actor: str, seconds: float, line: str) -> ActorDead:

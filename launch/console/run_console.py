@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from ...actors.messages import RunResult
 from ...actors.run_events import RunEvent
-from ...actors.step_metrics import ProcessMetrics, StepMetrics
+from ...actors.step_metrics import DeviceMetrics, ProcessMetrics, StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.supervision.process_statistics import ProcessStatistics
+from ...transport.devices.nvidia import DeviceUse
 from ..json_lines import JsonLines, event_to_json, metrics_to_json
 from ..run_directory import RunDirectory
 from .display import Display
@@ -23,6 +26,8 @@ class RunConsole(Actor):
     def __init__(self, run: RunDirectory, display: Display) -> None:
         self.ended_with: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self.processes: dict[str, ProcessStatistics] = {}
+        self._devices: dict[str, list[DeviceUse]] = {}
+        """The readings of each device since the last step."""
         self._display = display
         self._metrics = JsonLines(run.metrics)
         self._events = JsonLines(run.events)
@@ -32,6 +37,11 @@ class RunConsole(Actor):
         """Takes the statistics of the processes; to be called regularly, because it also updates the display."""
         self.processes = processes
         self._display.tick()
+
+    def devices_read(self, devices: Mapping[str, DeviceUse]) -> None:
+        """Takes the load of the machine's devices, by UUID."""
+        for uuid, use in devices.items():
+            self._devices.setdefault(uuid, []).append(use)
 
     async def on_stop(self) -> None:
         self.ended_with.cancel()
@@ -43,12 +53,15 @@ class RunConsole(Actor):
         metrics = replace(
             metrics,
             by_process={name: _process_metrics(process) for name, process in self.processes.items()},
+            by_device={uuid: _device_metrics(readings) for uuid, readings in self._devices.items()},
             by_actor={
                 actor: {figure: _rounded(value) for figure, value in figures.items()}
                 for process in self.processes.values()
                 for actor, figures in process.actors.items()
             },
         )
+        for readings in self._devices.values():
+            del readings[:-1]  # a step may be shorter than the time between two readings
         self._metrics.write(metrics_to_json(metrics))
         self._display.step(metrics)
         if metrics.tokens == 0 and not self._warned_of_silence:
@@ -89,6 +102,14 @@ def _process_metrics(process: ProcessStatistics) -> ProcessMetrics:
         lost_requests=peers.lost_requests,
         repeated_calls=peers.repeated_calls,
         refused_messages=peers.refused_messages,
+    )
+
+
+def _device_metrics(readings: Sequence[DeviceUse]) -> DeviceMetrics:
+    busy = [use.utilisation_percent for use in readings if use.utilisation_percent is not None]
+    return DeviceMetrics(
+        device_busy_percent=round(fmean(busy), 1) if busy else None,
+        device_used_mib=round(max(use.used_bytes for use in readings) / 2**20, 1),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from ...actors.names import PolicyName
-from ...actors.run_events import InstanceMoved
+from ...actors.run_events import InstanceMoved, WeightsPathChosen
 from ...actors.step_metrics import PolicyMetrics
 from ..formatting import clock, compact, count
 from .page_parts import note, table
@@ -32,7 +32,7 @@ _LOADS: Final[Mapping[str, tuple[Read, Read]]] = {  # their means and maxima
 
 def instances(history: History) -> str:
     rows = _rows(history.steps[-1].by_actor) if history.steps else []
-    loads, moves = _loads(history), _moves(history)
+    loads, moves = _loads(history) + _paths(history), _moves(history)
     if not (rows or loads or moves):
         return ""
     heads = [
@@ -81,6 +81,19 @@ def _loads_of(policy: PolicyName, history: History) -> list[str]:
             return []
         row += [f"{1000 * sum(means) / len(means):.3g}", f"{1000 * max(maxima):.3g}"]
     return [policy, *row]
+
+
+def _paths(history: History) -> str:
+    """The paths that weights took to the instances, with the instances and the reasons."""
+    instances: dict[tuple[str, str, str, str], list[str]] = {}
+    for event in history.found(WeightsPathChosen):
+        refused = "; ".join(f"{path}: {reason}" for path, reason in event.refused.items())
+        of = instances.setdefault((str(event.policy), event.path, event.reason, refused), [])
+        if event.instance not in of:
+            of.append(event.instance)
+    rows = [[*way[:2], ", ".join(names), *way[2:]] for way, names in instances.items()]
+    heads = ["policy", "path", "instances", "reason", "against faster paths"]
+    return table(heads, rows, css="words") if rows else ""
 
 
 def _moves(history: History) -> str:

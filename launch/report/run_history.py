@@ -15,7 +15,7 @@ import yaml
 
 from ...actors.names import AgentName, PolicyName
 from ...actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
-from ...actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from ...actors.step_metrics import AgentMetrics, DeviceMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
 from ..formatting import number
 from ..json_lines import event_from_json, metrics_from_json, read_lines
 from .charts import Point
@@ -79,6 +79,11 @@ class History:
         return list(dict.fromkeys(name for step in self.steps for name in step.by_process))
 
     @cached_property
+    def devices(self) -> list[str]:
+        """The UUIDs of the machine's GPUs."""
+        return list(dict.fromkeys(uuid for step in self.steps for uuid in step.by_device))
+
+    @cached_property
     def versions(self) -> dict[PolicyName, int]:
         """The last known version of every policy."""
         return {name: metrics.version for step in self.steps for name, metrics in step.by_policy.items()}
@@ -95,6 +100,9 @@ class History:
 
     def of_process(self, name: str, read: Callable[[ProcessMetrics], float | None]) -> list[Point]:
         return self.of_step(lambda step: read(step.by_process[name]) if name in step.by_process else None)
+
+    def of_device(self, uuid: str, read: Callable[[DeviceMetrics], float | None]) -> list[Point]:
+        return self.of_step(lambda step: read(step.by_device[uuid]) if uuid in step.by_device else None)
 
     def evaluated(self, metric: str) -> list[Point]:
         """(step, value) of all evaluations with that metric."""

@@ -96,7 +96,18 @@ def processes(history: History) -> str:
     heads = ["process", "loop lag, mean ms", "p99 ms", "max ms", "memory, first MiB", "last MiB", "max MiB"]
     heads += ["waiting requests, max"]
     words = "Loop lag: delay of the process's event loop. Memory: resident set size."
-    return f"<h2>Processes</h2>{table(heads, rows)}{note(words)}{_actors(history)}"
+    return f"<h2>Processes</h2>{table(heads, rows)}{note(words)}{_devices(history)}{_actors(history)}"
+
+
+def _devices(history: History) -> str:
+    rows = []
+    for uuid in history.devices:
+        busy = [y for _, y in history.of_device(uuid, lambda measured: measured.device_busy_percent)]
+        used = [y for _, y in history.of_device(uuid, lambda measured: measured.device_used_mib)]
+        mean = f"{sum(busy) / len(busy):.0f}" if busy else "–"
+        rows.append([uuid, mean, f"{max(used):.0f}" if used else "–"])
+    heads = ["device", "busy, mean %", "memory, max MiB"]
+    return f"<h3>Devices</h3>{table(heads, rows)}" if rows else ""
 
 
 def _actors(history: History) -> str:

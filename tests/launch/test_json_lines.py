@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import Evaluated, RunEvent
-from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from flexmarl.actors.step_metrics import (
+    AgentMetrics,
+    DeviceMetrics,
+    PolicyMetrics,
+    ProcessMetrics,
+    StepMetrics,
+)
 from flexmarl.launch.json_lines import (
     JsonLines,
     event_from_json,
@@ -40,6 +46,7 @@ METRICS = StepMetrics(
     by_agent={SOLVER: AgentMetrics(0.5, turns=8, tokens=40, truncated_turns=1), JUDGE: AgentMetrics(0.25, 2)},
     by_policy={SHARED: PolicyMetrics(Version(3), Version(2), samples=8, loss=0.125, grad_norm=1.5, lr=1e-3)},
     by_process={"store": ProcessMetrics(0.5, 100.0, 3.0, mailbox_served=7, credit_waits=2)},
+    by_device={"GPU-1": DeviceMetrics(93.5, 70000.0)},
     by_actor={"store": {"rows_ready": 5, "puts": 0}, "solver-0": {"engine_batch_occupancy": 0.75}},
 )
 
@@ -68,7 +75,7 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     assert line["loss/shared"] == 0.125 and line["samples/shared"] == 8
     assert line["versions"] == {"shared": 3} and line["generated_by"] == {"shared": 2}
     assert line["eval/accuracy"] == 0.5 and line["eval/reward/solver"] == 0.75 and line["eval_s"] == 0.25
-    assert line["rss_mib/store"] == 100.0
+    assert line["rss_mib/store"] == 100.0 and line["device_used_mib/GPU-1"] == 70000.0
     assert line["mailbox_served/store"] == 7 and line["credit_waits/store"] == 2
     assert "lost_requests/store" not in line, "counts of 0 are left out"
     assert line["actor.rows_ready/store"] == 5 and line["actor.puts/store"] == 0
@@ -76,9 +83,12 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     assert "value_loss/shared" not in line and "loss/solver" not in line and "reward/shared" not in line
 
 
+PARTS = (AgentMetrics, PolicyMetrics, ProcessMetrics, DeviceMetrics)
+
+
 def test_no_key_belongs_to_two_parts() -> None:
     """An agent and its policy may have the same name."""
-    names = [field.name for cls in (AgentMetrics, PolicyMetrics, ProcessMetrics) for field in fields(cls)]
+    names = [field.name for cls in PARTS for field in fields(cls)]
     assert len(names) == len(set(names)) and "eval" not in names
 
 

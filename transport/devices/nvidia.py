@@ -4,7 +4,7 @@ Everything here works on a machine without a device or without the package: then
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +51,58 @@ def read_devices(nvml: Any = None) -> NvidiaDevices:
         return NvidiaDevices((), "nvidia-ml-py is not installed (pip install flexmarl[gpu])")
     try:
         with _initialised(nvml):
-            wholes = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-            handles = [(n, part) for n, whole in enumerate(wholes) for part in _parts(nvml, whole)]
+            handles = _all_parts(nvml)
             others = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for _, handle in handles}
             devices = tuple(_device(nvml, index, handle, others) for index, handle in handles)
     except nvml.NVMLError as error:
         return NvidiaDevices((), f"the driver refuses: {error}")
     return NvidiaDevices(devices, "" if devices else "the driver knows no device")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """The load of one device at a moment. ``utilisation_percent``: as in ``NvidiaDevice``."""
+
+    used_bytes: int
+    utilisation_percent: int | None
+
+
+class DeviceMonitor:
+    """Reads the load of all devices of the machine again and again. Without devices, or after an error of the driver,
+    there is none. Each call may block for some milliseconds."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        """``nvml``: as in ``read_devices``."""
+        self._nvml = nvml or _installed()
+        self._handles: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, DeviceUse]:
+        """By UUID."""
+        if self._nvml is None:
+            return {}
+        try:
+            if self._handles is None:
+                self._handles = self._found()
+            return {uuid: self._use(handle) for uuid, handle in self._handles.items()}
+        except self._nvml.NVMLError:
+            self.close()
+            self._nvml = None
+            return {}
+
+    def close(self) -> None:
+        """Leaves the driver. May be called again."""
+        if self._nvml is not None and self._handles is not None:
+            self._handles = None
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    def _found(self) -> dict[str, Any]:
+        self._nvml.nvmlInit()
+        return {_text(self._nvml.nvmlDeviceGetUUID(part)): part for _, part in _all_parts(self._nvml)}
+
+    def _use(self, handle: Any) -> DeviceUse:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        return DeviceUse(memory.total - memory.free, _utilisation(self._nvml, handle))
 
 
 def process_memory(process_id: int, nvml: Any = None) -> dict[str, int]:
@@ -76,6 +121,12 @@ def process_memory(process_id: int, nvml: Any = None) -> dict[str, int]:
     except nvml.NVMLError:
         return {}
     return held
+
+
+def _all_parts(nvml: Any) -> list[tuple[int, Any]]:
+    """The number of each device, and the handle of each of its parts."""
+    wholes = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+    return [(number, part) for number, whole in enumerate(wholes) for part in _parts(nvml, whole)]
 
 
 def _parts(nvml: Any, whole: Any) -> list[Any]:
@@ -98,15 +149,12 @@ def _parts(nvml: Any, whole: Any) -> list[Any]:
 
 def _device(nvml: Any, index: int, handle: Any, others: dict[str, Any]) -> NvidiaDevice:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    try:
-        utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    except nvml.NVMLError:  # parts of a device (MIG) have none
-        utilisation = None
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
     computing = _processes(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     drawing = _processes(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
     return NvidiaDevice(
-        uuid, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.free, utilisation,
+        uuid, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.free,
+        _utilisation(nvml, handle),
         tuple(other for other, its in others.items() if other != uuid and _reads(nvml, handle, its)),
         index, computing, _unexplained(memory.total - memory.free, {*computing, *drawing}),
     )  # fmt: skip
@@ -123,6 +171,13 @@ def _unexplained(used: int, processes: set[DeviceProcess]) -> int:
     """0 if the memory of a process is not reported: it may have all of it."""
     sizes = [process.memory_bytes for process in processes]
     return 0 if None in sizes else max(0, used - sum(size or 0 for size in sizes))
+
+
+def _utilisation(nvml: Any, handle: Any) -> int | None:
+    try:
+        return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except nvml.NVMLError:  # parts of a device (MIG) have none
+        return None
 
 
 def _reads(nvml: Any, reader: Any, other: Any) -> bool:

@@ -24,6 +24,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch.console.progress import Progress
 from flexmarl.launch.console.run_console import RunConsole
 from flexmarl.launch.run_directory import RunDirectory
+from flexmarl.transport.devices.nvidia import DeviceUse
 
 AGENTS = {AgentName("a"): PolicyName("a")}
 
@@ -79,6 +80,16 @@ async def test_statistics_of_processes_and_actors_are_in_the_metrics(watched: Wa
         "loop_lag_ms": 0.5, "rss_mib": 100.0, "cpu_s": 3.0, "mailbox_waiting": 1, "mailbox_running": 2,
         "mailbox_served": 30, "open_calls": 4, "sent_requests": 50, "actor.rows_ready": 5, "actor.share": 0.123457,
     }  # fmt: skip
+
+
+async def test_the_load_of_devices_is_of_the_time_since_the_step_before(watched: Watched) -> None:
+    for used, busy in ((10 << 20, 20), (30 << 20, 90), (20 << 20, None)):
+        watched.console.devices_read({"GPU-1": DeviceUse(used, busy)})
+    await watched.console.step(metrics(1, tokens=3))
+    await watched.console.step(metrics(2, tokens=3))
+    first, second = watched.lines(watched.run.metrics)
+    assert (first["device_busy_percent/GPU-1"], first["device_used_mib/GPU-1"]) == (55.0, 30.0)
+    assert second["device_used_mib/GPU-1"] == 20.0 and "device_busy_percent/GPU-1" not in second
 
 
 async def test_an_evaluation_shows_all_its_metrics(watched: Watched) -> None:

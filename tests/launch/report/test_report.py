@@ -172,6 +172,28 @@ def test_the_times_of_new_weights_are_shown(tmp_path: Path) -> None:
     assert "New weights" not in written(tmp_path, [record(1)])
 
 
+def test_the_paths_of_new_weights_are_shown_with_their_reasons(tmp_path: Path) -> None:
+    def chosen(instance: str, path: str, **refused: str) -> dict[str, Any]:
+        event = {"time": 1.0, "event": "weights_path_chosen", "policy": "solver", "instance": instance}
+        return event | {"path": path, "reason": f"it has <{path}>", "refused": refused}
+
+    events = [chosen("solver-0", "cuda_ipc"), chosen("solver-1", "shm", cuda_ipc="no device")]
+    page = written(tmp_path, [record(1)], [*events, chosen("solver-2", "cuda_ipc")])
+    check(page)
+    section = page.partition("<h2>Instances</h2>")[2].partition("<h2>")[0]
+    assert "<td>cuda_ipc</td><td>solver-0, solver-2</td><td>it has &lt;cuda_ipc&gt;</td><td></td>" in section
+    assert "<td>shm</td><td>solver-1</td><td>it has &lt;shm&gt;</td><td>cuda_ipc: no device</td>" in section
+
+
+def test_the_load_of_devices_is_shown(tmp_path: Path) -> None:
+    loads = [{"device_busy_percent/GPU-1": busy, "device_used_mib/GPU-1": 1000 * busy} for busy in (40, 60)]
+    page = written(tmp_path, [record(step) | load for step, load in enumerate(loads, 1)])
+    check(page)
+    section = page.partition("<h3>Devices</h3>")[2].partition("</table>")[0]
+    assert '<th scope="row">GPU-1</th><td>50</td><td>60000</td>' in section
+    assert "<h3>Devices</h3>" not in written(tmp_path, [record(1)])
+
+
 def test_a_shared_pool_shows_the_time_of_its_policies_and_why_they_were_suspended(tmp_path: Path) -> None:
     of_pool: dict[str, Any] = {
         f"{key}/{policy}": value

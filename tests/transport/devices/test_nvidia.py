@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from flexmarl.transport.devices import nvidia
-from flexmarl.transport.devices.nvidia import DeviceProcess, NvidiaDevice, process_memory, read_devices
+from flexmarl.transport.devices.nvidia import (
+    DeviceMonitor,
+    DeviceProcess,
+    DeviceUse,
+    NvidiaDevice,
+    process_memory,
+    read_devices,
+)
 
 
 class NVMLError(Exception):
@@ -136,3 +143,24 @@ def test_the_memory_of_a_process_is_read_by_device() -> None:
     assert process_memory(7, Driver()) == {"GPU-handle0": 5, "GPU-handle1": 5}
     assert process_memory(8, Driver()) == {}
     assert process_memory(7, Driver(fails="nvmlDeviceGetComputeRunningProcesses")) == {}
+
+
+def test_the_load_is_read_again_and_again_within_one_use_of_the_driver() -> None:
+    driver = Driver()
+    monitor = DeviceMonitor(driver)
+    for _ in range(3):
+        assert monitor.read() == {"GPU-handle0": DeviceUse(50, 93), "GPU-handle1": DeviceUse(50, 93)}
+        assert driver.initialised == 1
+    monitor.close()
+    monitor.close()
+    assert driver.initialised == 0
+
+
+def test_without_a_driver_or_a_figure_there_is_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = DeviceMonitor(Driver(fails="nvmlDeviceGetUtilizationRates"))
+    assert monitor.read()["GPU-handle0"] == DeviceUse(50, None)
+    broken = DeviceMonitor(Driver(fails="nvmlInit"))
+    assert broken.read() == broken.read() == {}
+    broken.close()
+    monkeypatch.setattr(nvidia, "_installed", lambda: None)
+    assert DeviceMonitor().read() == {}
