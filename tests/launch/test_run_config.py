@@ -169,6 +169,31 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="agents.checker.trainer.ranks=3 is more than pool.slots=2"):
             resolve(str(TINY), ["agents.checker.trainer.ranks=3", "pool={name: shared, slots: 2}"])
 
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            ([], r"agents.solver.model.device is cpu: write shm"),
+            (["pool={name: shared, slots: 1}"], "cuda_ipc is for pool.name=static: a shared pool publishes"),
+            (
+                ["agent_defaults.model.device=cuda", "engine={name: vllm, tensor_parallel: 2}"],
+                r"the 2 workers of agents.solver.engine.tensor_parallel take .* out of the host's memory",
+            ),
+        ],
+        ids=["cpu", "shared pool", "tensor parallel"],
+    )
+    def test_of_a_path_of_weights_that_does_not_exist(self, overrides: list[str], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            resolve(str(TINY), ["weights.path=cuda_ipc", *overrides])
+
+    def test_of_an_unknown_path_of_weights(self) -> None:
+        with pytest.raises(ConfigError, match="weights.path='tcp': .* 'auto', 'shm' or 'cuda_ipc'"):
+            resolve(str(TINY), ["weights.path=tcp"])
+
+    def test_none_of_a_path_that_exists(self) -> None:
+        config = resolve(str(TINY), ["weights.path=cuda_ipc", "agent_defaults.model.device=cuda"])
+        assert config.weights.only_path == "cuda_ipc"
+        assert resolve(str(TINY), []).weights.only_path is None
+
     def test_of_a_batch_smaller_than_its_parts(self) -> None:
         with pytest.raises(ConfigError, match="global_batch=1 is less than training.micro_batch=2"):
             resolve(str(TINY), ["mode=async", "agents.solver.global_batch=1"])

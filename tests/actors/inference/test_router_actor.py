@@ -19,7 +19,7 @@ from flexmarl.actors.messages import (
     TextTo,
 )
 from flexmarl.actors.names import PolicyName, Version
-from flexmarl.actors.run_events import InstanceChanged, RunEvent
+from flexmarl.actors.run_events import InstanceChanged, RunEvent, WeightsPathChosen
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import CANCELLED, RemoteError
 from flexmarl.core.ref import ActorRef
@@ -27,6 +27,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.handle import StateHandle
+from flexmarl.transport.statistics import Chosen
 
 SOLVER = PolicyName("solver")
 HOUR_S = 3600.0
@@ -37,13 +38,15 @@ class Instance(Actor, InstanceApi):
 
     def __init__(self, seconds: float, *errors: Exception) -> None:
         self.seconds, self.errors = seconds, list(errors)
+        self.chosen: Chosen | None = None
 
     @endpoint
     async def load(self, published: Published) -> Loaded:
         if self.errors:
             raise self.errors.pop(0)
         await asyncio.sleep(self.seconds)
-        return Loaded(published.policy, published.version, self.seconds, self.seconds / 2, self.seconds / 4)
+        s = self.seconds
+        return Loaded(published.policy, published.version, s, s / 2, s / 4, self.chosen)
 
     @endpoint
     async def served_version(self) -> Version | None:
@@ -57,9 +60,13 @@ class Instance(Actor, InstanceApi):
 class Console(Actor):
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.paths: list[WeightsPathChosen] = []
 
     @endpoint
     async def event(self, event: RunEvent) -> None:
+        if isinstance(event, WeightsPathChosen):
+            self.paths.append(event)
+            return
         assert isinstance(event, InstanceChanged)
         self.seen.append((event.instance, event.state))
 
@@ -98,6 +105,26 @@ def test_publish_returns_the_figures_of_every_instance_that_has_acknowledged() -
         await asyncio.sleep(3.0)
         await house.system.remove("solver-2")
         assert [one.pause_s for one in await publishing] == [2.0, 8.0]
+
+    in_virtual_time(case)
+
+
+def test_the_path_of_weights_is_reported_when_it_changes() -> None:
+    async def case(house: House) -> None:
+        instance = Instance(1.0)
+        await house.add("solver-0", instance)
+        by_device = Chosen("cuda_ipc", "the same host", {})
+        by_host = Chosen("shm", "the same host", {"cuda_ipc": "device GPU-1 is not visible here"})
+        for version, chosen in enumerate((by_device, by_device, by_host, by_host)):
+            instance.chosen = chosen
+            await house.publish(version)
+        await asyncio.sleep(1.0)
+        assert house.console.paths == [
+            WeightsPathChosen("solver-0", SOLVER, "cuda_ipc", "the same host", {}),
+            WeightsPathChosen(
+                "solver-0", SOLVER, "shm", "the same host", {"cuda_ipc": "device GPU-1 is not visible here"}
+            ),
+        ]
 
     in_virtual_time(case)
 

@@ -17,11 +17,16 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 from flexmarl.transport.handle import StateHandle
+from flexmarl.transport.statistics import Chosen
 
 A, B = PolicyName("a"), PolicyName("b")
 SHARED = PolicyName("shared")
 AGENT = AgentName("a")
-LOADED = [Loaded(A, Version(8), 0.5, 0.25, 0.125), Loaded(A, Version(8), 1.0, 0.5, 0.25)]
+BY_DEVICE, BY_HOST = Chosen("cuda_ipc", "the same host", {}), Chosen("shm", "the same host", {})
+LOADED = [
+    Loaded(A, Version(8), 0.5, 0.25, 0.125, BY_HOST),
+    Loaded(A, Version(8), 1.0, 0.5, 0.25, BY_HOST),
+]
 
 
 def closed(waited_s: float, rewards: list[float]) -> GroupClosed:
@@ -144,3 +149,12 @@ def test_two_agents_on_one_policy_have_two_rewards_and_one_loss() -> None:
     assert (policy.version, policy.loss, policy.samples) == (8, 0.5, 4)
     assert policy.pause_mean_s is policy.load_max_s is None, "no instance has acknowledged them"
     assert (policy.stale_samples, policy.max_staleness) == (1, 2)
+
+
+def test_loads_are_counted_by_their_path() -> None:
+    step = record()
+    step.optimizer_stepped(A, stepped(8), now=113.5)
+    by_device = Loaded(A, Version(8), 0.5, 0.25, 0.125, BY_DEVICE)
+    step.applied(A, [*LOADED, by_device, Loaded(A, Version(8), 0.5, 0.25, 0.125)], now=114.5)
+    measured = ended(step).by_policy[A]
+    assert (measured.loads_by_shm, measured.loads_by_cuda_ipc) == (2, 1)

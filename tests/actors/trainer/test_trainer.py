@@ -98,6 +98,22 @@ def made(store: ActorRef[Store], private: Path, resume_from: Path | None) -> Tra
     return Trainer(setup)
 
 
+async def test_host_memory_for_two_versions_exists_before_the_first_is_published(
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, system: ActorSystem
+) -> None:
+    def blocks() -> set[str]:
+        return {path.name for path in private.glob("*.arena")}
+
+    reserved = blocks()
+    assert len(reserved) == 2
+    await trainer.api.publish(SORTER)
+    for version in range(3):
+        await put(store, private, samples(version, (1.0, 0.0)))
+        await trainer.api.train(SORTER, version, 2)
+        await trainer.api.optimizer_step(SORTER, Step(version + 1))
+    assert blocks() == reserved, "no other memory was made"
+
+
 async def test_rows_are_leased_trained_and_committed_with_the_step(
     trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path
 ) -> None:

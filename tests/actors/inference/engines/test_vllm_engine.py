@@ -15,6 +15,7 @@ from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.transport.block import Block
+from flexmarl.transport.devices.fake import FakeDevices
 from flexmarl.transport.errors import CorruptState, StateMismatch
 from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.state import StateTransport
@@ -109,6 +110,23 @@ async def test_keys_and_values_are_reused_but_never_those_of_former_weights(
             reused.append(engine.statistics().reused_tokens)
     first, second, third, after_load, *_ = reused
     assert first == 0 < second < third == after_load < reused[-1]
+
+
+async def test_weights_are_read_in_the_memory_of_a_device(engine: Engine, private: Path) -> None:
+    devices = [FakeDevices(private, {"GPU-a": 1 << 26}) for _ in range(2)]
+    async with (
+        StateTransport(private, devices[0]) as trainer,
+        StateTransport(private, devices[1], "cuda_ipc") as transport,
+    ):
+        for version in range(4):
+            learner = Learner(model_of(), seed=version)
+            handle = await trainer.set("solver", learner.weights(), version=version)
+            await engine.load(handle, transport)
+            request = request_of(f"{version}")
+            assert far_apart(learner, request, await engine.generate(request)) < 1e-4
+        chosen = transport.chosen("solver")
+        assert chosen is not None and chosen.path == "cuda_ipc"
+        assert transport.statistics().arena_bytes == 0, "nothing went through the host"
 
 
 async def test_weights_with_other_names_are_refused_before_any_is_replaced(
