@@ -43,12 +43,19 @@ class GangPlace:
 @dataclass(frozen=True, slots=True)
 class StateBytes:
     """Bytes of each part of a policy's training state on one rank: see ``BaseState`` and ``HostState``. They stay the
-    same. ``on_slot``: all that the slot holds, published weights included only if they are the live ones."""
+    same. ``base``: all of the base part, live weights included. ``on_slot``: base and step part.
+
+    ``rows``: the rank's rows of each tensor of both parts, the first one and the one after the last; 0 and 1 of a
+    tensor without dimensions. ``live``: the base part's name of each published weight that is the policy's own.
+    """
 
     weights: int
     rest: int
     step: int
+    base: int
     on_slot: int
+    rows: dict[str, tuple[int, int]]
+    live: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,8 @@ class SlotStepped:
 class SlotApi(Protocol):
     """One slot of the pool. Every call but ``enlist`` raises WorkerReplaced if it is meant for another life.
 
-    A policy is hosted from ``build`` or ``resume`` until ``suspend`` or ``drop``; one computation runs at a time.
+    A policy is hosted from ``build``, ``prefetch`` or ``resume`` until ``suspend`` or ``drop``. One computation runs at
+    a time.
     """
 
     @endpoint
@@ -116,8 +124,22 @@ class SlotApi(Protocol):
         """Hosts the policy as it begins the run."""
 
     @endpoint(raises=[WorkerReplaced])
+    async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
+        """Copies the state of a rank of a gang here, beside the policy that computes. ``resume`` takes the copy."""
+
+    @endpoint(raises=[WorkerReplaced])
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
-        """Hosts the policy as ``state`` has it."""
+        """Hosts the policy as ``state`` has it, or as ``prefetch`` has copied it."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def reshard(
+        self, life: str, policy: PolicyName, place: GangPlace, ranks: list[tuple[HostState, StateBytes]]
+    ) -> Moved:
+        """Hosts the policy as the states of another number of ``ranks`` have it: copies this rank's rows of each."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
+        """Copies the whole base part into the host's memory, as ``BaseState.rest`` without live weights has it."""
 
     @endpoint(raises=[WorkerReplaced])
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:

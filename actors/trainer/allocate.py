@@ -50,14 +50,17 @@ class Allocator:
         slots: Sequence[SlotName],
         ranks: Mapping[PolicyName, int],
         config: AllocatorConfig | None = None,
+        fewest: Mapping[PolicyName, int] | None = None,
     ) -> None:
-        """Raises GangTooLarge."""
+        """``fewest``: ranks of a policy that may have less than ``ranks``. Raises GangTooLarge."""
         for policy, count in ranks.items():
             if count > len(slots):
                 raise GangTooLarge(policy, count, len(slots))
         self._config = config or AllocatorConfig()
         self._slots = list(slots)
-        self._gangs = {policy: Gang(policy, count) for policy, count in ranks.items()}
+        self._gangs = {
+            policy: Gang(policy, count, (fewest or {}).get(policy, count)) for policy, count in ranks.items()
+        }
         self._expected = ExpectedSeconds(self._gangs.values())
         self._now: float | None = None
         self._occupancy = Occupancy(self._slots, self._gangs, self._config.states_per_slot)
@@ -212,14 +215,16 @@ class Allocator:
         """Begins to load waiting gangs beside those that compute."""
         decisions: list[Decision] = []
         for gang in chosen.waiting:
-            if gang.phase is not Phase.OUT or gang.ranks > len(self._slots):
+            if gang.phase is not Phase.OUT or gang.fewest > len(self._slots):
                 continue
             if gang.policy in chosen.targets:
                 slots, reason = chosen.targets[gang.policy]
+            elif gang.fewest < gang.ranks:
+                continue  # its number of ranks is not known yet
             else:
                 slots = self._occupancy.earliest_free(gang.ranks, self._expected, now)
                 reason = f"{chosen.claim(gang)}; these slots are expected to be free first"
-            if len(slots) == gang.ranks and all(map(self._occupancy.has_room_beside, slots)):
+            if gang.fewest <= len(slots) and all(map(self._occupancy.has_room_beside, slots)):
                 gang.enter(Phase.PREFETCHING, now, slots)
                 decisions.append(Prefetch(gang.policy, slots, reason))
         return decisions

@@ -9,7 +9,7 @@ slot worker that dies at any moment leaves either the whole old or the whole new
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +26,10 @@ log = get_logger(__name__)
 class RankMemory:
     """The memory of one rank of a policy. ``state``: the whole state in it; None before the first."""
 
-    def __init__(self, transport: StateTransport, key: str) -> None:
-        """``key``: names the policy and the rank."""
+    def __init__(self, transport: StateTransport, key: str, needed: StateBytes) -> None:
+        """``key``: names the policy and the rank. ``needed``: bytes of the parts."""
         self.state: HostState | None = None
-        self.needed: StateBytes | None = None
-        """Bytes of the parts; None until the policy was built."""
+        self.needed = needed
         self._transport = transport
         self._key = key
         self._pairs: dict[str, Pair] = {}
@@ -68,9 +67,28 @@ class RankMemory:
         handles = [state.base.rest, *([] if state.step is None else [state.step])]
         return [piece for piece in self._pairs["rest"] if any(handle.lies_in(piece) for handle in handles)]
 
+    async def for_rest(self) -> LentMemory:
+        """Memory for the rest of the first base part."""
+        return (await self._pair("rest", max(self.needed.rest, self.needed.step)))[0]
+
+    def continue_from(self, first: "RankMemory", rest: StateHandle) -> None:
+        """The state is the base part ``rest`` of a policy that had other ranks before; ``first``: the first of those,
+        which has the published weights."""
+        assert first.state is not None
+        base = replace(first.state.base, weights_are_live=False, rest=rest)
+        self.state = HostState(base, None, base.data)
+
+    def take_weights_of(self, other: "RankMemory") -> None:
+        """The memory of its published weights belongs to this one from now on: they stay readable."""
+        self._pairs["weights"] = other._pairs.pop("weights")
+
+    def free(self) -> None:
+        for pair in self._pairs.values():
+            self._transport.take_back(pair)
+        self._pairs.clear()
+
     async def for_base(self) -> tuple[LentMemory, LentMemory]:
         """Memory for the weights and the rest of a base part. The present state stays whole. Raises ArenaSpace."""
-        assert self.needed is not None, "the policy was built"
         weights = await self._pair("weights", self.needed.weights)
         rest = await self._pair("rest", max(self.needed.rest, self.needed.step))
         if self.state is None:
@@ -115,30 +133,52 @@ class HostMemory:
     def __init__(
         self,
         transport: StateTransport,
-        ranks: Mapping[PolicyName, int],
+        policies: Sequence[PolicyName],
         limit_bytes: float,
         folder: Path,
     ) -> None:
         """``limit_bytes``: of states of policies without slots, but for their published weights. ``folder``: on a disk,
         for the others; made at its first use."""
-        self._of = {
-            policy: [RankMemory(transport, f"{policy}-{rank}") for rank in range(count)]
-            for policy, count in ranks.items()
-        }
+        self._transport = transport
+        self._of: dict[PolicyName, list[RankMemory]] = {policy: [] for policy in policies}
         self._limit_bytes, self._folder = limit_bytes, folder
         self._out: dict[PolicyName, None] = {}
         """Policies without slots, the one suspended first first."""
         self._relieving = asyncio.Lock()
-        self._moving = {policy: asyncio.Lock() for policy in ranks}
+        self._moving = {policy: asyncio.Lock() for policy in policies}
 
     def __getitem__(self, policy: PolicyName) -> list[RankMemory]:
         """The memory of each of its ranks."""
         return self._of[policy]
 
+    def was_built(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
+        """The policy has these ranks, whose memory is allocated at its first use."""
+        self._of[policy] = [
+            RankMemory(self._transport, f"{policy}-{rank}", size) for rank, size in enumerate(needed)
+        ]
+
+    def other_ranks(self, policy: PolicyName, needed: Sequence[StateBytes]) -> list[RankMemory]:
+        """Memory for another number of ranks, beside the present one. Its base part has all weights in ``rest``."""
+        return [
+            RankMemory(self._transport, f"{policy}-{rank}", replace(size, rest=size.base))
+            for rank, size in enumerate(needed)
+        ]
+
+    def was_resharded(
+        self, policy: PolicyName, ranks: list[RankMemory], rests: Sequence[StateHandle]
+    ) -> None:
+        """The state of the policy is in ``ranks`` from now on, in ``rests``; the memory of those before is freed."""
+        before, self._of[policy] = self._of[policy], ranks
+        for rank, rest in zip(ranks, rests, strict=True):
+            rank.continue_from(before[0], rest)
+        ranks[0].take_weights_of(before[0])
+        for old in before:
+            old.free()
+
     def states(self, policy: PolicyName) -> list[HostState] | None:
         """The whole state of each rank; None before the first."""
         states = [rank.state for rank in self._of[policy] if rank.state is not None]
-        return states if len(states) == len(self._of[policy]) else None
+        return states if states and len(states) == len(self._of[policy]) else None
 
     def is_in(self, policy: PolicyName) -> None:
         """The policy is about to get slots: its state stays in memory."""

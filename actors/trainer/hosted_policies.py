@@ -3,12 +3,13 @@
 Every method but the constructor computes, and is to be called within ``backends.compute``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.collector import importing
+from ...transport.handle import TensorSpec
 from ..messages import GangPlace, Sample, StepStats
 from ..names import AgentName, PolicyName, Step
 from ..workflow import Recipe
@@ -53,10 +54,17 @@ class HostedPolicies:
         self._hosted[policy] = backend
         return backend
 
-    def host(self, policy: PolicyName, place: GangPlace = ALONE) -> PolicyBackend:
-        """The policy, to have a state loaded before anything else."""
+    def memory(self, policy: PolicyName, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
+        """See ``PolicyBackends.memory``."""
+        return self.backends.memory(self._setup.policies[policy], tensors)
+
+    def host(
+        self, policy: PolicyName, place: GangPlace = ALONE, memory: dict[str, Any] | None = None
+    ) -> PolicyBackend:
+        """The policy, to have a state loaded before anything else. ``memory``: see ``PolicyBackends.host``."""
         setup = self._setup.policies[policy]
-        backend = self._hosted[policy] = self.backends.host(policy, setup, self._joined(policy, place))
+        gang = self._joined(policy, place)
+        backend = self._hosted[policy] = self.backends.host(policy, setup, gang, memory)
         if policy not in self._tokenizers:
             self._tokenizers[policy] = self.backends.tokenizer(setup)
         return backend

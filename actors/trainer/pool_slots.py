@@ -44,13 +44,16 @@ class SlotLost(Exception):
 class HostedGang:
     """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
 
-    ``is_torn``: it is the rest of a gang that has lost a slot. ``is_loaded``: its state is there. ``has_computed``:
-    that state is not the one in the host's memory any more. ``left``: number of slots that are not lost."""
+    ``is_torn``: it is the rest of a gang that has lost a slot. ``is_prefetched``: its state is there, and its processes
+    have not met. ``is_loaded``: it can compute. ``has_computed``: its state is not the one in the host's memory any
+    more. ``left``: number of slots that are not lost.
+    """
 
     slots: Slots
     lives: tuple[str, ...]
     places: tuple[GangPlace, ...]
     is_torn: bool = False
+    is_prefetched: bool = False
     is_loaded: bool = False
     has_computed: bool = False
     left: int = 0

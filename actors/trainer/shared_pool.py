@@ -5,7 +5,7 @@
     Run         the policy's next computation, then set_base       ended
                 if it has changed the base part
     Suspend     suspend                                            suspended
-    Prefetch    resume                                             prefetched
+    Prefetch    resume, or prefetch if there are several ranks     prefetched
     Drop        drop                                               dropped
 
 Each decision is carried out by a task of its own. When a slot worker was lost, and its process is dead
@@ -16,49 +16,36 @@ once.
 """
 
 import asyncio
-import math
-import shutil
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ...core.telemetry import get_logger
 from ...transport.state import StateTransport
-from ..errors import StateTooLarge
 from ..messages import (
-    WORK_TIMEOUT_S,
     LeasedBatch,
     MicroBatchTrained,
-    Moved,
     PoolFigures,
     Published,
-    SlotApi,
     StepStats,
 )
 from ..names import PolicyName, SlotName, Step, Version
-from ..run_events import PolicyResumed, PolicySuspended, RunEvent, SlotLost
+from ..run_events import SlotLost
 from .allocate import Allocator
 from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
-from .host_memory import HostMemory
 from .policy_work import Computation, PolicyWork
 from .pool import TrainingPool
-from .pool_record import PoolRecord
 from .pool_slots import HostedGang, PoolSlots, SlotCall
 from .pool_slots import SlotLost as LostCall
+from .state_moves import StateMoves
 from .trainer_setup import SharedPoolSetup, TrainerSetup
 
 T = TypeVar("T")
 log = get_logger(__name__)
-
-# A call that computes with a lost rank fails at once, unless the gang has not met yet.
-_TORN_TIMEOUT_S: Final = 5.0
-_NOTHING: Final = Moved(0, "none")
 
 
 class SharedPool(TrainingPool):
@@ -73,26 +60,26 @@ class SharedPool(TrainingPool):
     ) -> None:
         self._policies = list(setup.policies)
         self._ranks = {name: policy.trainer.ranks for name, policy in setup.policies.items()}
+        self._fewest_ranks = {name: policy.trainer.fewest_ranks for name, policy in setup.policies.items()}
         self._pool = pool
         self._background = background
         self._transport = StateTransport(setup.runtime_dir)
         self._slots = PoolSlots(pool, self, setup.runtime_dir, background, watch)
-        limit_gib = pool.config.host_memory_gib
-        limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
-        self._memory = HostMemory(self._transport, self._ranks, limit_bytes, pool.spill_dir)
+        self._moves = StateMoves(pool, self._transport, self._slots, self._policies, self._hosts)
+        self._memory = self._moves.memory
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
         self._work = {policy: PolicyWork() for policy in setup.policies}
-        self._records = {policy: PoolRecord() for policy in setup.policies}
-        self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
 
     # ------------------------------------------------------------------ TrainingPool
 
     async def start(self) -> None:
         await self._transport.__aenter__()
-        self._background(self._send_news(), "events")
-        shutil.rmtree(self._pool.spill_dir, ignore_errors=True)  # of a run that was killed
-        self._allocator = Allocator(await self._slots.start(), self._ranks, self._pool.config)
+        self._background(self._moves.send_news(), "events")
+        self._moves.clear_disk()
+        self._allocator = Allocator(
+            await self._slots.start(), self._ranks, self._pool.config, self._fewest_ranks
+        )
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._policies:
@@ -156,10 +143,10 @@ class SharedPool(TrainingPool):
 
     async def close(self) -> None:
         await self._transport.close()
-        shutil.rmtree(self._pool.spill_dir, ignore_errors=True)
+        self._moves.clear_disk()
 
     def figures(self, policy: PolicyName) -> PoolFigures:
-        return self._records[policy].take(self._decider.seconds(policy))
+        return self._moves.records[policy].take(self._decider.seconds(policy))
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of the transport, as ``transport_...``."""
@@ -210,28 +197,31 @@ class SharedPool(TrainingPool):
             self._memory.is_in(decision.policy)
         return gang
 
+    def _hosts(self, policy: PolicyName, gang: HostedGang) -> bool:
+        """None of the gang's slots was lost."""
+        return self._gangs.get(policy) is gang
+
     async def _move(self, decision: Decision, gang: HostedGang) -> None:
         """Carries out a decision other than Run."""
         policy, allocator = decision.policy, self._decider
         try:
             match decision:
                 case Bind():
-                    await self._load(policy, gang, decision.reason)
+                    await self._moves.load(policy, gang, decision.reason)
                     report = allocator.bound
                 case Prefetch():
-                    if len(gang.slots) == 1:  # a process can be in one gang at a time: Bind loads the others
-                        await self._load(policy, gang, decision.reason)
+                    await self._moves.prefetch(policy, gang, decision.reason)
                     report = allocator.prefetched
                 case Suspend():
-                    await self._suspend(policy, gang, decision.reason)
+                    await self._moves.suspend(policy, gang, decision.reason)
                     report = allocator.suspended
                 case _:
-                    await self._drop(policy, gang)
+                    await self._moves.drop(policy, gang)
                     report = allocator.dropped
             error = None
         except FlexmarlError as raised:
             error = raised
-        if self._gangs.get(policy) is not gang:
+        if not self._hosts(policy, gang):
             return  # one of its slots was lost meanwhile
         if error is not None:
             self._work[policy].fail(error)  # the policy has no state on any slot: the run can't continue
@@ -242,112 +232,22 @@ class SharedPool(TrainingPool):
         if isinstance(decision, Suspend | Drop) and policy not in self._gangs:
             await self._memory.is_out(policy)
 
-    async def _load(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
-        if gang.is_loaded:
-            return
-        if self._memory.states(policy) is None:
-            await self._build(policy, gang)
-        else:
-            began = time.perf_counter()
-            was_on_disk = await self._memory.bring_back(policy)
-            states = self._memory.states(policy) or []
-            moved = await self._slots.at(
-                gang,
-                lambda slot, life, rank: slot.resume(life, policy, gang.places[rank], states[rank]),
-            )
-            if was_on_disk:
-                moved = [replace(each, path=f"disk, {each.path}") for each in moved]
-            self._moved(PolicyResumed, policy, gang, reason, moved, time.perf_counter() - began)
-        gang.is_loaded = True
-
-    async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
-        """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
-        await self._slots.at(gang, lambda slot, life, rank: slot.build(life, policy, gang.places[rank]))
-        needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
-        room_gib = self._pool.config.slot_memory_gib
-        for rank, size in zip(self._memory[policy], needed, strict=True):
-            if room_gib is not None and size.on_slot > room_gib * 2**30:
-                raise StateTooLarge(policy, size.on_slot, int(room_gib * 2**30))
-            rank.needed = size
-        await self._set_base(policy, gang)
-
     async def _run(self, policy: PolicyName, gang: HostedGang, computation: Computation) -> None:
         work = self._work[policy]
         try:
             result = await computation.run(gang)
             if computation.changes_base:
-                await self._set_base(policy, gang)
+                await self._moves.set_base(policy, gang)
             error = None
         except FlexmarlError as raised:
             result, error = None, raised
-        if self._gangs.get(policy) is not gang:
+        if not self._hosts(policy, gang):
             return  # one of its slots was lost meanwhile, and the computation waits again
         if error is not None:
             computation.fail(error)
         work.end()
         computation.succeed(result)
         self._event(partial(self._decider.ended, policy))
-
-    async def _set_base(self, policy: PolicyName, gang: HostedGang) -> None:
-        """Copies the base part to the host's memory: from then on the policy's state is this one."""
-        memory = self._memory[policy]
-        lent = [await rank.for_base() for rank in memory]
-        bases = await self._slots.at(gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank]))
-        if self._gangs.get(policy) is not gang:
-            return
-        for rank, base in zip(memory, bases, strict=True):
-            rank.base_was_set(base)
-        gang.has_computed = False
-
-    async def _suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
-        self._records[policy].suspensions += 1
-        began = time.perf_counter()
-        moved = [_NOTHING]
-        if gang.has_computed:
-            memory = self._memory[policy]
-            lent = [rank.for_step() for rank in memory]
-            steps = await self._slots.at(
-                gang, lambda slot, life, rank: slot.suspend(life, policy, lent[rank])
-            )
-            moved = [step.moved for step in steps]
-            if self._gangs.get(policy) is gang:
-                for rank, step in zip(memory, steps, strict=True):
-                    rank.was_suspended(step)
-        else:  # the state in the host's memory is this one
-            await self._drop(policy, gang)
-        self._moved(PolicySuspended, policy, gang, reason, moved, time.perf_counter() - began)
-
-    def _moved(
-        self,
-        kind: type[PolicyResumed | PolicySuspended],
-        policy: PolicyName,
-        gang: HostedGang,
-        reason: str,
-        moved: Sequence[Moved],
-        seconds: float,
-    ) -> None:
-        """Counts and reports what was copied, of all ranks."""
-        size_bytes = sum(each.size_bytes for each in moved)
-        self._records[policy].moved_bytes += size_bytes
-        path = ", ".join(dict.fromkeys(each.path for each in moved))
-        self._report(kind(policy, ", ".join(gang.slots), reason, size_bytes, round(seconds, 6), path))
-
-    def _report(self, event: RunEvent) -> None:
-        self._news.put_nowait(event)
-
-    async def _send_news(self) -> None:
-        """The console may be stopped for hours (ctrl-Z): the pool does not wait for it."""
-        while True:
-            await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
-
-    async def _drop(self, policy: PolicyName, gang: HostedGang) -> None:
-        def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
-            return slot.drop(life, policy)
-
-        if gang.is_torn:  # a rank may wait for the one that was lost: its process is of no use then
-            await self._slots.at_those_left(gang, drop, _TORN_TIMEOUT_S)
-        else:
-            await self._slots.at(gang, drop)
 
     # ------------------------------------------------------------------ pool_slots.SlotListener
 
@@ -361,10 +261,10 @@ class SharedPool(TrainingPool):
         lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.left)]
         again = {policy: self._fall_back(policy) for policy in lost}
         repeated = {policy: sum(one.repeated for one in ones) for policy, ones in again.items()}
-        self._report(SlotLost(slot, reason, ", ".join(lost), sum(repeated.values())))
+        self._moves.report(SlotLost(slot, reason, ", ".join(lost), sum(repeated.values())))
         self._event(partial(self._decider.slot_lost, slot))
         for policy, ones in again.items():
-            self._records[policy].repeated += repeated[policy]
+            self._moves.records[policy].repeated += repeated[policy]
             for _ in ones:
                 self._event(partial(self._decider.ready, policy))
 

@@ -116,26 +116,41 @@ class SlotChoice:
 
     def _choose(self, gang: Gang) -> None:
         """Gives ``gang`` a target, if it may have one: free slots, else those of gangs that have to leave for it."""
-        if gang.ranks > len(self.slots):
+        if gang.fewest > len(self.slots):
             return  # until slots join
         # While its state is loaded, no other slots; then those first, and those from which no state must leave.
         allowed = gang.slots if gang.phase is Phase.PREFETCHING else self.slots
         free = [slot for slot in allowed if slot not in self.taken and self._opens(slot)]
         free.sort(key=lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot)))
-        target, reason = free[: gang.ranks], "its slots are free"
-        if len(target) < gang.ranks:
-            victims = self._victims(gang, allowed, gang.ranks - len(target))
+        count = self._ranks_now(gang, allowed)
+        target, reason = free[:count], "its slots are free"
+        if len(target) < count:
+            victims = self._victims(gang, allowed, count - len(target))
             if not victims and not self._is_due(gang):
                 return
             for victim, why in victims:
                 self.leaving[victim.policy] = (gang, f"{why}; {self.claim(gang)}")
                 target += [slot for slot in victim.slots if slot in allowed]
                 reason = f"{victim.policy} leaves"
-            target = target[: gang.ranks]  # of a gang that is due, perhaps not all: the rest follows
+            target = target[:count]  # of a gang that is due, perhaps not all: the rest follows
         self.taken.update(target)
-        if len(target) == gang.ranks:
+        if len(target) == count:
             in_order = tuple(slot for slot in self.slots if slot in target)
             self.targets[gang.policy] = (in_order, f"{self.claim(gang)}; {reason}")
+
+    def _ranks_now(self, gang: Gang, allowed: Collection[SlotName]) -> int:
+        """As many as there are slots without work, within the gang's limits: it takes no slots of policies with work
+        for more than its fewest ranks."""
+        if gang.fewest == gang.ranks:
+            return gang.ranks
+        idle = [slot for slot in allowed if slot not in self.taken and self._idles(slot)]
+        if gang.phase is Phase.PREFETCHING or (gang.slots and set(gang.slots) <= set(idle)):
+            return len(gang.slots)
+        return min(gang.ranks, max(gang.fewest, len(idle)))
+
+    def _idles(self, slot: SlotName) -> bool:
+        holder = self.occupancy.holder(slot)
+        return holder is None or holder.policy in self.leaving or holder.starves
 
     def _opens(self, slot: SlotName) -> bool:
         """Nothing computes on ``slot``, or what does will leave."""

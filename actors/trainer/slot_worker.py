@@ -1,6 +1,7 @@
 """A slot of the training pool: a process that hosts the ranks of policies in turn.
 
-    bind      build, or resume: the base part and the step part from the host's memory
+    prefetch  the base part and the step part from the host's memory, for a gang that has not met
+    bind      build, or resume: the same unless it was prefetched
     compute   accumulate, optimizer_step, sft, end_sft, save; after those that change the base part: set_base
     suspend   the step part into the host's memory: the base part is there already
 
@@ -39,6 +40,7 @@ from ..names import PolicyName, Step
 from ..store_client import ExperienceReader, segment_directories
 from .backends.policy_backend import TrainingStep
 from .hosted_policies import HostedPolicies
+from .resharding import reads_of_rank
 from .trainer_setup import TrainerSetup
 
 # Catches a hang, not slowness: a large state takes long.
@@ -57,6 +59,7 @@ class SlotWorker(Actor, SlotApi):
         self._moving = {policy: asyncio.Lock() for policy in setup.policies}
         """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
         may be on its way."""
+        self._prefetched: dict[PolicyName, dict[str, Any]] = {}
         self._gang = asyncio.Lock()
         self._in_gang: PolicyName | None = None
 
@@ -94,10 +97,26 @@ class SlotWorker(Actor, SlotApi):
             await self._compute(partial(self._policies.build, policy, place))
 
     @endpoint
+    async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            return await self._prefetch(policy, state)
+
+    async def _prefetch(self, policy: PolicyName, state: HostState) -> Moved:
+        handles = [state.base.rest, *([] if state.step is None else [state.step])]
+        memory = self._policies.memory(policy, [spec for handle in handles for spec in handle.tensors])
+        parts = [(handle, {spec.name: memory[spec.name] for spec in handle.tensors}) for handle in handles]
+        moved = await self._fetch_all(parts)
+        self._prefetched[policy] = memory
+        return moved
+
+    @endpoint
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         self._check_meant(life)
         async with self._moving[policy]:
             await self._enter(policy, place)
+            if place.size > 1:
+                return await self._resume_rank(policy, place, state)
             backend = await self._compute(partial(self._policies.host, policy, place))
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
@@ -106,23 +125,75 @@ class SlotWorker(Actor, SlotApi):
                 parts.append((state.base.weights, live))
             if state.step is not None:
                 parts.append((state.step, gradient))
-            with first_error():
-                async with asyncio.TaskGroup() as group:  # each part is copied by a thread of its own
-                    for handle, into in parts:
-                        group.create_task(self._fetch(handle, into))
+            moved = await self._fetch_all(parts)
             await self._compute(partial(backend.load_state, TrainingStep(gradient, state.data)))
-            return _moved([handle for handle, _ in parts])
+            return moved
+
+    async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
+        """The state comes before the gang meets, so that the backend can take over its memory."""
+        assert not state.base.weights_are_live, "those of a gang are gathered copies"
+        moved = _moved([])
+        if policy not in self._prefetched:
+            moved = await self._prefetch(policy, state)
+        memory = self._prefetched.pop(policy)
+
+        def host() -> None:
+            backend = self._policies.host(policy, place, memory)
+            gradient = {} if state.step is None else backend.gradients()
+            backend.load_state(TrainingStep(gradient, state.data))
+
+        await self._compute(host)
+        return moved
+
+    @endpoint
+    async def reshard(
+        self, life: str, policy: PolicyName, place: GangPlace, ranks: list[tuple[HostState, StateBytes]]
+    ) -> Moved:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            await self._enter(policy, place)
+            backend = await self._compute(partial(self._policies.host, policy, place))
+            state = ranks[0][0]
+            gradient = {} if state.step is None else backend.gradients()
+            own = {**backend.base_state(), **gradient}
+            moved = _moved([])
+            for part in reads_of_rank(own, backend.parts(), ranks):
+                await self._transport.get(
+                    part.handle,
+                    names=part.into.keys(),
+                    rows=part.rows,
+                    into=part.into,
+                    timeout_s=TRANSFER_TIMEOUT_S,
+                )
+                moved = Moved(moved.size_bytes + bucket_bytes(part.into), _moved([part.handle]).path)
+            await self._compute(partial(backend.load_state, TrainingStep(gradient, state.data)))
+            return moved
+
+    @endpoint
+    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
+        self._check_meant(life)
+        async with self._moving[policy]:
+            backend = self._policies[policy]
+            return await self._set(f"{policy}/rest", backend.base_state(), backend.version, rest)
 
     @endpoint
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         self._check_meant(life)
         backend = self._policies[policy]
         weights = await self._compute(backend.weights)
-        live = weights if _are_live(weights, backend.base_state()) else {}
-        rest = bucket_bytes(_others(backend.base_state(), live))
+        base = backend.base_state()
+        live = weights if _are_live(weights, base) else {}
         step = bucket_bytes(backend.gradients())
-        on_slot = bucket_bytes(live) + rest + step
-        return StateBytes(bucket_bytes(weights), rest, step, on_slot)
+        names = {_address(tensor): name for name, tensor in base.items()}
+        return StateBytes(
+            weights=bucket_bytes(weights),
+            rest=bucket_bytes(_others(base, live)),
+            step=step,
+            base=bucket_bytes(base),
+            on_slot=bucket_bytes(base) + step,
+            rows={name: (part.start, part.stop) for name, part in backend.parts().items()},
+            live={name: names[_address(tensor)] for name, tensor in live.items()},
+        )
 
     @endpoint
     async def set_base(
@@ -168,6 +239,7 @@ class SlotWorker(Actor, SlotApi):
             self._in_gang = policy
 
     async def _leave(self, policy: PolicyName) -> None:
+        self._prefetched.pop(policy, None)
         try:
             await self._compute(partial(self._policies.release, policy))
         finally:
@@ -179,6 +251,14 @@ class SlotWorker(Actor, SlotApi):
         return await self._transport.set(
             key, tensors, version=version, lent=lent, timeout_s=TRANSFER_TIMEOUT_S
         )
+
+    async def _fetch_all(self, parts: Sequence[tuple[StateHandle, Mapping[str, Any]]]) -> Moved:
+        """Copies each part of a state, by a thread of its own."""
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for handle, into in parts:
+                    group.create_task(self._fetch(handle, into))
+        return _moved([handle for handle, _ in parts])
 
     async def _fetch(self, handle: StateHandle, into: Mapping[str, Any]) -> None:
         await self._transport.get(handle, into=into, timeout_s=TRANSFER_TIMEOUT_S)

@@ -10,6 +10,7 @@ depends on the seed alone. The keys of each of ``mixes``:
     pool_s          the pool: each policy with all its ranks, on any slots; swaps take their time
     lower_bound_s   no schedule is shorter: the longest policy alone, or all work that is not ready before a moment, on
                     all slots
+    least_of_static  lower_bound_s / static_s: no schedule has a smaller pool_s / static_s
     swap_share      share of the slots' time in which a state moved and the slot computed nothing
 
 All are means over the seeds; ``rounds`` has every seed's, with ``suspensions`` per step, ``best_partition`` and
@@ -80,6 +81,7 @@ def _mix_figures(name: str, mix: Mix, options: Options, report: Report) -> dict[
     means = {key: fmean(figures[key] for figures in rounds) for key in keys}
     return {
         **_rounded(means),
+        "least_of_static": rounded(means["lower_bound_s"] / means["static_s"]),
         "policies": len(mix.costs),
         "ranks": sum(cost.ranks for cost in mix.costs.values()),
         "slots": mix.slots,

@@ -73,6 +73,8 @@ class LiveView:
             words.append(f"{duration(step_s)}/step")
         if (overlap := state.overlap_s.value) is not None:
             words.append(f"overlap {overlap:.3f} s/step")
+        if pool := str(state.pool):
+            words.append(pool)
         failed = (f"{state.failed} failed", "yellow" if state.failed else "")
         return _fitting(Text.assemble(*(f"{word} · " for word in words), failed), self._console.width)
 

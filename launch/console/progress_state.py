@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...actors.names import AgentName, PolicyName
@@ -109,6 +109,31 @@ class PolicyState:
         self.grad_norm.add(metrics.grad_norm)
 
 
+@dataclass(slots=True)
+class PoolState:
+    """Shares of the policies' time in a shared pool, 0 to 1. ``swapping``: of the time on their slots or on their way.
+    ``waiting``: of all their time; others had the slots."""
+
+    swapping: Mean = field(default_factory=Mean)
+    waiting: Mean = field(default_factory=Mean)
+
+    def record(self, policies: Iterable[PolicyMetrics]) -> None:
+        there = [policy for policy in policies if policy.pool_computing_s is not None]
+        computing, idle, swapping, waiting, suspended = (
+            sum(getattr(policy, f"pool_{kind}_s") or 0.0 for policy in there)
+            for kind in ("computing", "idle", "swapping", "waiting", "suspended")
+        )
+        if (on_slots := computing + idle + swapping) > 0:
+            self.swapping.add(swapping / on_slots)
+            self.waiting.add(waiting / (on_slots + waiting + suspended))
+
+    def __str__(self) -> str:
+        """Empty if the pool is not shared."""
+        if self.swapping.value is None or self.waiting.value is None:
+            return ""
+        return f"pool swapping {self.swapping.value:.0%}, waiting {self.waiting.value:.0%}"
+
+
 class ProgressState:
     """One run's numbers. ``agents``: the policy of each. ``changed_s``: ``elapsed_s`` at the end of the last step or
     phase."""
@@ -124,6 +149,7 @@ class ProgressState:
         self.name, self.mode, self.total_steps = name, mode, total_steps
         self.agents = {agent: AgentState(policy) for agent, policy in agents.items()}
         self.policies = {policy: PolicyState() for policy in agents.values()}
+        self.pool = PoolState()
         self.step = 0
         self.phase: Phase | None = None
         self.failed = 0
@@ -143,6 +169,7 @@ class ProgressState:
         self.step_s.add(metrics.step_s)
         for agent in self.agents.keys() & metrics.by_agent.keys():
             self.agents[agent].record(metrics.by_agent[agent])
+        self.pool.record(metrics.by_policy.values())
         for policy in self.policies.keys() & metrics.by_policy.keys():
             self.policies[policy].record(metrics.by_policy[policy])
 

@@ -105,6 +105,8 @@ class LineView:
             figures.append(f"tokens/s={compact(speed)}")
         if (overlap := state.overlap_s.value) is not None:
             figures.append(f"overlap={overlap:.3f}s")
+        if pool := str(state.pool):
+            figures.append(pool)
         if figures:
             parts.append(f"smoothed: {', '.join(figures)}")
         if state.failed:

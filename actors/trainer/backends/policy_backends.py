@@ -1,11 +1,12 @@
 """The backends of all policies of a trainer, and the place that they compute at."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ....transport.handle import TensorSpec
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .policy_backend import PolicyBackend
@@ -29,10 +30,22 @@ class PolicyBackends(ABC):
         """
 
     @abstractmethod
-    def host(self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None) -> PolicyBackend:
+    def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
+        """Memory on the policy's device for a state that is loaded before its gang meets. Its contents are not set. It
+        may be that of a released backend, with more tensors. May be called at any time, beside a computation."""
+
+    @abstractmethod
+    def host(
+        self,
+        policy: PolicyName,
+        setup: PolicySetup,
+        gang: "GangRank | None" = None,
+        memory: dict[str, Any] | None = None,
+    ) -> PolicyBackend:
         """The policy's backend, to have a state loaded before any other call: its weights are not set.
 
-        It may take the memory of a backend of the same gang that was released. To be called within ``compute``.
+        It may take the memory of a backend that was released. ``memory``, if given, has the state's tensors: it is
+        taken over, and only ``PolicyBackend.load_state`` is left to be called. To be called within ``compute``.
         """
 
     @abstractmethod

@@ -1,10 +1,13 @@
 """Simulated policies of a trainer: their computing time is slept on the event loop's clock."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
+from ....transport.handle import TensorSpec
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
@@ -37,8 +40,21 @@ class SimulatedPolicies(PolicyBackends):
             policy, setup.trainer, seed=self._seed, sleep=self._owe, max_staleness=setup.max_staleness
         )
 
-    def host(self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None) -> SimulatedPolicy:
-        return self.build(policy, setup, gang)
+    def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
+        return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors}
+
+    def host(
+        self,
+        policy: PolicyName,
+        setup: PolicySetup,
+        gang: "GangRank | None" = None,
+        memory: dict[str, Any] | None = None,
+    ) -> SimulatedPolicy:
+        made = self.build(policy, setup, gang)
+        for name, tensor in {**made.base_state(), **made.gradients()}.items():
+            if memory and name in memory:
+                tensor[:] = memory[name]
+        return made
 
     def release(self, backend: PolicyBackend) -> None:
         """There is no memory to keep."""

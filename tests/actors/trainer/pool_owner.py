@@ -73,3 +73,7 @@ class Owner:
 
     def count(self, kind: type[Decision], policy: PolicyName | None = None) -> int:
         return sum(isinstance(one, kind) and policy in (None, one.policy) for one in self.decisions)
+
+
+def kinds(decisions: Iterable[Decision]) -> list[tuple[str, str]]:
+    return [(type(one).__name__, one.policy) for one in decisions]

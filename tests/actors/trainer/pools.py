@@ -38,23 +38,24 @@ def eval_queries(seed): ...
 def sft(agent, batch, size, seed): return [("12", "34")] * size
 """
 CALLS: Final = (
-    "build", "resume", "state_bytes", "set_base", "suspend", "drop", "accumulate", "optimizer_step", "sft", "end_sft",
-    "save",
+    "build", "prefetch", "resume", "reshard", "set_rest", "state_bytes", "set_base", "suspend", "drop", "accumulate",
+    "optimizer_step", "sft", "end_sft", "save",
 )  # fmt: skip
 
 
-def simulated_policy(name: str, **costs: float) -> PolicySetup:
+def simulated_policy(name: str, **costs: Any) -> PolicySetup:
     return PolicySetup(trainer=SimulatedTrainerConfig(**costs), credit={AgentName(name): CreditConfig()})
 
 
 @dataclass
 class Fate:
     """``dies_at``: the number of the call, over all slots, in which the worker dies; ``before`` the call does anything,
-    or after it, so that its answer is lost. ``calls``: all that came, by name."""
+    or after it, so that its answer is lost. ``calls``: all that came, by name. ``ends``: all that have ended."""
 
     dies_at: int = 0
     before: bool = True
     calls: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
 
 
@@ -76,6 +77,7 @@ class MortalSlot(SlotWorker):
     def die(self) -> None:
         self._policies = HostedPolicies(self._setup)
         self._moving = {policy: asyncio.Lock() for policy in self._setup.policies}
+        self._prefetched.clear()
         self._gang, self._in_gang = asyncio.Lock(), None
         self.number_of_life += 1
         self._life = f"{self._life}+"
@@ -94,6 +96,7 @@ def _mortal(name: str) -> Callable[..., Any]:
         if dies and fate.before:
             self.die()
         result = await method(self, life, **arguments)
+        fate.ends.append(name)
         if dies and not fate.before:
             self.die()
         if life != self._life:

@@ -1,7 +1,6 @@
 """The sharing of slots by policies: its rules, by hand."""
 
 from collections import Counter
-from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -10,17 +9,13 @@ from hypothesis import given, settings, strategies
 from flexmarl.actors.errors import GangTooLarge, ProtocolViolation
 from flexmarl.actors.names import PolicyName, SlotName
 from flexmarl.actors.trainer.allocate import Allocator
-from flexmarl.actors.trainer.gangs import Bind, Decision, Drop, Phase, Prefetch, Run, Suspend
+from flexmarl.actors.trainer.gangs import Bind, Drop, Phase, Prefetch, Run, Suspend
 from flexmarl.actors.trainer.slot_choice import AllocatorConfig
 
-from .pool_owner import Owner
+from .pool_owner import Owner, kinds
 
 A, B, C, D, E = (PolicyName(name) for name in "abcde")
 S0, S1, S2, S3 = (SlotName(f"slot-{n}") for n in range(4))
-
-
-def kinds(decisions: Iterable[Decision]) -> list[tuple[str, str]]:
-    return [(type(one).__name__, one.policy) for one in decisions]
 
 
 class TestBinding:

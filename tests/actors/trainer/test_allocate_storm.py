@@ -14,6 +14,7 @@ from flexmarl.actors.trainer.slot_choice import AllocatorConfig
 
 _PREFETCH = (Phase.PREFETCHING, Phase.PREFETCHED)
 _HOLDING = (Phase.BINDING, Phase.BOUND)
+_LEAVING = (Phase.SUSPENDING, Phase.DROPPING)
 _MOVING = (Phase.PREFETCHING, Phase.BINDING, Phase.SUSPENDING, Phase.DROPPING)
 
 
@@ -22,19 +23,25 @@ class Events(RuleBasedStateMachine):
 
     @initialize(
         slots=strategies.integers(1, 5),
-        ranks=strategies.lists(strategies.integers(1, 5), min_size=1, max_size=6),
+        ranks=strategies.lists(
+            strategies.tuples(strategies.integers(1, 5), strategies.integers(0, 4)), min_size=1, max_size=6
+        ),
         room=strategies.integers(1, 3),
         patience=strategies.integers(1, 3),
         hysteresis=strategies.sampled_from([0.0, 1.0]),
     )
-    def begin(self, slots: int, ranks: list[int], room: int, patience: int, hysteresis: float) -> None:
+    def begin(
+        self, slots: int, ranks: list[tuple[int, int]], room: int, patience: int, hysteresis: float
+    ) -> None:
         self.now = 0.0
         self.slots = [SlotName(f"slot-{n}") for n in range(slots)]
         self.made = slots
-        self.ranks = {PolicyName(f"p{n}"): min(slots, count) for n, count in enumerate(ranks)}
+        self.ranks = {PolicyName(f"p{n}"): min(slots, count) for n, (count, _) in enumerate(ranks)}
+        spare = {PolicyName(f"p{n}"): fewer for n, (_, fewer) in enumerate(ranks)}
+        self.fewest = {policy: max(1, count - spare[policy]) for policy, count in self.ranks.items()}
         self.room = room
         config = AllocatorConfig(states_per_slot=room, patience=patience, hysteresis=hysteresis)
-        self.allocator = Allocator(self.slots, self.ranks, config)
+        self.allocator = Allocator(self.slots, self.ranks, config, self.fewest)
         self.ready = dict.fromkeys(self.ranks, 0)
         self.phase = dict.fromkeys(self.ranks, Phase.OUT)
         self.places: dict[PolicyName, tuple[SlotName, ...]] = dict.fromkeys(self.ranks, ())
@@ -83,7 +90,7 @@ class Events(RuleBasedStateMachine):
                     self._move(policy, Phase.DROPPING, slots)
 
     def _check_slots(self, policy: PolicyName, slots: tuple[SlotName, ...]) -> None:
-        assert len(set(slots)) == len(slots) == self.ranks[policy], "all ranks or none"
+        assert self.fewest[policy] <= len(set(slots)) == len(slots) <= self.ranks[policy], "all or none"
         assert set(slots) <= set(self.slots)
 
     def _move(self, policy: PolicyName, phase: Phase, slots: tuple[SlotName, ...]) -> None:
@@ -202,13 +209,17 @@ class Events(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_idles_while_a_gang_that_fits_waits(self) -> None:
-        """Unless a larger gang that waits too collects slots."""
+        """Unless a larger gang that waits too collects slots, or one that may have more ranks waits for states that
+        are about to leave."""
         moving = {slot for p, slots in self.places.items() if p in self._under_way() for slot in slots}
         usable = [slot for slot in self.slots if slot not in moving]  # nothing computes or is copied there
         waiting = [p for p in self.ranks if self._waits(p) and self.phase[p] is not Phase.PREFETCHING]
-        if any(len(usable) < self.ranks[policy] <= len(self.slots) for policy in waiting):
-            return
-        assert not [policy for policy in waiting if self.ranks[policy] <= len(usable)]
+        leaving = {s for p, slots in self.places.items() if self.phase[p] in _LEAVING for s in slots}
+        for policy in waiting:
+            most = min(self.ranks[policy], len(self.slots))
+            if len(usable) < self.fewest[policy] <= most or (len(usable) < most and leaving):
+                return
+        assert not [policy for policy in waiting if self.fewest[policy] <= len(usable)]
 
     def teardown(self) -> None:
         """All that is ready runs, after a bounded number of events."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.errors import StateTooLarge
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.core.testing import virtual_time
@@ -21,6 +21,10 @@ POLICIES = {
 GANGS = {
     SOLVER: simulated_policy("solver", ranks=2, token_s=1.0, optimizer_s=3.0),
     JUDGE: simulated_policy("judge", ranks=3, token_s=2.0),
+}
+ELASTIC = {
+    SOLVER: simulated_policy("solver", ranks=3, min_ranks=1, token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", ranks=2, token_s=2.0),
 }
 STEPS = 2
 
@@ -103,7 +107,7 @@ def test_what_moves_is_reported_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_policy_that_does_not_fit_a_slot_is_refused(tmp_path: Path) -> None:
     config = SharedPoolConfig(slots=1, slot_memory_gib=1e-9)
-    with pytest.raises(StateTooLarge, match="takes 24 bytes on a slot, which has 1 "):
+    with pytest.raises(StateTooLarge, match="takes 24 bytes on a slot, which has 1 .* 16 of weights .* 8 of"):
         run(tmp_path, config)
 
 
@@ -127,6 +131,58 @@ def test_gangs_that_take_turns_learn_the_same(tmp_path: Path, undisturbed: dict[
     fate = Fate()
     assert run(tmp_path, SharedPoolConfig(slots=3), fate, policies=GANGS) == undisturbed
     assert fate.calls.count("suspend") > 3
+
+
+def test_a_policy_resumed_on_fewer_slots_learns_the_same(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any]
+) -> None:
+    events: list[dict[str, Any]] = []
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=3), fate, events, ELASTIC) == undisturbed
+    assert "reshard" in fate.calls
+    resumed = [event for event in events if event["event"] == "policy_resumed"]
+    places = {len(event["slots"].split(", ")) for event in resumed if event["policy"] == SOLVER}
+    assert len(places) > 1, "it had other numbers of ranks"
+    assert any("its state is divided over 1 slots, before over 3" in event["reason"] for event in resumed)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_a_policy_that_changes_its_ranks_keeps_a_whole_state_whenever_a_slot_worker_dies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], before: bool
+) -> None:
+    config, calls = SharedPoolConfig(slots=3), Fate()
+    run(tmp_path / "whole", config, calls, policies=ELASTIC)
+    moving = [number for number, name in enumerate(calls.calls, 1) if name in ("reshard", "set_rest")]
+    for number in moving[:: 3 if before else 4]:
+        fate = Fate(dies_at=number, before=before)
+        found = run(tmp_path / str(number), config, fate, policies=ELASTIC)
+        assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
+        assert fate.killed
+
+
+def test_the_state_of_the_next_gang_is_loaded_while_another_computes(tmp_path: Path) -> None:
+    fate = Fate()
+    policies = {policy: simulated_policy(policy, ranks=2, token_s=1.0) for policy in (SOLVER, JUDGE)}
+
+    async def main() -> None:
+        async with house(tmp_path, policies, SharedPoolConfig(slots=2), fate) as home:
+            for policy in policies:
+                await home.trainer.publish(policy)
+                await home.put(policy, 1, 4)
+            await home.trainer.train(JUDGE, Version(0), 1)
+            del fate.calls[:], fate.ends[:]
+            async with asyncio.TaskGroup() as group:
+                computing = group.create_task(home.trainer.train(SOLVER, Version(0), 1))
+                while "accumulate" not in fate.calls:
+                    await asyncio.sleep(0.1)
+                group.create_task(home.trainer.train(JUDGE, Version(0), 1))
+                while fate.ends.count("prefetch") < 2:
+                    await asyncio.sleep(0.1)
+                assert not computing.done()
+
+    virtual_time.run(main())
+    assert fate.calls.count("prefetch") == 2, "one for each rank"
+    assert fate.ends.index("prefetch") < fate.ends.index("accumulate")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])

@@ -139,3 +139,18 @@ def test_a_phase_ends_with_its_event(ending: RunEvent) -> None:
             stage.progress.tick()
     assert [line for line in stage.lines if "evaluating" in line] == ["phase evaluating 64 queries"]
     assert "step 1/400 is under way (60 s)" in stage.lines
+
+
+def test_step_lines_show_the_shares_of_a_shared_pools_swaps_and_waits() -> None:
+    stage = Stage(terminal=False)
+    times = {
+        "pool_computing_s": 6.0, "pool_idle_s": 1.0, "pool_swapping_s": 1.0, "pool_waiting_s": 2.0,
+        "pool_suspended_s": 0.0,
+    }  # fmt: skip
+    with stage.progress:
+        stage.step(1, by_policy={PolicyName("sorter"): policy(1, **times)})
+    assert "pool swapping 12%, waiting 20%" in stage.text
+    stage = Stage(terminal=False)
+    with stage.progress:
+        stage.step(1)
+    assert "pool" not in stage.text, "it is static"

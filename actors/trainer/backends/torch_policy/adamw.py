@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ...trainer_config import OptimizerConfig
 from .gang_rank import GangRank, local
+from .state_memory import StateMemory
 
 Parameters = dict[str, nn.Parameter]
 
@@ -31,20 +32,36 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     return config.lr * max(0, total_steps - step) / max(1, total_steps - config.warmup_steps)
 
 
-def trained_parameters(model: nn.Module) -> Parameters:
-    """The parameters by name, in a gang the parts that are on this rank; with gradients, allocated now and for ever."""
+def trained_parameters(model: nn.Module, memory: StateMemory, kind: str) -> Parameters:
+    """The parameters by name, in a gang the parts that are on this rank; with gradients, allocated now and for ever.
+
+    The gradients are those of ``memory``, ``{kind}/{name}``, as far as it has them.
+    """
     own: Parameters = {}
     for name, parameter in model.named_parameters():
-        parameter.grad = torch.zeros_like(parameter)
-        own[name] = parameter
         if isinstance(parameter, DTensor):
             own[name] = nn.Parameter(local(parameter))
+            gradient = memory.taken(f"{kind}/{name}", own[name])
+            parameter.grad = DTensor.from_local(
+                gradient,
+                parameter.device_mesh,
+                parameter.placements,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
             own[name].grad = local(parameter.grad)
+        else:
+            own[name] = parameter
+            parameter.grad = memory.taken(f"{kind}/{name}", parameter.detach())
     return own
 
 
-def make_adamw(parameters: Parameters, config: OptimizerConfig) -> optim.AdamW:
+def make_adamw(
+    parameters: Parameters, config: OptimizerConfig, memory: StateMemory, kind: str
+) -> optim.AdamW:
     """With moments allocated now, once, and never again. All parameters are on one device.
+
+    The moments are those of ``memory``, ``{kind}/{moment}.{parameter's name}``, as far as it has them.
 
     Norms and biases, all parameters with less than two dimensions, have no weight decay, as in transformers' trainer.
     """
@@ -55,11 +72,14 @@ def make_adamw(parameters: Parameters, config: OptimizerConfig) -> optim.AdamW:
     ]
     optimizer = optim.AdamW(groups, lr=config.lr, fused=every[0].device.type in ("cpu", "cuda"))
     configure(optimizer, config)
-    for parameter in every:
-        optimizer.state[parameter] = {
+    for name, parameter in parameters.items():
+        likes = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
+            "exp_avg": parameter.detach(),
+            "exp_avg_sq": parameter.detach(),
+        }
+        optimizer.state[parameter] = {
+            moment: memory.taken(f"{kind}/{moment}.{name}", like) for moment, like in likes.items()
         }
     return optimizer
 

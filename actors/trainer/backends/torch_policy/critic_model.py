@@ -1,12 +1,14 @@
 """The critic of a policy: the policy's own body, copied, with one number per token in place of the vocabulary."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...padding import PaddedRows
+from ...saved_policy import CRITIC_FILE
 from ...trainer_config import CriticConfig, OptimizerConfig
 from .adamw import (
     apply_gradient,
@@ -20,8 +22,9 @@ from .adamw import (
     trained_parameters,
 )
 from .completion_model import CompletionModel, named_weights
-from .gang_rank import ALONE, GangRank, local
+from .gang_rank import GangRank, local
 from .layers import recompute_layers
+from .state_memory import StateMemory
 
 
 class BodyAndHead(nn.Module):
@@ -47,14 +50,16 @@ class CriticModel:
         policy: CompletionModel,
         critic: CriticConfig,
         optimizer: OptimizerConfig,
-        gang: GangRank = ALONE,
+        gang: GangRank,
+        memory: StateMemory,
         *,
         recompute: bool = False,
     ) -> None:
         """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0.
 
         ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is whole, the copy is divided
-        over ``gang``. ``recompute``: a layer's activations are computed again in the backward. Raises ``ValueError``
+        over ``gang``; what ``memory`` has of its gradients and moments is taken over. ``recompute``: a layer's
+        activations are computed again in the backward. Raises ``ValueError``
         for a model that transformers does not split into body and head.
         """
         body = policy.model.base_model
@@ -73,8 +78,8 @@ class CriticModel:
             recompute_layers(self.model)
         self._gang = gang
         gang.shard(self.model, keep_root=True)
-        self._parameters = trained_parameters(self.model)
-        self._optimizer = make_adamw(self._parameters, self._config)
+        self._parameters = trained_parameters(self.model, memory, "critic_gradient")
+        self._optimizer = make_adamw(self._parameters, self._config, memory, Path(CRITIC_FILE).stem)
 
     def take_settings(self, critic: CriticConfig, optimizer: OptimizerConfig) -> None:
         """The optimizer continues with the settings of another policy of the same shape."""

@@ -1,7 +1,7 @@
 """Policies that PyTorch trains, in one thread."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Final, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from .....transport.handle import TensorSpec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ...trainer_setup import PolicySetup
 from ..policy_backend import PolicyBackend
 from ..policy_backends import PolicyBackends
 from .gang_rank import ALONE, GangRank, joined
+from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
 
@@ -26,29 +28,44 @@ _GANG_TIMEOUT_S: Final = 120.0
 
 
 class TorchPolicies(PolicyBackends):
-    """``seed`` and ``total_steps``: of the run. ``most_kept``: released policies whose memory is kept, the latest."""
+    """``seed`` and ``total_steps``: of the run. ``most_kept``: released policies whose memory is kept, the latest; all
+    of them with one rank, or all of them with several."""
 
     def __init__(self, seed: int, total_steps: int, most_kept: int = 1) -> None:
         self._seed, self._total_steps, self._most_kept = seed, total_steps, most_kept
         self._released: list[TrainedModels] = []
+        self._kept = KeptMemories(most_kept)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     def build(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
         return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, gang=gang or ALONE)
 
-    def host(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
+    def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
+        return self._kept.take(tensors, torch.device(setup.real_model.device)).tensors
+
+    def host(
+        self,
+        policy: PolicyName,
+        setup: PolicySetup,
+        gang: GangRank | None = None,
+        memory: dict[str, torch.Tensor] | None = None,
+    ) -> TorchPolicy:
         gang = gang or ALONE
         models = next((each for each in reversed(self._released) if each.fit(setup, gang)), None)
         if models is not None:
             self._released.remove(models)
             models.take_settings(setup)
-        models = models or TrainedModels(setup, None, gang)
+        models = models or TrainedModels(setup, None, gang, StateMemory(memory))
         return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, models=models)
 
     def release(self, backend: PolicyBackend) -> None:
         assert isinstance(backend, TorchPolicy)
-        if backend.models.gang is ALONE:  # the process group of any other ends
+        if backend.models.gang is ALONE:
             self._released.append(backend.models)
+            self._kept.clear()
+        else:  # its process group ends, and with it the modules
+            self._kept.keep(StateMemory({**backend.base_state(), **backend.gradients()}))
+            self._released.clear()
         del self._released[: -self._most_kept or None]
 
     def joined(

@@ -17,6 +17,7 @@ from .adamw import configure, drop_gradient, gradients, make_adamw, moments, tra
 from .completion_model import CompletionModel, named_weights
 from .critic_model import CriticModel
 from .gang_rank import ALONE, GangRank, local
+from .state_memory import StateMemory
 
 FORMAT = 1
 
@@ -27,8 +28,17 @@ class TrainedModels:
     Policies that ``fit`` can use the same models one after the other.
     """
 
-    def __init__(self, setup: PolicySetup, seed: int | None, gang: GangRank = ALONE) -> None:
+    def __init__(
+        self,
+        setup: PolicySetup,
+        seed: int | None,
+        gang: GangRank = ALONE,
+        memory: StateMemory | None = None,
+    ) -> None:
         """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded.
+
+        ``memory`` has such a state, and is taken over: gradients and moments as they are, and the weights, whose memory
+        FSDP2 allocates, are copied.
 
         Each model is whole for a moment, one after the other, before it is divided over ``gang``; the policy's is so
         together with its critic.
@@ -36,6 +46,7 @@ class TrainedModels:
         self._setup = setup
         self.gang = gang
         model, loss = setup.real_model, setup.loss
+        memory = memory or StateMemory()
         recompute = setup.torch_trainer.activation_checkpointing
         self.reference = CompletionModel(model, seed) if loss.kl_coefficient else None
         if self.reference is not None:
@@ -45,14 +56,17 @@ class TrainedModels:
         self.critic = None
         if loss.critic:
             self.critic = CriticModel(
-                self.completions, loss.critic, setup.optimizer, gang, recompute=recompute
+                self.completions, loss.critic, setup.optimizer, gang, memory, recompute=recompute
             )
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True)
-        self.parameters = trained_parameters(self.completions.model)
-        self.optimizer = make_adamw(self.parameters, setup.optimizer)
+        self.parameters = trained_parameters(self.completions.model, memory, "gradient")
+        self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
+        own = self.base_state()
+        for name in list(memory.tensors.keys() & own.keys()):
+            own[name].copy_(memory.tensors.pop(name))
 
     def fit(self, setup: PolicySetup, gang: GangRank) -> bool:
         """True if a policy of ``setup`` has the same tensors in ``gang``."""

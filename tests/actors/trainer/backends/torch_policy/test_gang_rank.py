@@ -4,7 +4,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, joined
 from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
 
+from .gang_cases import SETUPS, error, same_stats
 from .peak_memory import peak_bytes
 from .policies import make_samples
 from .ranks import (
@@ -38,44 +39,6 @@ from .ranks import (
     train,
     train_as_configured,
 )
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "dapo": {"name": "dapo"},
-    "reference": {"name": "grpo", "kl_coefficient": 0.1},
-    "critic": {"name": "ppo", "kl_coefficient": 0.1},
-    "held": {"name": "reinforce_pp", "kl_coefficient": 0.1},
-}
-SETUPS = {name: gang_setup(algorithm) for name, algorithm in ALGORITHMS.items()} | {
-    "tied": gang_setup({"name": "dapo"}, tie_word_embeddings=True),
-    "deep": gang_setup({"name": "dapo"}, num_hidden_layers=2, hidden_size=48),
-    "recomputed": gang_setup(
-        {"name": "ppo"}, num_hidden_layers=2, trainer={"name": "torch", "activation_checkpointing": True}
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    processes = Ranks(4, tmp_path_factory.mktemp("gangs"))
-    yield processes
-    processes.close()
-
-
-def error(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> float:
-    """The largest relative difference of a tensor."""
-    assert found.keys() == expected.keys()
-    return max(
-        float(np.linalg.norm(found[name] - expected[name]) / max(1e-9, float(np.linalg.norm(expected[name]))))
-        for name in expected
-    )
-
-
-def same_stats(found: StepStats, expected: StepStats, tolerance: float = 1e-5) -> None:
-    for name in set(StepStats.__slots__) - {"padding_share"}:  # each rank has its own forwards
-        value = getattr(expected, name)
-        if isinstance(value, float):
-            value = pytest.approx(value, rel=tolerance, abs=tolerance)
-        assert getattr(found, name) == value, name
 
 
 def cut(rng: random.Random, samples: list[Sample]) -> list[Call]:

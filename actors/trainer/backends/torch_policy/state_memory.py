@@ -1,0 +1,70 @@
+"""Memory of training states on a rank, which outlives the models that use it."""
+
+import threading
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from .....transport.handle import TensorSpec
+
+
+class StateMemory:
+    """Tensors of a state by the names of ``base_state()`` and ``gradients()``. Models take them over one by one."""
+
+    def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
+        self.tensors = tensors or {}
+
+    def taken(self, name: str, like: Tensor) -> Tensor:
+        """The tensor of that name with its contents, no more in here. Zeros if there is none of the shape and dtype of
+        ``like``."""
+        found = self.tensors.get(name)
+        if found is None or (found.shape, found.dtype, found.device) != (like.shape, like.dtype, like.device):
+            return torch.zeros_like(like)
+        return self.tensors.pop(name)
+
+    def has(self, specs: Iterable[TensorSpec]) -> bool:
+        """It has all tensors of ``specs``, perhaps more."""
+        return all(
+            (found := self.tensors.get(spec.name)) is not None
+            and found.shape == spec.shape
+            and found.dtype == getattr(torch, spec.dtype)
+            for spec in specs
+        )
+
+
+def new_memory(specs: Iterable[TensorSpec], device: torch.device) -> StateMemory:
+    return StateMemory(
+        {
+            spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+            for spec in specs
+        }
+    )
+
+
+class KeptMemories:
+    """Memories of ranks whose policies have left, the latest ``most``. For any thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[StateMemory] = []
+        self._lock = threading.Lock()
+
+    def keep(self, memory: StateMemory) -> None:
+        with self._lock:
+            self._kept.append(memory)
+            del self._kept[: -self._most or None]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+    def take(self, specs: Iterable[TensorSpec], device: torch.device) -> StateMemory:
+        """Memory with tensors of ``specs``, whose contents are not set: a kept one, or new."""
+        specs = list(specs)
+        with self._lock:
+            for memory in reversed(self._kept):
+                if memory.has(specs):
+                    self._kept.remove(memory)
+                    return memory
+        return new_memory(specs, device)

@@ -1,0 +1,44 @@
+"""Policies on ranks: their setups, and comparisons of what they compute."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flexmarl.actors.messages import StepStats
+
+from .ranks import (
+    gang_setup,
+)
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "dapo": {"name": "dapo"},
+    "reference": {"name": "grpo", "kl_coefficient": 0.1},
+    "critic": {"name": "ppo", "kl_coefficient": 0.1},
+    "held": {"name": "reinforce_pp", "kl_coefficient": 0.1},
+}
+SETUPS = {name: gang_setup(algorithm) for name, algorithm in ALGORITHMS.items()} | {
+    "tied": gang_setup({"name": "dapo"}, tie_word_embeddings=True),
+    "deep": gang_setup({"name": "dapo"}, num_hidden_layers=2, hidden_size=48),
+    "recomputed": gang_setup(
+        {"name": "ppo"}, num_hidden_layers=2, trainer={"name": "torch", "activation_checkpointing": True}
+    ),
+}
+
+
+def error(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> float:
+    """The largest relative difference of a tensor."""
+    assert found.keys() == expected.keys()
+    return max(
+        float(np.linalg.norm(found[name] - expected[name]) / max(1e-9, float(np.linalg.norm(expected[name]))))
+        for name in expected
+    )
+
+
+def same_stats(found: StepStats, expected: StepStats, tolerance: float = 1e-5) -> None:
+    for name in set(StepStats.__slots__) - {"padding_share"}:  # each rank has its own forwards
+        value = getattr(expected, name)
+        if isinstance(value, float):
+            value = pytest.approx(value, rel=tolerance, abs=tolerance)
+        assert getattr(found, name) == value, name
