@@ -62,13 +62,16 @@ def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in without_ties(made.state_dict(keep_vars=True)).items()}
 
 
-def outline_of(model: ModelConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def outline_of(
+    model: ModelConfig, dtype: torch.dtype | None = None, *, local_files_only: bool = False
+) -> PreTrainedModel:
     """The architecture on the device ``meta``, which has shapes and no memory, in ``dtype`` or ``model.dtype``.
 
     Raises as ``empty_model``.
     """
+    architecture = architecture_of(model, local_files_only=local_files_only)
     with torch.device("meta"):
-        made: PreTrainedModel = _from_config(architecture_of(model), dtype or getattr(torch, model.dtype))
+        made: PreTrainedModel = _from_config(architecture, dtype or getattr(torch, model.dtype))
     return made
 
 

@@ -13,7 +13,7 @@ from ..actors.config_base import Config, Count, Natural, Seconds
 from ..actors.declared_columns import Column, check_names
 from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
-from ..actors.messages import ModelConfig
+from ..actors.messages import LoraConfig, ModelConfig
 from ..actors.names import PolicyName
 from ..actors.rollout.rollout_config import SamplingConfig
 from ..actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
@@ -62,7 +62,8 @@ class AgentConfig(Config):
 
 class PolicyConfig(Config):
     """One set of trainable weights, for one agent or several. ``instances`` engines generate with it. A policy whose
-    engine and trainer are simulated needs no model, and uses none.
+    engine and trainer are simulated needs no model, and uses none. ``lora``: the policy is an adapter over its model,
+    which stays as it is; policies with the same ``model`` share it in memory.
 
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
     samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
@@ -70,6 +71,7 @@ class PolicyConfig(Config):
     """
 
     model: ModelConfig | None = None
+    lora: LoraConfig | None = None
     instances: Count = 1
     engine: EngineConfig = EmbeddedEngineConfig()
     trainer: TrainerBackendConfig = TorchTrainerConfig()
@@ -91,6 +93,19 @@ class PolicyConfig(Config):
             raise ValueError(
                 f"engine.name={self.engine.name} and trainer.name={self.trainer.name}: engine and trainer are both "
                 "simulated, or neither is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapts_a_model(self) -> "PolicyConfig":
+        if self.lora is None:
+            return self
+        if self.simulated:
+            raise ValueError("lora: a simulated policy has no layers to adapt: leave it out")
+        if self.trainer.ranks > 1:
+            raise ValueError(
+                f"lora with trainer.ranks={self.trainer.ranks}: an adapter is trained by one rank. Leave out "
+                "trainer.ranks, or lora"
             )
         return self
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..actors.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
-from ..actors.messages import ModelConfig
 from ..actors.names import PolicyName
 from ..actors.trainer.backends.simulated_policy import STATE_FILE as SIMULATED_FILE
-from ..actors.trainer.saved_policy import WEIGHTS_FILE
+from ..actors.trainer.saved_policy import ADAPTER_FILE, WEIGHTS_FILE
 from .config_sections import PolicyConfig
 from .errors import RunDirectoryError
 from .run_directory import RunDirectory
@@ -42,22 +41,47 @@ def check_weights(policies: Mapping[PolicyName, PolicyConfig]) -> None:
     for name, policy in policies.items():
         if policy.init_from is None:
             continue
-        kind = SIMULATED_FILE if policy.simulated else WEIGHTS_FILE
+        if not policy.simulated:
+            _check_adapter(name, policy.init_from, policy)
+        kind = SIMULATED_FILE if policy.simulated else _weights_file(policy)
         if not (policy.init_from / kind).exists():
             one, other = ("is", "is not") if policy.simulated else ("is not", "is")
             raise ConfigError(
                 f"init_from of policy {name}: its model {one} simulated, and the one in {policy.init_from} {other}"
             )
-        if (model := policy.used_model) is not None:
-            _check_tensors(name, policy.init_from, model)
+        if not policy.simulated:
+            _check_tensors(name, policy.init_from, policy)
 
 
-def _check_tensors(name: str, saved: Path, model: ModelConfig) -> None:
+def _weights_file(policy: PolicyConfig) -> str:
+    return WEIGHTS_FILE if policy.lora is None else ADAPTER_FILE
+
+
+def _check_adapter(name: str, saved: Path, policy: PolicyConfig) -> None:
+    """Raises ConfigError if one of the two is an adapter, and the other a whole model."""
+    if policy.lora is None and (saved / ADAPTER_FILE).exists():
+        raise ConfigError(
+            f"init_from of policy {name}: {saved} holds a LoRA adapter: add the section `lora` to the policy, or name "
+            "a whole model"
+        )
+    if policy.lora is not None and (saved / WEIGHTS_FILE).exists():
+        raise ConfigError(
+            f"init_from of policy {name}: {saved} holds a whole model, and the policy is a LoRA adapter: to adapt that "
+            "model, write `model: {path: ...}` with the folder that `flexmarl export` makes of it"
+        )
+
+
+def _check_tensors(name: str, saved: Path, policy: PolicyConfig) -> None:
     from ..actors.pretrained import named_weights_of
     from ..actors.trainer.policy_files import check_tensors
 
     try:
-        check_tensors(saved / WEIGHTS_FILE, named_weights_of(model))
+        if policy.lora is None:
+            check_tensors(saved / WEIGHTS_FILE, named_weights_of(policy.real_model))
+        else:
+            from ..actors.trainer.backends.torch_policy.adapters import check_adapter
+
+            check_adapter(saved, policy.real_model, policy.lora)
     except (CheckpointIncomplete, CheckpointMismatch, OSError, ValueError) as error:
         raise ConfigError(f"init_from of policy {name} does not fit its model: {error}") from None
 
@@ -66,7 +90,7 @@ def _source(written: str, policy: str, folder: Path) -> Path:
     """Raises RunDirectoryError, CheckpointIncomplete."""
     places = [Path(written).expanduser(), folder / written]
     for place in places:
-        if (place / WEIGHTS_FILE).exists() or (place / SIMULATED_FILE).exists():
+        if any((place / file).exists() for file in (WEIGHTS_FILE, ADAPTER_FILE, SIMULATED_FILE)):
             return place  # a saved policy, as a resolved config has it
     for place in places:
         if place.is_dir():

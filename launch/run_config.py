@@ -270,6 +270,7 @@ class RunConfig(Config):
         longest = max(self.agents[agent].sampling.max_new_tokens for agent in agents)
         return PolicySetup(
             model=policy.used_model,
+            lora=policy.lora,
             trainer=policy.trainer,
             credit={agent: self.agents[agent].algorithm for agent in agents},
             optimizer=policy.optimizer,

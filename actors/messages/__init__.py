@@ -15,7 +15,7 @@ from .experience import (
     TableStatistics,
 )
 from .generating import GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
-from .model_config import ModelConfig
+from .model_config import LoraConfig, ModelConfig
 from .rollouts import (
     AgentTurns,
     EvaluationEnd,
@@ -61,6 +61,7 @@ __all__ = [
     "InstanceApi",
     "LeasedBatch",
     "Loaded",
+    "LoraConfig",
     "MicroBatchTrained",
     "ModelConfig",
     "Moved",

@@ -1,10 +1,10 @@
-"""The model of a policy, as the config, the trainer and the instances know it."""
+"""The model of a policy and its adapter, as the config, the trainer and the instances know them."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ..config_base import Config
+from ..config_base import Config, Count, Share
 
 
 class ModelConfig(Config):
@@ -39,3 +39,26 @@ class ModelConfig(Config):
         source = self.tokenizer or self.path
         assert source is not None  # checked above
         return source
+
+
+class LoraConfig(Config):
+    """A policy that is a LoRA adapter (Hu et al., arXiv 2106.09685) over its model, which stays as it is.
+
+    A layer with the weight ``W`` computes ``W x + alpha / rank * B A x``: ``A`` ``[rank, in]`` and ``B``
+    ``[out, rank]`` are trained. ``targets``: the ends of the names of linear layers, or ``all-linear``, all but the output layer.
+    ``dropout``: written for other trainers' configs, and not used, as the model's own is not. Policies with the same
+    ``model`` share one base in memory.
+    """
+
+    rank: Count = 8
+    alpha: Count = 16
+    dropout: Annotated[Share, Field(lt=1)] = 0.0
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+
+    @field_validator("targets")
+    @classmethod
+    def _names_layers(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        names = () if targets == "all-linear" else targets
+        if not targets or "" in names or len(set(names)) < len(names):
+            raise ValueError("names of linear layers, at least one and each once, or all-linear")
+        return targets

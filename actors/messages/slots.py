@@ -43,7 +43,7 @@ class GangPlace:
 @dataclass(frozen=True, slots=True)
 class StateBytes:
     """Bytes of each part of a policy's training state on one rank: see ``BaseState`` and ``HostState``. They stay the
-    same. ``base``: all of the base part, live weights included. ``on_slot``: base and step part.
+    same. ``base``: all of the base part, live weights included. ``on_slot``: base and step part, and a frozen base.
 
     ``rows``: the rank's rows of each tensor of both parts, the first one and the one after the last; 0 and 1 of a
     tensor without dimensions. ``live``: the base part's name of each published weight that is the policy's own.

@@ -3,6 +3,8 @@
 from typing import Final
 
 WEIGHTS_FILE: Final = "model.safetensors"  # the name transformers looks for
+ADAPTER_FILE: Final = "adapter_model.safetensors"  # in its place, for a LoRA policy: the names peft looks for
+ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 STATE_FILE: Final = "training_state.safetensors"
 REFERENCE_FILE: Final = "reference.safetensors"
 CRITIC_FILE: Final = "critic.safetensors"

@@ -190,7 +190,7 @@ class SlotWorker(Actor, SlotApi):
             rest=bucket_bytes(_others(base, live)),
             step=step,
             base=bucket_bytes(base),
-            on_slot=bucket_bytes(base) + step,
+            on_slot=bucket_bytes(base) + step + bucket_bytes(backend.frozen_state()),
             rows={name: (part.start, part.stop) for name, part in backend.parts().items()},
             live={name: names[_address(tensor)] for name, tensor in live.items()},
         )

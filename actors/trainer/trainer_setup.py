@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...core.ref import ActorRef
 from ..config_base import Config, Natural
-from ..messages import ConsoleApi, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
+from ..messages import ConsoleApi, LoraConfig, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
 from ..names import AgentName, PolicyName
 from ..workflow import RecipeConfig
 from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
@@ -15,13 +15,15 @@ from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 
 class PolicySetup(Config):
     """A policy and its training. ``credit`` has an entry for each of its agents, in the order of the config.
-    ``model``: None if the policy is simulated.
+    ``model``: None if the policy is simulated. ``lora``: of a policy that is an adapter over the model, None if all
+    weights are trained.
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
     ``init_from``: the folder of a saved policy, whose weights this one starts from.
     """
 
     model: ModelConfig | None = None
+    lora: LoraConfig | None = None
     trainer: TrainerBackendConfig = TorchTrainerConfig()
     credit: dict[AgentName, CreditConfig]
     optimizer: OptimizerConfig = OptimizerConfig()

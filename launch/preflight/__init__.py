@@ -6,5 +6,6 @@ in a process that ends with the checks, and writes no files.
     preflight.py      starts that process and reads its findings
     process.py        the process
     recipe_checks.py  the recipe: its functions, its data, its first queries
+    adapter_checks.py LoRA adapters and the layers that they are for
     model_checks.py   models, tokenizers and devices
 """

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from ..run_config import RunConfig
+from .adapter_checks import missing_library, target_problems
 
 
 def main() -> None:
@@ -30,15 +31,21 @@ def _findings(config: RunConfig) -> dict[str, Any]:
     problems = recipe_problems(config)
     if config.simulated:
         return {"recipe": problems, "models": [], "cached": False}
+    adapters = list(missing_library(config))
+    with_adapters = not adapters and any(policy.lora is not None for policy in config.policies.values())
     devices = _device_problems(config)
-    if "torch" not in sys.modules:
+    if with_adapters:
+        import torch  # noqa: F401  # the layers that they are for are found in models
+    elif "torch" not in sys.modules:
         # Configs and tokenizers need no torch, and transformers imports it only if it is there: this saves 2 s.
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
     from .model_checks import model_findings
 
     found = model_findings(config)
     models = [vars(problem) for problem in (*devices, *found.problems)]
-    return {"recipe": problems, "models": models, "cached": found.cached}
+    if with_adapters and not models:
+        adapters += target_problems(config, local_files_only=found.cached)
+    return {"recipe": problems + adapters, "models": models, "cached": found.cached}
 
 
 def _device_problems(config: RunConfig) -> list[Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
-from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -15,11 +15,12 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.state import StateTransport
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)], ids=["whole", "adapter"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
 async def test_an_engine_computes_what_the_trainer_does(
-    private: Path, model_type: str, tied: bool, dtype: str
+    private: Path, model_type: str, tied: bool, dtype: str, lora: LoraConfig | None
 ) -> None:
     architecture = {
         "model_type": model_type, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -29,18 +30,24 @@ async def test_an_engine_computes_what_the_trainer_does(
     config = ModelConfig.model_validate({"config": architecture, "tokenizer": "unused", "dtype": dtype})
     policy = TorchPolicy(
         PolicyName("agent"),
-        PolicySetup(model=config, credit={AgentName("agent"): CreditConfig()}),
+        PolicySetup(model=config, lora=lora, credit={AgentName("agent"): CreditConfig()}),
         seed=0,
         total_steps=1,
     )
     served = empty_model(config)
     engine = TransformersEngine(served, [15], max_batch=2)
     async with StateTransport(private) as transport:
-        handle = await transport.set("agent", policy.weights(), version=0)
-        await transport.get(handle, into=engine.weights())
-    engine.weights_loaded(engine.weights())
-    tokens = torch.arange(12).reshape(2, 6)
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
-        expected = policy.model(tokens).logits.float()
-        got = served(tokens).logits.float()
-    torch.testing.assert_close(got, expected, atol=1e-6 if dtype == "float32" else 2e-2, rtol=0)
+        for updates in (0, 10):
+            for _ in range(updates):
+                policy.sft([((1, 2), (3, 4)), ((2,), (5, 6, 7))])
+            handle = await transport.set("agent", policy.weights(), version=updates)
+            await transport.get(handle, into=engine.weights())
+            engine.weights_loaded(engine.weights())
+            tokens = torch.arange(12).reshape(2, 6)
+            with (
+                torch.inference_mode(),
+                torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"),
+            ):
+                expected = policy.model(tokens).logits.float()
+                got = served(tokens).logits.float()
+            torch.testing.assert_close(got, expected, atol=1e-6 if dtype == "float32" else 2e-2, rtol=0)

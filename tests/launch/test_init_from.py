@@ -1,29 +1,40 @@
 """``init_from``: a policy starts from the weights of another run, which are checked before anything starts."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.errors import CheckpointMismatch, ConfigError
+from flexmarl.actors.json_files import read_json, write_json
+from flexmarl.actors.messages import LoraConfig
 from flexmarl.actors.model_sources import load_tokenizer
 from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.torch_policy.completion_model import build_model
+from flexmarl.actors.trainer.backends.torch_policy.merged_model import write_merged
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
+from flexmarl.launch.errors import RunDirectoryError
 from flexmarl.launch.run_directory import RunDirectory
+from flexmarl.launch.stored_runs.export import export
 
 from .conftest import REPRODUCIBLE, TINY, Launched, Launcher
 from .stored_runs.runs import make_run, save_checkpoint
 
 torch.set_num_threads(1)
 SIMULATED = ("engine.name=simulated", "trainer.name=simulated")
+
+
+LORA = LoraConfig(rank=2)
 
 
 def tiny_policy(seed: int, **options: Any) -> TorchPolicy:
@@ -43,6 +54,20 @@ def make_tiny_run(path: Path) -> RunDirectory:
     for step in (2, 4):
         policies = {"solver": partial(save, 10 * step), "checker": partial(save, 10 * step + 1)}
         save_checkpoint(directory, step, policies)
+    return directory
+
+
+def save_adapter(seed: int, folder: Path) -> None:
+    policy = tiny_policy(seed, lora=LORA)
+    policy.sft([((1, 2), (3, 4))])
+    policy.save(folder, load_tokenizer(policy._setup.real_model))
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run whose policy solver is an adapter."""
+    directory = make_run(tmp_path_factory.mktemp("runs") / "adapters")
+    save_checkpoint(directory, 2, {"solver": partial(save_adapter, 3)})
     return directory
 
 
@@ -99,6 +124,83 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
     (first.path.parent / "notes").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match=problem):
         resolve(str(TINY), settings)
+
+
+def test_a_policy_starts_from_an_adapter(adapters: RunDirectory) -> None:
+    config = resolve(str(TINY), [f"agents.solver.init_from={adapters.path}", "agents.solver.lora={rank: 2}"])
+    policy = config.policies[PolicyName("solver")]
+    assert policy.init_from == adapters.checkpoints / "step_000002" / "solver" and policy.lora == LORA
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["agents.solver.init_from={adapters}"], "solver holds a LoRA adapter: add the section `lora`"),
+        (
+            ["agents.solver.init_from={first}", "agents.solver.lora={{}}"],
+            "solver holds a whole model, and the policy is a LoRA adapter: to adapt that model, write `model:",
+        ),
+        (
+            ["agents.solver.init_from={adapters}", "agents.solver.lora={{rank: 4}}"],
+            "init_from of policy solver does not fit its model: .*adapter_config.json: r: ",
+        ),
+        (
+            ["agents.solver.init_from={adapters}", "agents.solver.lora={{rank: 2, targets: [q_proj]}}"],
+            "init_from of policy solver does not fit its model: .*adapter_model.safetensors: ",
+        ),
+        (
+            [*SIMULATED, "agents.solver.init_from={adapters}"],
+            "init_from of policy solver: its model is simulated, and the one in .*/solver is not",
+        ),
+    ],
+)
+def test_an_adapter_is_no_whole_model(
+    first: RunDirectory, adapters: RunDirectory, settings: list[str], problem: str
+) -> None:
+    filled = [
+        one.format(first=first.path, adapters=adapters.path) if "init_from" in one or "lora" in one else one
+        for one in settings
+    ]
+    with pytest.raises(ConfigError, match=problem):
+        resolve(str(TINY), filled)
+
+
+def test_an_adapter_is_exported_for_peft_or_as_a_whole_model(adapters: RunDirectory, tmp_path: Path) -> None:
+    policy = tiny_policy(3, lora=LORA)
+    policy.load(adapters.checkpoints / "step_000002" / "solver")
+    export(adapters, "solver", None, tmp_path / "adapter")
+    export(adapters, "solver", None, tmp_path / "whole", merged=True)
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert not names & {"model.safetensors", "training_state.json", "training_state.safetensors"}
+    assert not {path.name for path in (tmp_path / "whole").iterdir()} & {
+        "adapter_config.json", "adapter_model.safetensors", "training_state.json"
+    }  # fmt: skip
+    row = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        expected = policy.model(input_ids=row).logits
+        base = build_model(policy._setup.real_model, 0)
+        base.load_state_dict(dict(policy.frozen_state()))
+        adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
+        assert torch.equal(adapted(input_ids=row).logits, expected)
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+        assert torch.allclose(whole(input_ids=row).logits, expected, atol=1e-5)
+
+
+def test_only_an_adapter_over_its_own_base_is_merged(
+    first: RunDirectory, adapters: RunDirectory, tmp_path: Path
+) -> None:
+    with pytest.raises(RunDirectoryError, match="policy solver of .* is a whole model: leave out --merged"):
+        export(first, "solver", None, tmp_path / "whole", merged=True)
+    saved = adapters.checkpoints / "step_000002" / "solver" / "training_state.json"
+    about = read_json(saved)
+    target = tmp_path / "changed"
+    shutil.copytree(saved.parent, target)
+    write_json(target / saved.name, about | {"base": about["base"] | {"seed": 4}})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CheckpointMismatch, match="base"):
+        write_merged(target, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_damaged_file_is_named(first: RunDirectory, tmp_path: Path) -> None:

@@ -63,6 +63,21 @@ class TestRefusals:
                 "trainer.ranks=2",
                 "trainer.ranks=2 wants slot workers: write pool={name: shared, slots: 2}",
             ),
+            (
+                "agent_defaults.lora={rank: 0}",
+                "agents.solver.lora.rank=0: .* equal to 1|agent_defaults.lora.rank=0: .*",
+            ),
+            ("agents.solver.lora={dropout: 1}", "agents.solver.lora.dropout=1: .* less than 1"),
+            ("agents.solver.lora={targets: []}", "names of linear layers, at least one"),
+            ("agents.solver.lora={targets: [v, v]}", "names of linear layers, at least one and each once"),
+            (
+                "agents.solver={lora: {}, trainer: {ranks: 2}}",
+                "agents.solver: lora with trainer.ranks=2: an adapter is trained by one rank",
+            ),
+            (
+                "agents.solver={lora: {}, engine: {name: simulated}, trainer: {name: simulated}}",
+                "agents.solver: lora: a simulated policy has no layers to adapt",
+            ),
             ("training=5", "training=5: Input should be a valid dictionary"),
             ("agents.solver.instances=0", "agents.solver.instances=0: .* equal to 1"),
             (

@@ -96,6 +96,11 @@ class PolicyBackend(Protocol):
         """
         ...
 
+    def frozen_state(self) -> Mapping[str, Any]:
+        """The tensors that never change and never move, by name: those of a LoRA policy's base. Other policies may
+        share them; empty for a policy of full weights."""
+        ...
+
     def parts(self) -> Mapping[str, Shard]:
         """This rank's part of every tensor of ``base_state()`` and ``step_state()``, by name.
 

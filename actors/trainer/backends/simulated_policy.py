@@ -132,6 +132,10 @@ class SimulatedPolicy:
         """``state``: uint64 ``[2]``, the version and the digest."""
         return {"state": self._state}
 
+    def frozen_state(self) -> dict[str, Any]:
+        """See ``PolicyBackend.frozen_state``."""
+        return {}
+
     def parts(self) -> dict[str, Shard]:
         """All of both tensors: a rank of a gang takes a share of the time, and has the whole state."""
         return {"state": whole((2,)), "gradient": whole((1,))}

@@ -11,7 +11,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.launch import host_description, local_launcher
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve_written
-from flexmarl.launch.preflight import preflight
+from flexmarl.launch.preflight import adapter_checks, preflight
 from flexmarl.launch.preflight.preflight import check_before_start
 
 from ..conftest import SOURCES, TINY
@@ -112,6 +112,25 @@ def test_a_folder_without_weights(recipe: Path, tmp_path: Path) -> None:
         recipe, f"agents.solver.model={{path: {tmp_path / 'empty'}, config: null, tokenizer: null}}"
     )
     assert "the folder holds no weights (*.safetensors, *.bin) (agent solver)" in found
+
+
+def test_an_adapter_for_layers_that_the_model_does_not_have(recipe: Path) -> None:
+    known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    assert refusal(recipe, "agents.checker.lora={targets: [q_proj, qkv]}") == [
+        f"agents.checker.lora.targets: the model has no linear layer 'qkv'; it has: {known}"
+    ]
+    config, keys = resolve_written(str(recipe), ["agent_defaults.lora={rank: 2}"])
+    check_before_start(config, keys)
+
+
+def test_an_adapter_needs_peft(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_checks, "find_spec", lambda _name: None)
+    config, _ = resolve_written(str(recipe), ["agents.solver.lora={}"])
+    assert list(adapter_checks.missing_library(config)) == [
+        "policies.solver.lora: peft is not installed: pip install 'flexmarl[lora]'"
+    ]
+    without, _ = resolve_written(str(recipe), [])
+    assert list(adapter_checks.missing_library(without)) == []
 
 
 def test_cuda_is_refused_without_a_device(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

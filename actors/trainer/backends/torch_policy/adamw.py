@@ -33,12 +33,15 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 def trained_parameters(model: nn.Module, memory: StateMemory, kind: str) -> Parameters:
-    """The parameters by name, in a gang the parts that are on this rank; with gradients, allocated now and for ever.
+    """The parameters that are not frozen by name, in a gang the parts that are on this rank; with gradients, allocated
+    now and for ever.
 
     The gradients are those of ``memory``, ``{kind}/{name}``, as far as it has them.
     """
     own: Parameters = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if isinstance(parameter, DTensor):
             own[name] = nn.Parameter(local(parameter))
             gradient = memory.taken(f"{kind}/{name}", own[name])

@@ -53,12 +53,17 @@ def dropout_settings(model: Any) -> dict[str, float]:
     }
 
 
-class CompletionModel:
-    """``model`` is the live module on the config's device, its parameters float32. ``seed``: see ``build_model``."""
+def placed_model(config: ModelConfig, seed: int | None) -> Any:
+    """``build_model`` on the config's device, with fused norms."""
+    return fuse_norms(build_model(config, seed)).to(config.device)
 
-    def __init__(self, config: ModelConfig, seed: int | None) -> None:
+
+class CompletionModel:
+    """``model`` is the live module on the config's device, its parameters float32: see ``placed_model``."""
+
+    def __init__(self, config: ModelConfig, model: Any) -> None:
         self._device = torch.device(config.device)
-        self.model = fuse_norms(build_model(config, seed)).to(self._device)
+        self.model = model
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         self._bfloat16 = config.dtype == "bfloat16"
         self._longest = rotation_limit(self.model.config)

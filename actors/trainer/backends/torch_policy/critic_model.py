@@ -24,6 +24,7 @@ from .adamw import (
 from .completion_model import CompletionModel, named_weights
 from .gang_rank import GangRank, local
 from .layers import recompute_layers
+from .own_weights import own_weights
 from .state_memory import StateMemory
 
 
@@ -55,7 +56,7 @@ class CriticModel:
         *,
         recompute: bool = False,
     ) -> None:
-        """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0.
+        """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0. A frozen base is shared.
 
         ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is whole, the copy is divided
         over ``gang``; what ``memory`` has of its gradients and moments is taken over. ``recompute``: a layer's
@@ -71,7 +72,8 @@ class CriticModel:
         head = nn.Linear(width, 1, device=body.device, dtype=body.dtype)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        self.model = BodyAndHead(copy.deepcopy(body), head)
+        frozen = {id(parameter): parameter for parameter in body.parameters() if not parameter.requires_grad}
+        self.model = BodyAndHead(copy.deepcopy(body, frozen), head)
         self._autocast = policy.autocast
         self._config = _settings(critic, optimizer)
         if recompute:
@@ -94,8 +96,8 @@ class CriticModel:
 
     def start_from(self, policy: CompletionModel) -> None:
         """Copies the policy's body again, after its SFT."""
-        own = named_weights(self.model.body)
-        for name, tensor in named_weights(policy.model.base_model).items():
+        own = own_weights(self.model.body)
+        for name, tensor in own_weights(policy.model.base_model).items():
             local(own[name]).copy_(local(tensor))
 
     def gradient_norm(self, tokens: int) -> float:
@@ -121,7 +123,8 @@ class CriticModel:
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors that a bit-equal continuation needs: weights and moments, in a gang this rank's parts."""
-        weights = {name: local(tensor) for name, tensor in named_weights(self.model).items()}
+        weights = {f"body.{name}": local(tensor) for name, tensor in own_weights(self.model.body).items()}
+        weights |= {f"head.{name}": local(tensor) for name, tensor in named_weights(self.model.head).items()}
         return weights | moments(self._parameters, self._optimizer)
 
 

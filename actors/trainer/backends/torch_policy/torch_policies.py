@@ -16,6 +16,7 @@ from ....names import PolicyName
 from ...trainer_setup import PolicySetup
 from ..policy_backend import PolicyBackend
 from ..policy_backends import PolicyBackends
+from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank, joined
 from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
@@ -35,10 +36,18 @@ class TorchPolicies(PolicyBackends):
         self._seed, self._total_steps, self._most_kept = seed, total_steps, most_kept
         self._released: list[TrainedModels] = []
         self._kept = KeptMemories(most_kept)
+        self._bases = FrozenBases(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     def build(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
-        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, gang=gang or ALONE)
+        return TorchPolicy(
+            policy,
+            setup,
+            seed=self._seed,
+            total_steps=self._total_steps,
+            gang=gang or ALONE,
+            bases=self._bases,
+        )
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
         return self._kept.take(tensors, torch.device(setup.real_model.device)).tensors
@@ -55,7 +64,7 @@ class TorchPolicies(PolicyBackends):
         if models is not None:
             self._released.remove(models)
             models.take_settings(setup)
-        models = models or TrainedModels(setup, None, gang, StateMemory(memory))
+        models = models or TrainedModels(setup, None, gang, self._bases, StateMemory(memory))
         return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, models=models)
 
     def release(self, backend: PolicyBackend) -> None:

@@ -35,6 +35,7 @@ from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
 from .forward_batches import IDLE_ROWS, Chunk, TrainedSample, make_chunks
+from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank
 from .policy_position import PolicyPosition, read_position
 from .step_totals import StepTotals
@@ -60,23 +61,33 @@ class TorchPolicy:
         total_steps: int,
         models: TrainedModels | None = None,
         gang: GangRank = ALONE,
+        bases: FrozenBases | None = None,
     ) -> None:
         """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run.
 
         ``models``: built for such a ``setup``; None: built now, with the initial weights, and divided over ``gang``.
+        ``bases``: of this process, for a LoRA policy; None: one of its own.
         """
         self.name = name
         self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
         self._device = torch.device(setup.real_model.device)
         used = models is not None
-        self.models = models = models or TrainedModels(setup, derived_seed(seed, name), gang)
+        self.models = models = models or TrainedModels(
+            setup, derived_seed(seed, name), gang, bases or FrozenBases(seed)
+        )
         self._gang = models.gang
         self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
         self.model, self._optimizer = models.completions.model, models.optimizer
         self._vocab_size = models.completions.vocab_size
         if dropouts := dropout_settings(self.model):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
+        if setup.lora is not None and setup.lora.dropout:
+            log.info(
+                "dropout of the adapter is not used, as in the engine",
+                policy=name,
+                dropout=setup.lora.dropout,
+            )
         # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
         self._position = PolicyPosition(accumulated=used)
 
@@ -351,6 +362,10 @@ class TorchPolicy:
     def base_state(self) -> dict[str, Tensor]:
         """See ``TrainedModels.base_state``."""
         return self.models.base_state()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """See ``PolicyBackend.frozen_state``."""
+        return self.models.frozen_state()
 
     def parts(self) -> dict[str, Shard]:
         """See ``PolicyBackend.parts``."""

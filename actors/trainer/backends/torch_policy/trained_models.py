@@ -1,6 +1,6 @@
 """All memory of a policy in training: its modules with their gradients and moments, and the files of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -10,13 +10,22 @@ from transformers import PreTrainedTokenizerBase
 from ....errors import CheckpointMismatch
 from ....json_files import read_json, write_json
 from ...policy_files import check_tensors, read_tensors_into, write_tensors
-from ...saved_policy import CRITIC_FILE, POSITION_FILE, REFERENCE_FILE, STATE_FILE, WEIGHTS_FILE
+from ...saved_policy import (
+    ADAPTER_FILE,
+    CRITIC_FILE,
+    POSITION_FILE,
+    REFERENCE_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+)
 from ...shards import Shard, whole
 from ...trainer_setup import PolicySetup
 from .adamw import configure, drop_gradient, gradients, make_adamw, moments, trained_parameters
-from .completion_model import CompletionModel, named_weights
+from .completion_model import CompletionModel, named_weights, placed_model
 from .critic_model import CriticModel
-from .gang_rank import ALONE, GangRank, local
+from .frozen_base import FrozenBase, FrozenBases
+from .gang_rank import GangRank, local
+from .own_weights import file_name, own_weights, saved_weights
 from .state_memory import StateMemory
 
 FORMAT = 1
@@ -32,10 +41,12 @@ class TrainedModels:
         self,
         setup: PolicySetup,
         seed: int | None,
-        gang: GangRank = ALONE,
+        gang: GangRank,
+        bases: FrozenBases,
         memory: StateMemory | None = None,
     ) -> None:
-        """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded.
+        """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded. ``bases``: of this
+        process; a LoRA policy is an adapter over one of them, and its reference and critic are others.
 
         ``memory`` has such a state, and is taken over: gradients and moments as they are, and the weights, whose memory
         FSDP2 allocates, are copied.
@@ -47,12 +58,14 @@ class TrainedModels:
         self.gang = gang
         model, loss = setup.real_model, setup.loss
         memory = memory or StateMemory()
+        self._base = None if setup.lora is None else bases.base_of(model)
+        self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
-        self.reference = CompletionModel(model, seed) if loss.kl_coefficient else None
+        self.reference = self._completion_model(seed) if loss.kl_coefficient else None
         if self.reference is not None:
             self.reference.model.requires_grad_(False)
             self.reference.shard(gang, trained=False)
-        self.completions = CompletionModel(model, seed)
+        self.completions = self._completion_model(seed)
         self.critic = None
         if loss.critic:
             self.critic = CriticModel(
@@ -61,12 +74,22 @@ class TrainedModels:
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True)
-        self.parameters = trained_parameters(self.completions.model, memory, "gradient")
+        trained = trained_parameters(self.completions.model, memory, "gradient")
+        self.parameters = {file_name(name): parameter for name, parameter in trained.items()}
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
         own = self.base_state()
         for name in list(memory.tensors.keys() & own.keys()):
             own[name].copy_(memory.tensors.pop(name))
+
+    def _completion_model(self, seed: int | None) -> CompletionModel:
+        setup = self._setup
+        model = setup.real_model
+        if self._base is None or setup.lora is None:
+            return CompletionModel(model, placed_model(model, seed))
+        from .adapters import with_adapter  # imported here: peft takes seconds, and may not be installed
+
+        return CompletionModel(model, with_adapter(self._base.model, setup.lora, seed, model.path))
 
     def fit(self, setup: PolicySetup, gang: GangRank) -> bool:
         """True if a policy of ``setup`` has the same tensors in ``gang``."""
@@ -94,6 +117,10 @@ class TrainedModels:
             found |= {f"critic_gradient/{name}": each for name, each in self.critic.gradients().items()}
         return found
 
+    def frozen_state(self) -> dict[str, Tensor]:
+        """See ``PolicyBackend.frozen_state``."""
+        return {} if self._base is None else named_weights(self._base.model)
+
     def parts(self) -> dict[str, Shard]:
         """See ``PolicyBackend.parts``."""
         found = {
@@ -103,14 +130,15 @@ class TrainedModels:
         }
         for name in self.gradients():
             kind, _, parameter = name.partition("/")
-            found[name] = found[("critic/" if kind == "critic_gradient" else "model/") + parameter]
+            file = CRITIC_FILE if kind == "critic_gradient" else self._weights_file
+            found[name] = found[f"{Path(file).stem}/{parameter}"]
         return found
 
     def start_from_here(self) -> None:
         """Reinforcement learning starts from the present weights: so do reference and critic."""
         if self.reference is not None:
-            own = named_weights(self.reference.model)
-            for name, tensor in named_weights(self.completions.model).items():
+            own = own_weights(self.reference.model)
+            for name, tensor in own_weights(self.completions.model).items():
                 local(own[name]).copy_(local(tensor))
         if self.critic is not None:
             self.critic.start_from(self.completions)
@@ -123,26 +151,34 @@ class TrainedModels:
     def published(self) -> dict[str, Tensor]:
         """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
 
-        On one rank float32 ones are the live weights themselves, and others are copies.
+        On one rank float32 ones are the live weights themselves, and others are copies. A LoRA policy publishes the
+        weights of the whole model, with its adapter in them.
         """
         weights = {}
-        for name, tensor in named_weights(self.completions.model).items():
+        for name, tensor in self._whole_weights():
             narrow = self._bfloat16 and tensor.is_floating_point()
             gathered = self.gang.gathered(tensor.to(torch.bfloat16) if narrow else tensor)
             if gathered is not None:
                 weights[name] = gathered
         return weights
 
+    def _whole_weights(self) -> Iterable[tuple[str, Tensor]]:
+        if self._base is None:
+            return named_weights(self.completions.model).items()
+        from .adapters import merged_weights
+
+        return merged_weights(self.completions.model)
+
     # ----------------------------------------------------------------------- files
 
     def files(self) -> dict[str, Mapping[str, Tensor]]:
         """The live tensors of a saved policy, by the file that they are in."""
         files: dict[str, Mapping[str, Tensor]] = {
-            WEIGHTS_FILE: _own_weights(self.completions.model),
+            self._weights_file: saved_weights(self.completions.model),
             STATE_FILE: moments(self.parameters, self.optimizer),  # all that a bit-equal continuation needs
         }
         if self.reference is not None:
-            files[REFERENCE_FILE] = _own_weights(self.reference.model)
+            files[REFERENCE_FILE] = saved_weights(self.reference.model)
         if self.critic is not None:
             files[CRITIC_FILE] = self.critic.state()
         return files
@@ -155,17 +191,24 @@ class TrainedModels:
         model, first = self.completions.model, self.gang.rank == 0
         folder.mkdir(parents=True, exist_ok=True)
         if first:
-            model.config.save_pretrained(folder)
-            model.generation_config.save_pretrained(folder)
+            if self._base is None:
+                model.config.save_pretrained(folder)
+                model.generation_config.save_pretrained(folder)
+            else:
+                from .adapters import write_adapter_config
+
+                write_adapter_config(model, folder)
             tokenizer.save_pretrained(folder)
-            write_json(folder / POSITION_FILE, {"format": FORMAT, "version": version})
+            position = {"format": FORMAT, "version": version}
+            write_json(folder / POSITION_FILE, position | _plain_base(self._base))
         parts = self._parts()
         for name, tensors in self.files().items():
             write_tensors(folder / name, tensors, parts[name], first=first)
 
     def load(self, folder: Path) -> int:
         """See ``PolicyBackend.load``; returns the version. The folder may be of any number of ranks."""
-        version = _read_version(folder / POSITION_FILE)
+        version = read_version(folder / POSITION_FILE, self._base)
+        self._check_adapter(folder)
         files, parts = self.files(), self._parts()
         for name, tensors in files.items():
             check_tensors(folder / name, tensors, parts[name])
@@ -176,14 +219,24 @@ class TrainedModels:
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
-        weights, parts = _own_weights(self.completions.model), self._parts()[WEIGHTS_FILE]
-        check_tensors(folder / WEIGHTS_FILE, weights, parts)
-        read_tensors_into(folder / WEIGHTS_FILE, weights, parts)
+        self._check_adapter(folder)
+        if self._base is not None and (folder / POSITION_FILE).exists():  # an adapter may come from elsewhere
+            check_base(folder / POSITION_FILE, self._base)
+        file = self._weights_file
+        weights, parts = saved_weights(self.completions.model), self._parts()[file]
+        check_tensors(folder / file, weights, parts)
+        read_tensors_into(folder / file, weights, parts)
         self.start_from_here()
+
+    def _check_adapter(self, folder: Path) -> None:
+        if self._setup.lora is not None:
+            from .adapters import check_adapter_config
+
+            check_adapter_config(folder, self._setup.lora)
 
     def _parts(self) -> dict[str, dict[str, Shard]]:
         """This rank's part of every tensor of ``files``."""
-        models = {WEIGHTS_FILE: self.completions.model, STATE_FILE: self.completions.model}
+        models = {self._weights_file: self.completions.model, STATE_FILE: self.completions.model}
         if self.reference is not None:
             models[REFERENCE_FILE] = self.reference.model
         if self.critic is not None:
@@ -193,17 +246,12 @@ class TrainedModels:
 
     def _parts_of(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Shard]:
         """``tensors``: weights of ``model`` and moments of them, by name."""
-        weights = named_weights(model) | dict(model.named_parameters())
+        weights = named_weights(model) | {file_name(name): each for name, each in model.named_parameters()}
         parts = {}
         for name, tensor in tensors.items():
             weight = weights[name if name in weights else name.partition(".")[2]]
             parts[name] = self.gang.part(weight) if tensor.dim() else whole(())
         return parts
-
-
-def _own_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The live weights, in a gang this rank's parts of them."""
-    return {name: local(tensor) for name, tensor in named_weights(model).items()}
 
 
 def copy_into(destination: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
@@ -226,14 +274,34 @@ def _outline(tensor: Tensor | None) -> str:
 
 def _shape(setup: PolicySetup) -> tuple[object, ...]:
     recompute = setup.torch_trainer.activation_checkpointing
-    return setup.real_model, recompute, setup.loss.critic is None, setup.loss.kl_coefficient == 0.0
+    return (
+        setup.real_model,
+        setup.lora,
+        recompute,
+        setup.loss.critic is None,
+        setup.loss.kl_coefficient == 0.0,
+    )
 
 
-def _read_version(path: Path) -> int:
+def _plain_base(base: FrozenBase | None) -> dict[str, object]:
+    return {} if base is None else {"base": base.plain()}
+
+
+def read_version(path: Path, base: FrozenBase | None) -> int:
+    """The version. Raises CheckpointIncomplete, and CheckpointMismatch also if the file's base is not ``base``."""
     position = read_json(path)
     if position.get("format") != FORMAT:
         raise CheckpointMismatch(path, "format", str(FORMAT), str(position.get("format")))
     version = position.get("version")
     if type(version) is not int or version < 0:
         raise CheckpointMismatch(path, "version", "a count", repr(version))
+    check_base(path, base)
     return version
+
+
+def check_base(path: Path, base: FrozenBase | None) -> None:
+    """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base."""
+    own, found = _plain_base(base).get("base"), read_json(path).get("base")
+    digests = [each["digest"] if isinstance(each, dict) else "of a whole model" for each in (own, found)]
+    if digests[0] != digests[1]:
+        raise CheckpointMismatch(path, "base", *digests)

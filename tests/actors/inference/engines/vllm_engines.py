@@ -8,7 +8,11 @@ from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.pretrained import outline_of
-from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel, named_weights
+from flexmarl.actors.trainer.backends.torch_policy.completion_model import (
+    CompletionModel,
+    named_weights,
+    placed_model,
+)
 from flexmarl.actors.trainer.padding import TokenRow, pad_rows
 
 VOCABULARY = 48
@@ -38,7 +42,7 @@ class Learner:
 
     def __init__(self, model: ModelConfig, seed: int = 0) -> None:
         torch.set_num_threads(1)
-        self._completions = CompletionModel(model, seed)
+        self._completions = CompletionModel(model, placed_model(model, seed))
         self._optimizer = torch.optim.AdamW(self._completions.model.parameters(), lr=3e-3)
 
     def weights(self) -> dict[str, torch.Tensor]:

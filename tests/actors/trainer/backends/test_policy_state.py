@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flexmarl.actors.messages import ModelConfig, Sample, StepStats
+from flexmarl.actors.messages import LoraConfig, ModelConfig, Sample, StepStats
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, TrainingStep
@@ -27,14 +27,21 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from .torch_policy.policies import MODEL, SMALLER_MODEL
 
 NAME = PolicyName("solver")
+LORA = LoraConfig(rank=2, alpha=4)
 OPTIMIZER = OptimizerConfig(lr=1e-2, betas=(0.9, 0.95), schedule="linear", weight_decay=0.01)
 
 
 def torch_setup(
-    algorithm: dict[str, Any], *, dtype: str = "float32", optimizer: OptimizerConfig = OPTIMIZER, **model: Any
+    algorithm: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    optimizer: OptimizerConfig = OPTIMIZER,
+    lora: LoraConfig | None = None,
+    **model: Any,
 ) -> PolicySetup:
     return PolicySetup(
         model=ModelConfig(config=SMALLER_MODEL | model, tokenizer="unused", dtype=dtype),
+        lora=lora,
         credit={AgentName("solver"): CreditConfig(name=algorithm["name"])},
         loss=LossConfig(**algorithm),
         optimizer=optimizer,
@@ -48,6 +55,11 @@ SETUPS = {
     "held": torch_setup({"name": "reinforce_pp", "kl_coefficient": 0.1}),
     "bfloat16": torch_setup({"name": "dapo"}, dtype="bfloat16"),
     "tied": torch_setup({"name": "dapo"}, tie_word_embeddings=True),
+    "lora": torch_setup({"name": "dapo"}, lora=LORA),
+    "lora, reference": torch_setup(
+        {"name": "grpo", "kl_coefficient": 0.1}, lora=LORA, tie_word_embeddings=True
+    ),
+    "lora, critic": torch_setup({"name": "ppo", "kl_coefficient": 0.1}, lora=LORA),
     "simulated": PolicySetup(
         trainer=SimulatedTrainerConfig(), credit={AgentName("solver"): CreditConfig(name="dapo")}
     ),
@@ -55,6 +67,8 @@ SETUPS = {
 
 
 def backends(kind: str, seed: int = 0) -> PolicyBackends:
+    """``seed`` decides nothing that moves; but a random base, which does not move, is the run's."""
+    seed = 0 if SETUPS[kind].lora else seed
     return SimulatedPolicies(seed) if kind == "simulated" else TorchPolicies(seed, 10)
 
 

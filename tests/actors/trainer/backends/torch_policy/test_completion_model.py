@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
-from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel
+from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel, placed_model
 from flexmarl.actors.trainer.padding import PaddedRows, pad_rows
 
 from .peak_memory import peak_bytes
@@ -38,7 +38,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def made(model: dict[str, Any], dtype: str = "float32") -> CompletionModel:
-    return CompletionModel(ModelConfig(config=model, tokenizer="unused", dtype=dtype), 0)
+    config = ModelConfig(config=model, tokenizer="unused", dtype=dtype)
+    return CompletionModel(config, placed_model(config, 0))
 
 
 def computed(model: CompletionModel, rows: PaddedRows, temperatures: float | Tensor) -> list[Tensor]:

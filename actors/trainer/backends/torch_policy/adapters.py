@@ -1,0 +1,111 @@
+"""LoRA adapters over a frozen base (Hu et al., arXiv 2106.09685), made by peft.
+
+    base ── shared by all policies, references and critics of a process that have the same section ``model``
+      │
+      └── a tree of modules for each of them: the base's own tensors, and adapters ``B A`` in the target layers
+
+A layer with the weight ``W`` computes ``W x + alpha / rank * B A x``. ``B`` begins as zeros, so that a new adapter
+changes nothing.
+"""
+
+import copy
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ....errors import CheckpointMismatch
+from ....json_files import read_json
+from ....messages import LoraConfig, ModelConfig
+from ....pretrained import outline_of
+from ...policy_files import check_tensors
+from ...saved_policy import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from .completion_model import named_weights, random_stream
+from .lora_targets import target_names
+from .own_weights import ADAPTER_NAME, is_adapter, saved_weights
+
+
+def with_adapter(base: nn.Module, lora: LoraConfig, seed: int | None, path: str | None = None) -> Any:
+    """New modules with the tensors of ``base`` and a new adapter, on the device of ``base``.
+
+    ``seed`` fixes the adapter; None: its values are set later. ``path``: of the base, for the adapter's file. Raises
+    ``ValueError`` for a target that ``base`` does not have.
+    """
+    targets = target_names(base, lora)
+    shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
+    model = copy.deepcopy(base, shared)
+    config = PeftConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=path,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in base.modules()),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(random_stream(seed or 0))
+        inject_adapter_in_model(config, model, ADAPTER_NAME)
+    return model
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The whole model by the names of its base: in a layer with an adapter ``W + alpha / rank * B A``.
+
+    Those that an adapter changes are copies, each made when it is taken; the others are the live ones.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    for name, tensor in named_weights(model).items():
+        if is_adapter(name):
+            continue
+        owner, _, leaf = name.rpartition(".base_layer.")
+        if not owner:
+            yield name, tensor
+        elif leaf == "weight":
+            layer: Any = layers[owner]
+            with torch.no_grad():
+                yield f"{owner}.{leaf}", tensor + layer.get_delta_weight(ADAPTER_NAME)
+        else:
+            yield f"{owner}.{leaf}", tensor
+
+
+def write_adapter_config(model: Any, folder: Path) -> None:
+    """Writes ``adapter_config.json``, as peft reads it."""
+    config = copy.copy(model.peft_config[ADAPTER_NAME])
+    config.inference_mode = True
+    config.save_pretrained(folder)
+
+
+def check_adapter_config(folder: Path, lora: LoraConfig) -> None:
+    """Compares all of the adapter's settings that its tensors don't show. Raises CheckpointIncomplete, and
+    CheckpointMismatch which names the first that differs."""
+    path = folder / ADAPTER_CONFIG_FILE
+    found = read_json(path)
+    wanted: dict[str, Collection[object]] = {
+        "peft_type": ("LORA",),
+        "r": (lora.rank,),
+        "lora_alpha": (lora.alpha,),
+        "use_rslora": _UNSET,
+        "use_dora": _UNSET,
+        "rank_pattern": _UNSET,
+        "alpha_pattern": _UNSET,
+    }
+    for key, values in wanted.items():
+        if not any(found.get(key) == value for value in values):
+            raise CheckpointMismatch(path, key, str(next(iter(values))), str(found.get(key)))
+
+
+def check_adapter(folder: Path, model: ModelConfig, lora: LoraConfig) -> None:
+    """Compares the files of an adapter with a policy's config. Raises as ``check_adapter_config`` and
+    ``check_tensors``, ``ValueError`` for an unknown target, OSError if ``model`` can't be loaded."""
+    check_adapter_config(folder, lora)
+    outline = with_adapter(outline_of(model, torch.float32), lora, None)
+    check_tensors(folder / ADAPTER_FILE, saved_weights(outline))
+
+
+_UNSET: Final[tuple[object, ...]] = (None, False, {})
