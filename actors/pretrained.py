@@ -32,6 +32,18 @@ def load_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     return evaluating
 
 
+def seeded_model(model: ModelConfig, seed: int, dtype: torch.dtype) -> PreTrainedModel:
+    """``load_model`` with random weights that ``seed`` decides; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(random_stream(seed))
+        return load_model(model, dtype)
+
+
+def random_stream(seed: int) -> Tensor:
+    """The state (uint8) of torch's CPU generator just seeded; touches neither the global one nor a GPU."""
+    return torch.Generator().manual_seed(seed).get_state()
+
+
 def empty_model(model: ModelConfig) -> PreTrainedModel:
     """The architecture alone, in ``model.dtype`` on ``model.device``, in evaluation mode and without gradients.
 

@@ -107,7 +107,15 @@ class PolicyConfig(Config):
                 f"lora with trainer.ranks={self.trainer.ranks}: an adapter is trained by one rank. Leave out "
                 "trainer.ranks, or lora"
             )
+        if problem := self.engine.lora_problem(self.lora.rank):
+            raise ValueError(f"lora.rank={self.lora.rank}: {problem}")
         return self
+
+    @property
+    def served_as_adapter(self) -> bool:
+        """True if instances have the model, and get the adapter alone; else they get weights with the adapter in
+        them."""
+        return self.lora is not None and self.engine.lora
 
     @property
     def simulated(self) -> bool:

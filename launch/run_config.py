@@ -10,7 +10,7 @@ from ..actors.declared_columns import Column, common_types
 from ..actors.inference.balance import BalanceConfig
 from ..actors.inference.balancing import Balancing
 from ..actors.inference.inference_config import EngineConfig, VllmEngineConfig
-from ..actors.inference.instance_setup import ServedPolicy
+from ..actors.inference.instance_setup import ServedBase, ServedPolicy
 from ..actors.inference.router_config import RouterConfig
 from ..actors.messages import MOST_VERSION_CHANGES, WeightsConfig
 from ..actors.names import AgentName, PolicyName, Step
@@ -271,6 +271,7 @@ class RunConfig(Config):
         return PolicySetup(
             model=policy.used_model,
             lora=policy.lora,
+            publishes_adapter=policy.served_as_adapter,
             trainer=policy.trainer,
             credit={agent: self.agents[agent].algorithm for agent in agents},
             optimizer=policy.optimizer,
@@ -304,9 +305,18 @@ class RunConfig(Config):
     def served_policies(self) -> dict[PolicyName, ServedPolicy]:
         """The instances' part of each policy."""
         return {
-            name: ServedPolicy(policy.used_model, self._engine(policy.engine))
+            name: ServedPolicy(policy.used_model, self._engine(policy.engine), self._served_base(policy))
             for name, policy in self.policies.items()
         }
+
+    def _served_base(self, policy: PolicyConfig) -> ServedBase | None:
+        """The base of a policy that is served as an adapter, with room for all policies that share it."""
+        if not policy.served_as_adapter:
+            return None
+        shared = [
+            each.lora.rank for each in self.policies.values() if each.lora and each.model == policy.model
+        ]
+        return ServedBase(policy.real_model.weights_seed(self.seed), max(shared))
 
     def balancing(self) -> Balancing:
         """The router's part. Turns that are resumed are computed in other parts, which round otherwise: not if the run

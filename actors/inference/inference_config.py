@@ -1,11 +1,14 @@
 """Settings of an instance's engine: one class for each engine, chosen by ``name``. No engine is imported here."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Tag
 
 from ..config_base import Config, Count, NonNegative, Positive, chosen_by_name
 from .vllm_installed import vllm_problem
+
+VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM reserves memory for (``vllm.config.lora.MaxLoRARanks``)."""
 
 
 class EngineOptions(Config):
@@ -20,7 +23,8 @@ class EngineOptions(Config):
     resumable: ClassVar[bool]
     """The tokens of an interrupted turn can be given to a later request, which continues them."""
     lora: ClassVar[bool]
-    """It serves LoRA adapters of its model."""
+    """It serves LoRA adapters beside its model, which it loads once. Other engines get weights with the adapter in
+    them."""
 
     max_batch: Count = 64
     max_context: Count | None = None
@@ -47,6 +51,10 @@ class EngineOptions(Config):
     def unavailable(self, device: str) -> str | None:
         """The reason for which this engine can't be used here for a model on ``device``, with the command that installs
         it; None if it can."""
+        return None
+
+    def lora_problem(self, rank: int) -> str | None:
+        """The reason for which this engine can't serve an adapter of ``rank``; None if it can."""
         return None
 
     def environment(self, device: str) -> dict[str, str]:
@@ -90,7 +98,7 @@ class VllmEngineConfig(EngineOptions):
     # A turn that is resumed draws from another stream of random numbers, and a reused prefix may round otherwise.
     exact_draws: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
-    lora: ClassVar[bool] = False
+    lora: ClassVar[bool] = True
 
     name: Literal["vllm"] = "vllm"
     kv_cache_bytes: Count = 4 * 2**30
@@ -111,6 +119,9 @@ class VllmEngineConfig(EngineOptions):
 
     def unavailable(self, device: str) -> str | None:
         return vllm_problem(device)
+
+    def lora_problem(self, rank: int) -> str | None:
+        return f"vLLM has no adapters with a rank above {VLLM_RANKS[-1]}" if rank > VLLM_RANKS[-1] else None
 
     def environment(self, device: str) -> dict[str, str]:
         variables = {

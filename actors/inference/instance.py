@@ -167,7 +167,7 @@ class Instance(Actor, InstanceApi):
     async def _factory(self, policy: PolicyName) -> EngineFactory:
         if policy not in self._factories:
             served = self._setup.policies[policy]
-            self._factories[policy] = await factory_of(served.model, served.engine)
+            self._factories[policy] = await factory_of(served.model, served.engine, served.base)
         return self._factories[policy]
 
     async def _build(self, policy: PolicyName) -> Engine:

@@ -10,11 +10,22 @@ from .inference_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
+class ServedBase:
+    """The model under an adapter that an instance gets alone. ``seed``: of its weights, if they are random.
+    ``most_rank``: the largest of all adapters over it."""
+
+    seed: int
+    most_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """The model of a policy, None if it is simulated, and the engine that generates with it."""
+    """The model of a policy, None if it is simulated, and the engine that generates with it. ``base``: of a LoRA policy
+    whose instances get the adapter alone."""
 
     model: ModelConfig | None
     engine: EngineConfig
+    base: ServedBase | None = None
 
 
 @dataclass(frozen=True, slots=True)

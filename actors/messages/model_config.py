@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import xxhash
 from pydantic import Field, field_validator, model_validator
 
 from ..config_base import Config, Count, Share
@@ -33,6 +34,10 @@ class ModelConfig(Config):
             raise ValueError("a model made from `config` needs a `tokenizer` (hub name or folder)")
         return self
 
+    def weights_seed(self, run_seed: int) -> int:
+        """The seed of random weights that policies with this same model share, the same in every process of a run."""
+        return xxhash.xxh3_64_intdigest(f"{run_seed}/{self.model_dump_json()}".encode()) >> 1
+
     @property
     def tokenizer_source(self) -> str:
         """Hub name or folder of the tokenizer: ``tokenizer``, by default ``path``."""
@@ -45,9 +50,9 @@ class LoraConfig(Config):
     """A policy that is a LoRA adapter (Hu et al., arXiv 2106.09685) over its model, which stays as it is.
 
     A layer with the weight ``W`` computes ``W x + alpha / rank * B A x``: ``A`` ``[rank, in]`` and ``B``
-    ``[out, rank]`` are trained. ``targets``: the ends of the names of linear layers, or ``all-linear``, all but the output layer.
-    ``dropout``: written for other trainers' configs, and not used, as the model's own is not. Policies with the same
-    ``model`` share one base in memory.
+    ``[out, rank]`` are trained. ``targets``: the ends of the names of linear layers, or ``all-linear``, all but the
+    output layer. ``dropout``: written for other trainers' configs, and not used, as the model's own is not. Policies
+    with the same ``model`` share one base in memory.
     """
 
     rank: Count = 8

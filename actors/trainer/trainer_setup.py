@@ -16,7 +16,7 @@ from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 class PolicySetup(Config):
     """A policy and its training. ``credit`` has an entry for each of its agents, in the order of the config.
     ``model``: None if the policy is simulated. ``lora``: of a policy that is an adapter over the model, None if all
-    weights are trained.
+    weights are trained; ``publishes_adapter``: instances have the model, and get the adapter alone.
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
     ``init_from``: the folder of a saved policy, whose weights this one starts from.
@@ -24,6 +24,7 @@ class PolicySetup(Config):
 
     model: ModelConfig | None = None
     lora: LoraConfig | None = None
+    publishes_adapter: bool = False
     trainer: TrainerBackendConfig = TorchTrainerConfig()
     credit: dict[AgentName, CreditConfig]
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -78,6 +78,10 @@ class TestRefusals:
                 "agents.solver={lora: {}, engine: {name: simulated}, trainer: {name: simulated}}",
                 "agents.solver: lora: a simulated policy has no layers to adapt",
             ),
+            (
+                "agents.solver={lora: {rank: 513}, engine: {name: vllm}}",
+                "agents.solver: lora.rank=513: vLLM has no adapters with a rank above 512",
+            ),
             ("training=5", "training=5: Input should be a valid dictionary"),
             ("agents.solver.instances=0", "agents.solver.instances=0: .* equal to 1"),
             (

@@ -7,6 +7,7 @@ from ....core.collector import importing
 from ...errors import EngineUnavailable
 from ...messages import ModelConfig
 from ..inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig, VllmEngineConfig
+from ..instance_setup import ServedBase
 from .engine_factory import EngineFactory
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from .vllm_engine import VllmFactory
 
 
-async def factory_of(model: ModelConfig | None, engine: EngineConfig) -> EngineFactory:
+async def factory_of(
+    model: ModelConfig | None, engine: EngineConfig, base: ServedBase | None = None
+) -> EngineFactory:
     """Reads the tokenizer and the config of ``model``. Raises OSError if they can't be read, UnsupportedModel, and
     EngineUnavailable if the engine's library is missing or does not fit."""
     if isinstance(engine, SimulatedEngineConfig):
@@ -28,7 +31,7 @@ async def factory_of(model: ModelConfig | None, engine: EngineConfig) -> EngineF
         case EmbeddedEngineConfig():
             return await (await asyncio.to_thread(_embedded)).open(model, engine)
         case VllmEngineConfig():
-            return await (await asyncio.to_thread(_vllm)).open(model, engine)
+            return await (await asyncio.to_thread(_vllm)).open(model, engine, base)
 
 
 # Each library is imported by the processes alone that need it, in a thread: it takes seconds.

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ...messages import ModelConfig
 from ...model_sources import architecture_of, load_tokenizer
 from ..inference_config import EngineOptions
+from ..instance_setup import ServedBase
 from ..tokenizer_codec import TokenizerCodec
 from .engine import Engine
 from .engine_factory import EngineFactory
@@ -23,7 +24,7 @@ Options = TypeVar("Options", bound=EngineOptions)
 class HuggingFaceFactory(EngineFactory, Generic[Options]):
     """Its constructor reads files: see ``open``."""
 
-    def __init__(self, model: ModelConfig, options: Options) -> None:
+    def __init__(self, model: ModelConfig, options: Options, base: ServedBase | None = None) -> None:
         tokenizer = load_tokenizer(model)
         config = architecture_of(model).to_dict()
         self.codec = TokenizerCodec(tokenizer)
@@ -31,14 +32,17 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
             {key: value for key, value in config.items() if key not in _NAMES},
             (model.dtype, model.device, tokenizer.eos_token_id),
             options,
+            base and (base, model.path),
         )
         self._eos: int | None = tokenizer.eos_token_id
         self._model = model
         self._options = options
+        self._base = base
 
     @classmethod
-    async def open(cls, model: ModelConfig, options: Options) -> Self:
-        return await asyncio.to_thread(cls, model, options)
+    async def open(cls, model: ModelConfig, options: Options, base: ServedBase | None = None) -> Self:
+        """``base``: of a policy that is served as an adapter over ``model``."""
+        return await asyncio.to_thread(cls, model, options, base)
 
     async def build(self) -> Engine:
         return ThreadedEngine(await asyncio.to_thread(self._build))

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from ....transport.handle import StateHandle
 from .engine import EngineRequest, EngineResult, EngineStatistics
 
 
@@ -57,6 +58,11 @@ class StepEngine(ABC):
 
         PyTorch's, or all NumPy arrays. Tied weights appear once, under the first of their names.
         """
+
+    def room_for(self, handle: StateHandle) -> dict[str, Any]:
+        """The tensors that the weights of ``handle`` are to be copied into: ``weights()``, unless the engine takes
+        adapters of any shape."""
+        return self.weights()
 
     @abstractmethod
     def weights_loaded(self, tensors: Mapping[str, Any]) -> None:

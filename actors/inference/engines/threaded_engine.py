@@ -83,7 +83,7 @@ class ThreadedEngine(Engine):
 
     async def load(self, handle: StateHandle, transport: StateTransport) -> LoadTimes:
         started = time.perf_counter()
-        weights = await self.run(lambda engine: engine.weights())
+        weights = await self.run(lambda engine: engine.room_for(handle))
         asked = time.perf_counter()
         if self._reads_in_place:
             view = transport.mapped(handle, like=weights, checked=True, timeout_s=TRANSFER_TIMEOUT_S)

@@ -27,15 +27,19 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from ....core.errors import text_of
+from ....transport.handle import StateHandle
 from ....transport.state_dict import without_ties
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
+from ...messages import ModelConfig
 from ...pretrained import outline_of
 from ..inference_config import VllmEngineConfig
+from ..instance_setup import ServedBase
 from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
 from .hugging_face_factory import HuggingFaceFactory
 from .request_times import RequestTimes
 from .step_engine import StepEngine
-from .vllm_weights import BACKEND, StagedWeights, WorkerExtension
+from .vllm_adapters import AdapterVersions, base_source, lora_arguments
+from .vllm_weights import BACKEND, WholeVersions, WorkerExtension
 
 TEMPERATURES: Final = (0.01, 2.0)
 """vLLM samples with the first if a lower one is asked for, except 0, and refuses those above the second."""
@@ -48,7 +52,8 @@ class VllmFactory(HuggingFaceFactory[VllmEngineConfig]):
 
     def _build(self) -> StepEngine:
         outline = outline_of(self._model)
-        return VllmEngine(outline, self._end_tokens(outline), self._options)
+        source = None if self._base is None else (self._model, self._base)
+        return VllmEngine(outline, self._end_tokens(outline), self._options, source)
 
 
 @dataclass(slots=True)
@@ -66,21 +71,24 @@ class _Turn:
 class VllmEngine(StepEngine):
     """Generates with vLLM's own model of the architecture of ``outline``, a model on the device ``meta``.
 
-    ``eos_token_ids`` end a sequence. Raises what vLLM raises if it can't run the model or has no room for one sequence.
+    ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
+    adapter over it; None: each version is a whole model. Raises what vLLM raises if it can't run the model or has no
+    room for one sequence.
     """
 
     def __init__(
-        self, outline: PreTrainedModel, eos_token_ids: Collection[int], options: VllmEngineConfig
+        self,
+        outline: PreTrainedModel,
+        eos_token_ids: Collection[int],
+        options: VllmEngineConfig,
+        base: tuple[ModelConfig, ServedBase] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flexmarl-vllm-")
         try:
-            self._llm = _llm_engine(outline, options, self._folder.name)
+            self._llm = _llm_engine(outline, options, self._folder.name, base)
         except BaseException:
             self._folder.cleanup()
             raise
-        self._outline = without_ties(outline.state_dict(keep_vars=True))
-        # Workers that are processes of their own need memory that they can map.
-        self._staged = None if options.tensor_parallel == 1 else StagedWeights(self._outline)
         model_config, cache_config = self._llm.model_config, self._llm.vllm_config.cache_config
         self._max_context: int = model_config.max_model_len
         self._vocabulary: int = model_config.get_vocab_size()
@@ -93,9 +101,13 @@ class VllmEngine(StepEngine):
         self._is_stained = False
         """A request with logits that are not finite has left keys and values like them."""
         self._counted = _Counted()
+        self._versions: WholeVersions | AdapterVersions | None = None
         try:
-            if self._staged is not None:
-                self._llm.collective_rpc("init_weight_transfer_engine", args=(self._staged.location(),))
+            if base is None:
+                tensors = without_ties(outline.state_dict(keep_vars=True))
+                self._versions = WholeVersions(self._llm, tensors, in_place=options.tensor_parallel == 1)
+            else:
+                self._versions = AdapterVersions(self._llm)
             self._compute_a_token()
         except BaseException:
             self.close()
@@ -126,7 +138,8 @@ class VllmEngine(StepEngine):
             output_kind=RequestOutputKind.DELTA,
         )
         try:
-            self._llm.add_request(name, tokens_input(list(prompt)), params)
+            lora = self._loaded.lora
+            self._llm.add_request(name, tokens_input(list(prompt)), params, lora_request=lora)
         except ValueError as error:
             raise InvalidRequest(name, f"vLLM refuses it: {text_of(error)}") from error
         self._turns[name] = _Turn(request)
@@ -212,22 +225,25 @@ class VllmEngine(StepEngine):
 
     @property
     def reads_in_place(self) -> bool:
-        return self._staged is None
+        return self._loaded.reads_in_place
+
+    @property
+    def _loaded(self) -> WholeVersions | AdapterVersions:
+        assert self._versions is not None, "the constructor sets it"
+        return self._versions
 
     def weights(self) -> dict[str, Any]:
-        return self._outline if self._staged is None else self._staged.tensors
+        return self._loaded.tensors
+
+    def room_for(self, handle: StateHandle) -> dict[str, Any]:
+        return self._loaded.room_for(handle)
 
     def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
         """See ``StepEngine``. Raises EngineFailed after an error of vLLM's: it may hold a part of the weights."""
         if self.pending:
             raise RequestsInFlight(self.pending)
         try:
-            self._llm.collective_rpc("start_weight_update")
-            update = {"tensors": tensors} if self.reads_in_place else {}
-            self._llm.collective_rpc("update_weights", args=(update,))
-            self._llm.collective_rpc("finish_weight_update")
-            if not self._llm.reset_prefix_cache():
-                raise RuntimeError("keys and values of the former weights are still in use")
+            self._loaded.install(tensors, self._loads + 1)
         except Exception as error:
             raise EngineFailed(
                 f"vLLM could not take over new weights and may hold a part of them: {text_of(error)}"
@@ -242,9 +258,9 @@ class VllmEngine(StepEngine):
 
     def close(self) -> None:
         self._llm.engine_core.shutdown()
-        if self._staged is not None:
-            self._staged.close()
-        del self._llm
+        if self._versions is not None:
+            self._versions.close()
+        del self._versions, self._llm
         cleanup_dist_env_and_memory()
         self._folder.cleanup()
 
@@ -318,24 +334,37 @@ def _seed(request: EngineRequest) -> int:
     return xxhash.xxh3_64_intdigest(f"{request.seed} {request.resumed_tokens}".encode()) >> 1
 
 
-class _OneProcess(UniProcExecutor):  # type: ignore[misc]  # vLLM is not checked
-    """Keeps the file of vLLM's process group in the engine's own folder, which ends with the engine. In vLLM's place,
-    the folder for temporary files, it stays if the process is killed, and if anything still refers to the group."""
+def _one_process(folder: str) -> type[UniProcExecutor]:
+    """An executor that keeps the file of vLLM's process group in ``folder``, which ends with the engine. In vLLM's
+    place, the folder for temporary files, it stays if the process is killed, and if anything still refers to the
+    group."""
 
-    def _distributed_args(self) -> tuple[str, int, int]:
-        return f"file://{self.model_config.model}/process-group", *super()._distributed_args()[1:]
+    class OneProcess(UniProcExecutor):  # type: ignore[misc]  # vLLM is not checked
+        def _distributed_args(self) -> tuple[str, int, int]:
+            return f"file://{folder}/process-group", *super()._distributed_args()[1:]
+
+    return OneProcess
 
 
-def _llm_engine(outline: PreTrainedModel, options: VllmEngineConfig, folder: str) -> LLMEngine:
-    """vLLM with random weights. It reads the architecture from ``folder``, and no weights from a disk or a hub."""
-    outline.config.architectures = [type(outline).__name__]
-    outline.config.save_pretrained(folder)
+def _llm_engine(
+    outline: PreTrainedModel,
+    options: VllmEngineConfig,
+    folder: str,
+    base: tuple[ModelConfig, ServedBase] | None,
+) -> LLMEngine:
+    """vLLM with the weights of ``base`` and room for adapters over it, or with random weights: then it reads the
+    architecture from ``folder``, and no weights from a disk or a hub."""
+    if base is None:
+        outline.config.architectures = [type(outline).__name__]
+        outline.config.save_pretrained(folder)
+        source, arguments = folder, _WHOLE
+    else:
+        source, arguments = base_source(*base, folder), lora_arguments(base[1])
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=folder,
+            model=source,
             skip_tokenizer_init=True,
             generation_config="vllm",  # no limits of a model's own
-            load_format="dummy",
             dtype=str(outline.dtype).removeprefix("torch."),
             max_model_len=options.max_context,
             max_num_seqs=options.max_batch,
@@ -343,10 +372,16 @@ def _llm_engine(outline: PreTrainedModel, options: VllmEngineConfig, folder: str
             enable_prefix_caching=options.prefix_reuse,
             enforce_eager=options.enforce_eager or current_platform.is_cpu(),
             tensor_parallel_size=options.tensor_parallel,
-            distributed_executor_backend=_OneProcess if options.tensor_parallel == 1 else "mp",
+            distributed_executor_backend=_one_process(folder) if options.tensor_parallel == 1 else "mp",
             logprobs_mode="processed_logprobs",  # of the distribution that the token was drawn from
             disable_log_stats=True,
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+            **arguments,
         )
     )
+
+
+_WHOLE: Final[dict[str, Any]] = {
+    "load_format": "dummy",
+    "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+}

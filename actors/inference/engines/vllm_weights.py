@@ -27,8 +27,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.engine.llm_engine import LLMEngine
 
-from ....transport.handle import ALIGNMENT
+from ....transport.handle import ALIGNMENT, StateHandle
 
 BACKEND: Final = "flexmarl"
 """The name of ``WeightReader`` in vLLM's config."""
@@ -72,6 +73,46 @@ def _mapped(descriptor: int, layout: list[tuple[str, list[int], str, int]]) -> d
             size *= length
         tensors[name] = flat[begin : begin + size].view(dtype).view(shape)
     return tensors
+
+
+class WholeVersions:
+    """Replaces all weights of ``llm``. ``lora``: of its requests, which have none."""
+
+    lora: Final = None
+
+    def __init__(self, llm: LLMEngine, outline: Mapping[str, Tensor], *, in_place: bool) -> None:
+        """``in_place``: the worker is in this process and reads weights where they lie; others need memory that they
+        can map."""
+        self._llm = llm
+        self._outline = outline
+        self._staged = None if in_place else StagedWeights(outline)
+        if self._staged is not None:
+            llm.collective_rpc("init_weight_transfer_engine", args=(self._staged.location(),))
+
+    @property
+    def reads_in_place(self) -> bool:
+        return self._staged is None
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        return dict(self._outline) if self._staged is None else self._staged.tensors
+
+    def room_for(self, handle: StateHandle) -> dict[str, Any]:
+        """See ``StepEngine``."""
+        return self.tensors
+
+    def install(self, tensors: Mapping[str, Any], number: int) -> None:
+        """Takes over ``tensors``. After an error vLLM may hold a part of them."""
+        self._llm.collective_rpc("start_weight_update")
+        update = {"tensors": tensors} if self.reads_in_place else {}
+        self._llm.collective_rpc("update_weights", args=(update,))
+        self._llm.collective_rpc("finish_weight_update")
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("keys and values of the former weights are still in use")
+
+    def close(self) -> None:
+        if self._staged is not None:
+            self._staged.close()
 
 
 @dataclass

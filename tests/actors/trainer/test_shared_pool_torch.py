@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
@@ -27,11 +27,14 @@ TOKENIZER = str(RECIPES / "sort_digits" / "tokenizer")
 RECIPE_OF_DIGITS = RECIPE.replace("12", "12=")
 
 
-def policy(agent: str, dtype: str = "float32", hidden: int = 32, **loss: Any) -> PolicySetup:
+def policy(
+    agent: str, dtype: str = "float32", hidden: int = 32, lora: LoraConfig | None = None, **loss: Any
+) -> PolicySetup:
     credit = CreditConfig(name=loss.get("name", "grpo"))
     architecture = {**ARCHITECTURE, "hidden_size": hidden}
     return PolicySetup(
         model=ModelConfig(config=architecture, tokenizer=TOKENIZER, dtype=dtype),
+        lora=lora,
         optimizer=OptimizerConfig(lr=1e-2, schedule="linear"),
         credit={AgentName(agent): credit},
         loss=LossConfig(**loss),
@@ -43,6 +46,11 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "equal shapes": ({}, {}),
     "bfloat16 and other shapes": ({"dtype": "bfloat16"}, {"hidden": 64}),
     "critic and reference": ({"name": "ppo", "kl_coefficient": 0.1}, {"kl_coefficient": 0.1}),
+    "adapters over one base": (
+        {"lora": LoraConfig(), "kl_coefficient": 0.1},
+        {"lora": LoraConfig(rank=2), "name": "ppo"},
+    ),
+    "an adapter beside full weights": ({"lora": LoraConfig()}, {}),
     "held samples": ({"name": "reinforce_pp", "kl_coefficient": 0.1}, {}),
 }
 

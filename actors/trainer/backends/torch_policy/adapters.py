@@ -23,12 +23,12 @@ from transformers.pytorch_utils import Conv1D
 from ....errors import CheckpointMismatch
 from ....json_files import read_json
 from ....messages import LoraConfig, ModelConfig
-from ....pretrained import outline_of
+from ....pretrained import outline_of, random_stream
 from ...policy_files import check_tensors
 from ...saved_policy import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from .completion_model import named_weights, random_stream
+from .completion_model import named_weights
 from .lora_targets import target_names
-from .own_weights import ADAPTER_NAME, is_adapter, saved_weights
+from .own_weights import ADAPTER_NAME, file_name, is_adapter, own_weights, saved_weights
 
 
 def with_adapter(base: nn.Module, lora: LoraConfig, seed: int | None, path: str | None = None) -> Any:
@@ -72,6 +72,15 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{owner}.{leaf}", tensor + layer.get_delta_weight(ADAPTER_NAME)
         else:
             yield f"{owner}.{leaf}", tensor
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The adapter alone by the names in its file: ``A``, and ``alpha / rank * B``, a copy."""
+    layers: dict[str, Any] = dict(model.named_modules())
+    for name, tensor in own_weights(model).items():
+        owner, _, matrix = name.partition(".lora_")
+        scale = layers[owner].scaling[ADAPTER_NAME] if matrix.startswith("B.") else 1.0
+        yield file_name(name), tensor if scale == 1.0 else tensor * scale
 
 
 def write_adapter_config(model: Any, folder: Path) -> None:

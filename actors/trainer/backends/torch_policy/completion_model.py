@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
-from ....pretrained import load_model, unset_model
+from ....pretrained import seeded_model, unset_model
 from ...loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
 from .fused_norm import fuse_norms
@@ -35,9 +35,7 @@ def build_model(config: ModelConfig, seed: int | None) -> Any:
     if seed is None:
         model: Any = unset_model(config, torch.float32)
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(random_stream(seed))
-            model = load_model(config, torch.float32)
+        model = seeded_model(config, seed, torch.float32)
     model.config.architectures = [type(model).__name__]
     evaluating: Any = model.eval()
     return evaluating
@@ -177,8 +175,3 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
 def derived_seed(seed: int, name: str) -> int:
     """A seed of its own for every policy of a run, the same in every process."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
-
-
-def random_stream(seed: int) -> Tensor:
-    """The state (uint8) of torch's CPU generator just seeded; touches neither the global one nor a GPU."""
-    return torch.Generator().manual_seed(seed).get_state()

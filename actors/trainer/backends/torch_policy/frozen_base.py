@@ -7,7 +7,7 @@ import torch
 import xxhash
 
 from ....messages import ModelConfig
-from .completion_model import derived_seed, named_weights, placed_model
+from .completion_model import named_weights, placed_model
 
 
 class FrozenBase:
@@ -42,5 +42,5 @@ class FrozenBases:
         """The same object for equal configs."""
         key = config.model_dump_json()
         if key not in self._bases:
-            self._bases[key] = FrozenBase(config, derived_seed(self._seed, key))
+            self._bases[key] = FrozenBase(config, config.weights_seed(self._seed))
         return self._bases[key]

@@ -152,22 +152,23 @@ class TrainedModels:
         """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
 
         On one rank float32 ones are the live weights themselves, and others are copies. A LoRA policy publishes the
-        weights of the whole model, with its adapter in them.
+        weights of the whole model, with its adapter in them, or its adapter alone with ``alpha / rank`` in ``B``.
         """
         weights = {}
-        for name, tensor in self._whole_weights():
+        for name, tensor in self._engine_weights():
             narrow = self._bfloat16 and tensor.is_floating_point()
             gathered = self.gang.gathered(tensor.to(torch.bfloat16) if narrow else tensor)
             if gathered is not None:
                 weights[name] = gathered
         return weights
 
-    def _whole_weights(self) -> Iterable[tuple[str, Tensor]]:
+    def _engine_weights(self) -> Iterable[tuple[str, Tensor]]:
         if self._base is None:
             return named_weights(self.completions.model).items()
-        from .adapters import merged_weights
+        from .adapters import adapter_weights, merged_weights
 
-        return merged_weights(self.completions.model)
+        publish = adapter_weights if self._setup.publishes_adapter else merged_weights
+        return publish(self.completions.model)
 
     # ----------------------------------------------------------------------- files
 

@@ -1,0 +1,93 @@
+"""LoRA adapters for vLLM, which has loaded their base: a version is some hundred kilobytes, installed in milliseconds.
+
+    transport ──copy, digest──> tensors ──a folder in peft's format, removed at once──> vLLM's workers
+
+Every version has a name of its own, which vLLM makes a part of the keys of its prefix cache: keys and values of former
+versions, and of other policies, are never reused for it.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from ....transport.handle import StateHandle
+from ...json_files import write_json
+from ...messages import ModelConfig
+from ...pretrained import seeded_model
+from ..inference_config import VLLM_RANKS
+from ..instance_setup import ServedBase
+
+_A: Final = ".lora_A.weight"
+
+
+class AdapterVersions:
+    """One adapter at a time over the model of ``llm``. ``lora``: of its requests, None before the first version."""
+
+    def __init__(self, llm: LLMEngine) -> None:
+        self._llm = llm
+        self.lora: LoRARequest | None = None
+        self.tensors: dict[str, Any] = {}
+        self.reads_in_place = False
+
+    def room_for(self, handle: StateHandle) -> dict[str, Any]:
+        """See ``StepEngine``: adapters of different policies have different ranks and layers."""
+        self.tensors = {
+            spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in handle.tensors
+        }
+        return self.tensors
+
+    def install(self, tensors: Mapping[str, Any], number: int) -> None:
+        """Takes over the adapter ``tensors``."""
+        former, lora = self.lora, None
+        with tempfile.TemporaryDirectory(prefix="flexmarl-adapter-") as folder:
+            _write(Path(folder), tensors)
+            lora = LoRARequest(f"version {number}", number, folder)
+            if not self._llm.add_lora(lora):
+                raise RuntimeError("vLLM did not take the adapter")
+        if former is not None:
+            self._llm.remove_lora(former.lora_int_id)
+        self.lora = lora
+
+    def close(self) -> None:
+        self.tensors = {}
+
+
+def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """An adapter in peft's format, whose ``B`` has the factor ``alpha / rank`` in it: here ``alpha`` is the rank."""
+    layers = [name.removesuffix(_A) for name in tensors if name.endswith(_A)]
+    rank = max(tensors[layer + _A].shape[0] for layer in layers)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "bias": "none",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
+    }
+    write_json(folder / "adapter_config.json", config)
+    save_file(dict(tensors), folder / "adapter_model.safetensors")
+
+
+def base_source(model: ModelConfig, base: ServedBase, folder: str) -> str:
+    """The folder, or the hub's name, that vLLM loads the base from. A random base is written to ``folder`` by its
+    seed."""
+    if model.path is not None:
+        return model.path
+    made = seeded_model(model, base.seed, torch.float32)
+    made.config.architectures = [type(made).__name__]
+    made.to(getattr(torch, model.dtype)).save_pretrained(folder)
+    return folder
+
+
+def lora_arguments(base: ServedBase) -> dict[str, Any]:
+    """vLLM's arguments for one adapter that computes, and the next one beside it."""
+    reserved = next(rank for rank in VLLM_RANKS if rank >= base.most_rank)
+    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": reserved}

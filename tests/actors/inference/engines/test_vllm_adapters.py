@@ -1,0 +1,133 @@
+"""LoRA policies on vLLM: the base is loaded once, and every version is an adapter."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexmarl.actors.inference.engines.engine import Engine
+from flexmarl.actors.inference.engines.huggingface import TransformersEngine
+from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
+from flexmarl.actors.inference.instance_setup import ServedBase
+from flexmarl.actors.messages import LoraConfig, ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.pretrained import empty_model, outline_of
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.padding import pad_rows
+from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.transport.state import StateTransport
+
+from .vllm_engines import OPTIONS, VOCABULARY, model_of, request_of
+
+pytestmark = pytest.mark.vllm
+
+RUN_SEED = 5
+
+
+@pytest.fixture
+async def transport(private: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(private) as opened:
+        yield opened
+
+
+def policy_of(
+    model: ModelConfig, lora: LoraConfig, name: str = "solver", *, adapter: bool = True
+) -> TorchPolicy:
+    torch.set_num_threads(1)
+    setup = PolicySetup(
+        model=model,
+        lora=lora,
+        publishes_adapter=adapter,
+        credit={AgentName(name): CreditConfig()},
+        optimizer=OptimizerConfig(),
+        sft=SftConfig(lr=3e-3),
+    )
+    return TorchPolicy(PolicyName(name), setup, seed=RUN_SEED, total_steps=1)
+
+
+async def served(model: ModelConfig, most_rank: int) -> Engine:
+    from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
+
+    base = ServedBase(model.weights_seed(RUN_SEED), most_rank)
+    return ThreadedEngine(await asyncio.to_thread(VllmEngine, outline_of(model), [], OPTIONS, (model, base)))
+
+
+def update(policy: TorchPolicy) -> None:
+    policy.sft([((1, 2), (3, 4, 5)), ((7,), (8, 9))])
+
+
+def logprobs(policy: TorchPolicy, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[float]:
+    with torch.no_grad():
+        found: list[float] = policy.models.completions.logprobs(
+            pad_rows([(prompt, tokens)], VOCABULARY)
+        ).tolist()
+    return found
+
+
+async def check(engine: Engine, policy: TorchPolicy, prompt: tuple[int, ...]) -> float:
+    """The largest difference of log-probabilities from the trainer's."""
+    result = await engine.generate(request_of(f"{len(prompt)}", prompt, seed=1, temperature=1.0))
+    expected = logprobs(policy, prompt, result.tokens)
+    return max(abs(one - other) for one, other in zip(result.logprobs, expected, strict=True))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_through_ten_updates(
+    tied: bool, transport: StateTransport
+) -> None:
+    model, lora = model_of(tied=tied), LoraConfig(rank=3, alpha=7)
+    policy = policy_of(model, lora)
+    merged = policy_of(model, lora, adapter=False)
+    vllm = await served(model, 3)
+    embedded: Engine = ThreadedEngine(TransformersEngine(empty_model(model), [], max_batch=4))
+    try:
+        for version in range(11):
+            if version:
+                update(policy)
+                update(merged)
+            await vllm.load(await transport.set("adapter", policy.weights(), version=version), transport)
+            await embedded.load(await transport.set("merged", merged.weights(), version=version), transport)
+            for engine in (vllm, embedded):
+                for prompt in ((1,), tuple(range(1, 40))):
+                    assert await check(engine, policy, prompt) < 1e-4
+    finally:
+        await vllm.close()
+        await embedded.close()
+
+
+async def test_policies_of_other_ranks_and_layers_take_turns_on_one_base(transport: StateTransport) -> None:
+    """No prefix of the other policy is reused: its keys and values are others."""
+    model, prompt = (
+        model_of(),
+        tuple(number % VOCABULARY for number in range(300)),
+    )  # more than two blocks of 128
+    one = policy_of(model, LoraConfig(rank=4), "one")
+    two = policy_of(model, LoraConfig(rank=2, alpha=9, targets=("q_proj", "down_proj")), "two")
+    for _ in range(8):
+        update(one)
+        two.sft([((1, 2), (30, 31, 32))])
+    engine = await served(model, 4)
+    try:
+        for version in range(2):
+            for policy in (one, two):
+                handle = await transport.set(policy.name, policy.weights(), version=version)
+                await engine.load(handle, transport)
+                before = engine.statistics().reused_tokens
+                assert await check(engine, policy, prompt) < 1e-4
+                assert engine.statistics().reused_tokens == before
+                assert await check(engine, policy, prompt) < 1e-4
+                assert engine.statistics().reused_tokens > before
+        tokens = tuple(range(20, 28))
+        assert logprobs(one, prompt, tokens) != pytest.approx(logprobs(two, prompt, tokens), abs=1e-2)
+    finally:
+        await engine.close()
+
+
+def test_only_the_adapter_is_published() -> None:
+    model = model_of()
+    adapter, merged = (policy_of(model, LoraConfig(rank=1), adapter=each) for each in (True, False))
+    one, other = (sum(t.numel() for t in policy.weights().values()) for policy in (adapter, merged))
+    assert one == sum(p.numel() for p in adapter.models.parameters.values()) < other / 20
