@@ -353,6 +353,8 @@ def _error_of(
             return RemoteProtocolError(message)
         case Fault.NOT_ALLOWED:
             return CallNotAllowed(request.actor, request.endpoint)
+        case Fault.EXPIRED:  # this loop was blocked, and has not looked at its own timer yet
+            return CallTimeout(request.actor, request.endpoint, request.head.timeout_s)
         case Fault.CANCELLED | Fault.OUT_OF_ORDER:
             return RemoteError(request.actor, request.endpoint, kind.removeprefix("!"), message, "")
     return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback, declared, fields)

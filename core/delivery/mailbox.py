@@ -233,7 +233,9 @@ class Mailbox:
             is_call = delivery.kind in (Kind.CALL, Kind.IDEMPOTENT_CALL)
             # Past the deadline of a call its caller has given up.
             self._running[delivery] = (
-                self._loop.call_later(delivery.timeout_s, self.cancel, delivery) if is_call else None
+                self._loop.call_later(delivery.timeout_s, self.cancel, delivery, Fault.EXPIRED)
+                if is_call
+                else None
             )
             known = self._endpoints.get(delivery.endpoint)
             if known is not None:

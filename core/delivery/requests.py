@@ -293,7 +293,7 @@ class Serving:
                 self._report_done(delivery.id)
                 return
             packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_TEXT_LIMIT], "", "", {}])
-            if fault is Fault.CANCELLED:
+            if fault in (Fault.CANCELLED, Fault.EXPIRED):
                 self._send_error(delivery, packed)
             else:
                 self._link.send(packed)

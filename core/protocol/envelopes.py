@@ -63,6 +63,7 @@ class Fault(StrEnum):
     DEAD = "!dead"
     PROTOCOL = "!protocol"
     CANCELLED = "!cancelled"
+    EXPIRED = "!expired"
     OUT_OF_ORDER = "!out of order"
     NOT_ALLOWED = "!not allowed"
 
