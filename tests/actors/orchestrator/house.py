@@ -298,63 +298,76 @@ class House:
     ) -> RunResult:
         (self.folder / "workflow.py").write_text(RECIPE)
         recipe = RecipeConfig(folder=str(self.folder), data=data, seed=1)
-        (self.folder / "checkpoints").mkdir()
-        system = self.system
-        console: ActorRef[Any] = await system.add(self.console, "console")
-        router = await system.add(RouterActor(RouterSetup(tuple(self.instances), console)), "router")
+        console: ActorRef[Any] = await self.system.add(self.console, "console")
+        router = await self._start_router(console)
+        store: ActorRef[Any] = await self.system.add(self.store, "store")
+        self.setup = self._rollout_setup(recipe, store, router, rollout)
+        setup = OrchestratorSetup(
+            plan=self._plan(rollout, global_batch),
+            policies=self._policies(),
+            trajectories_per_query=2,
+            max_failed_share=1.0,
+            group_order="arrival",
+            recipe=recipe,
+            trainer=await self.system.add(self.trainer, "trainer"),
+            router=router,
+            workers=await self._start_workers(),
+            store=store,
+            supervisor=await self.system.add(self.supervisor, "supervisor"),
+            console=console,
+            checkpoints=self.folder / "checkpoints",
+            checkpoints_kept=2,
+            resume_from=None,
+        )
+        return await self._result_of(Orchestrator(setup))
+
+    async def _start_router(self, console: ActorRef[Any]) -> ActorRef[Any]:
+        """A router that all instances have joined."""
+        setup = RouterSetup(tuple(self.instances), console)
+        router = await self.system.add(RouterActor(setup), "router")
         for policy, own in self.instances.items():
             for number, instance in enumerate(own):
-                await router.api.join(await system.add(instance, f"{policy}-{number}"), policy, 64)
-        store: ActorRef[Any] = await system.add(self.store, "store")
-        setup = RolloutSetup(
+                await router.api.join(await self.system.add(instance, f"{policy}-{number}"), policy, 64)
+        return router
+
+    def _rollout_setup(
+        self, recipe: RecipeConfig, store: ActorRef[Any], router: ActorRef[Any], config: RolloutConfig
+    ) -> RolloutSetup:
+        return RolloutSetup(
             recipe=recipe,
             agents={agent: RolloutAgent(policy) for agent, policy in self.policy_of.items()},
             policies={policy: RolloutPolicy("one") for policy in self.instances},
             store=store,
             router=router,
-            orchestrator=system.ref("orchestrator", store.address, OrchestratorApi),
-            config=rollout,
+            orchestrator=self.system.ref("orchestrator", store.address, OrchestratorApi),
+            config=config,
             runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",
         )
-        self.setup = setup
-        workers: list[ActorRef[Any]] = [
-            await self.start_worker(system, f"rollout-{n}") for n in range(self.workers)
-        ]
-        orchestrator = Orchestrator(
-            OrchestratorSetup(
-                plan=plan(
-                    tuple(self.agents_of),
-                    rollout.replacement_queries,
-                    self.max_staleness,
-                    global_batch,
-                    self.evaluate_every,
-                ),
-                policies={
-                    policy: OrchestratorPolicy(tuple(self.agents_of[policy]), self.sft_batches)
-                    for policy in self.instances
-                },
-                trajectories_per_query=2,
-                max_failed_share=1.0,
-                group_order="arrival",
-                recipe=recipe,
-                trainer=await system.add(self.trainer, "trainer"),
-                router=router,
-                workers=workers,
-                store=store,
-                supervisor=await system.add(self.supervisor, "supervisor"),
-                console=console,
-                checkpoints=self.folder / "checkpoints",
-                checkpoints_kept=2,
-                resume_from=None,
-            )
-        )
+
+    def _plan(self, rollout: RolloutConfig, global_batch: dict[PolicyName, int] | None) -> Plan:
+        policies, replaced = tuple(self.agents_of), rollout.replacement_queries
+        return plan(policies, replaced, self.max_staleness, global_batch, self.evaluate_every)
+
+    def _policies(self) -> dict[PolicyName, OrchestratorPolicy]:
+        return {
+            policy: OrchestratorPolicy(tuple(self.agents_of[policy]), self.sft_batches)
+            for policy in self.instances
+        }
+
+    async def _start_workers(self) -> list[ActorRef[Any]]:
+        return [await self.start_worker(self.system, f"rollout-{n}") for n in range(self.workers)]
+
+    async def _result_of(self, orchestrator: Orchestrator) -> RunResult:
+        """The run's result. Raises the first error of an actor."""
         self.orchestrator = orchestrator
-        await (await system.add(orchestrator, "orchestrator")).api.start()
-        done: set[asyncio.Future[Any]] = {self.console.result, system.failure}
+        (self.folder / "checkpoints").mkdir()
+        await (await self.system.add(orchestrator, "orchestrator")).api.start()
+        failure = self.system.failure
+        done: set[asyncio.Future[Any]] = {self.console.result, failure}
         await asyncio.wait(done, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED)
-        if system.failure.done():
-            raise system.failure.result()
+        if failure.done():
+            raise failure.result()
         return self.console.result.result()
 
     async def start_worker(self, system: ActorSystem, name: str) -> ActorRef[Any]:
