@@ -284,7 +284,8 @@ async def _bench(size: Size, *, shared: bool = True, ranks: int = 1) -> AsyncIte
                 async with asyncio.TaskGroup() as group:
                     failing = group.create_task(_raise_failure(system, supervisor))
                     await pool.start()
-                    slots = [p for p in psutil.Process().children() if "slot-" in " ".join(p.cmdline())]
+                    figures = await supervisor.process_statistics()
+                    slots = [psutil.Process(figures[n].pid) for n in figures if n.startswith("slot-")]
                     yield _Bench(pool, store, holder, slots)
                     failing.cancel()
             await pool.close()
