@@ -8,6 +8,7 @@ To a reader on another host, which has no access to the segments, the store send
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,12 +64,17 @@ class ExperienceWriter:
     """Puts one process's samples into a store on this host."""
 
     def __init__(self, store: ActorRef[StoreApi], name: str, directories: SegmentDirectories) -> None:
-        """``name``: of this writer, unique among all that the store ever had. Raises UnsafeDirectory."""
+        """``name``: of this writer, unique among all that the store ever had."""
         self._store = store
         self._name = name
-        self._segments = SegmentWriter(directories)
+        self._directories = directories
         self._granting = asyncio.Lock()
         self._grants = 0
+
+    @cached_property
+    def _segments(self) -> SegmentWriter:
+        """Made for the first put: by then the store has made the directories. Raises UnsafeDirectory."""
+        return SegmentWriter(self._directories)
 
     async def put(self, samples: Sequence[Sample], report: GroupClosed | None = None) -> None:
         """Adds the samples of a closed group, all or none, and with them its report. Raises StoreError if the store
@@ -119,7 +125,8 @@ class ExperienceWriter:
                         self._grants += 1
 
     def close(self) -> None:
-        self._segments.close()
+        if "_segments" in vars(self):
+            self._segments.close()
 
 
 _Where = tuple[int, str]
@@ -192,16 +199,15 @@ class ExperienceReader:
     """Reads the samples that one process has leased from a store, on this host or another."""
 
     def __init__(self, store: ActorRef[StoreApi], directories: SegmentDirectories | None) -> None:
-        """``directories``: of the store's segments; if None, or if they do not exist on this host, the store sends the
-        bytes. Raises UnsafeDirectory."""
+        """``directories``: of the store's segments; if None, or if they do not exist on this host at the first read, the
+        store sends the bytes."""
         self._store = store
+        self._directories = directories
         self._segments: SegmentReader | None = None
-        if directories is not None and all(path.is_dir() for path in directories.all()):
-            self._segments = SegmentReader(directories)
 
     async def samples(self, batch: LeasedBatch) -> list[Sample]:
         """The samples in the order of the lease, without the columns that the run declares (``columns``). Raises
-        ForeignHandle if their bytes are gone."""
+        ForeignHandle if their bytes are gone, UnsafeDirectory."""
         columns, arrays = batch.columns, await self.arrays(batch)
         rows = zip(columns["agent"], *(columns[name] for name in SCALAR_COLUMNS), strict=True)
         samples = []
@@ -243,6 +249,9 @@ class ExperienceReader:
 
     async def _source(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> "SegmentReader | _Sent":
         """The source of the columns' bytes: the segments, or one answer of the store for all of them."""
+        if (places := self._directories) is not None and all(path.is_dir() for path in places.all()):
+            self._segments = SegmentReader(places)
+        self._directories = None
         if self._segments is not None:
             return self._segments
         item_bytes: dict[ByteRef, int] = {}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
@@ -10,6 +11,7 @@ from .signature import EndpointOptions, endpoint_options, mark_endpoint
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound="Actor")
+Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -70,12 +72,19 @@ class System(Protocol):
     """The system of an actor, as actors use it; see ``ActorSystem`` for the meaning of each member."""
 
     name: str
+    directory: Path
 
     @property
     def address(self) -> str: ...
 
     @property
     def incarnation(self) -> int: ...
+
+    def clock(self) -> float: ...
+
+    def new_id(self) -> str: ...
+
+    async def run_blocking(self, work: Callable[..., Result], *args: Any) -> Result: ...
 
     async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]: ...
 

@@ -10,6 +10,7 @@ os.environ.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from .wire.zeromq import Tcp, ZmqWire, ipc_address
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
 Setup = TypeVar("Setup")
+Result = TypeVar("Result")
 
 # Enough for failures that pass; one that comes back each time is escalated within seconds.
 THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
@@ -73,9 +75,10 @@ class ActorSystem:
         intensity: Intensity = THREE_A_MINUTE,
         log_directory: Path | None = None,
     ) -> None:
-        """``directory``: private (0700) to the user, for the system's socket, keys and journal; None: a new one, which
-        is removed at the end. The system listens on an ipc socket there, or on ``tcp``. ``keys``: for connections to
-        systems that listen on TCP. ``wire``: another way to reach peers (``MemoryNetwork.wire``).
+        """``directory``: private (0700) to the user, for the system's socket, keys and journal, and the files of its
+        actors, best on tmpfs; systems of one node share it. None: a new one, which is removed at the end. The system
+        listens on an ipc socket there, or on ``tcp``. ``keys``: for connections to systems that listen on TCP.
+        ``wire``: another way to reach peers (``MemoryNetwork.wire``).
         Raises ValueError if ``name`` is invalid. Entering raises UnsafeDirectory if other users may have access to a
         given directory, and OSError, of too few file descriptors for example.
 
@@ -93,6 +96,7 @@ class ActorSystem:
         self._own_supervisor: Supervisor | None = None
         self._own_directory: PrivateDirectory | None = None
         self._entered = False
+        self._ids = itertools.count(1)
 
     def __repr__(self) -> str:
         if not hasattr(self, "_local"):
@@ -186,6 +190,22 @@ class ActorSystem:
         """The number of this system among those of its name: a restarted actor's system has a greater one than before
         (``protocol/incarnations.py``)."""
         return self._wire.epoch
+
+    def new_id(self) -> str:
+        """A text that no other call returns: not in this system, in its predecessors and successors, nor in others."""
+        return f"{self._wire.epoch:x}-{next(self._ids):x}"
+
+    def clock(self) -> float:
+        """Seconds that never go back; virtual in virtual time."""
+        return self._wire.now()
+
+    async def run_blocking(self, work: Callable[..., Result], *args: Any) -> Result:
+        """The result of ``work(*args)``, which may wait for a disk or compute for long, in a thread of the loop's own
+        executor. In virtual time, which has no threads, the loop itself calls it."""
+        if getattr(asyncio.get_running_loop(), "is_virtual", False):
+            await asyncio.sleep(0)
+            return work(*args)
+        return await asyncio.to_thread(work, *args)
 
     @property
     def keys_file(self) -> Path:

@@ -75,17 +75,16 @@ class References:
 def actor_specs(
     config: RunConfig,
     directory: RunDirectory,
-    runtime_dir: Path,
     references: References,
     resume: tuple[Path, RunState] | None,
     own_gpus: Mapping[str, tuple[str, ...]],
 ) -> dict[str, ActorSpec]:
-    """All actors of a run, by name. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
-    folder and state. ``own_gpus``: the UUIDs of GPUs, for the actors whose processes see these alone."""
-    store = _store_setup(config, references, runtime_dir, directory.store)
-    trainer = _trainer_setup(config, references, runtime_dir, directory, resume and resume[0])
+    """All actors of a run, by name. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of
+    GPUs, for the actors whose processes see these alone."""
+    store = _store_setup(config, references, directory.store)
+    trainer = _trainer_setup(config, references, directory, resume and resume[0])
     router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
-    rollout = rollout_setup(config, references, runtime_dir, directory.store)
+    rollout = rollout_setup(config, references, directory.store)
     orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
     specs = {
         references.store.name: ActorSpec(_STORE, store),
@@ -97,9 +96,7 @@ def actor_specs(
     slot = replace(trainer, pool=None)
     specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
     for policy, instances in references.instances.items():
-        setup = InstanceSetup(
-            policy, config.served_policies(), runtime_dir, references.router, config.weights
-        )
+        setup = InstanceSetup(policy, config.served_policies(), references.router, config.weights)
         environment = setup.environment()
         specs |= {
             instance.name: ActorSpec(_INSTANCE, setup, restarted=True, env=environment)
@@ -108,9 +105,7 @@ def actor_specs(
     return {name: replace(spec, cuda_devices=own_gpus.get(name)) for name, spec in specs.items()}
 
 
-def rollout_setup(
-    config: RunConfig, references: References, runtime_dir: Path, store_dir: Path
-) -> RolloutSetup:
+def rollout_setup(config: RunConfig, references: References, store_dir: Path) -> RolloutSetup:
     return RolloutSetup(
         recipe=config.recipe_config(),
         agents={
@@ -127,15 +122,13 @@ def rollout_setup(
         router=references.router,
         orchestrator=references.orchestrator,
         config=config.rollout,
-        runtime_dir=runtime_dir,
         store_dir=store_dir,
     )
 
 
-def _store_setup(config: RunConfig, references: References, runtime_dir: Path, store_dir: Path) -> StoreSetup:
+def _store_setup(config: RunConfig, references: References, store_dir: Path) -> StoreSetup:
     return StoreSetup(
         policies={name: agent.policy for name, agent in config.agents.items()},
-        runtime_dir=runtime_dir,
         store_dir=store_dir,
         max_staleness=config.staleness,
         order="query" if config.deterministic else "arrival",
@@ -149,7 +142,6 @@ def _store_setup(config: RunConfig, references: References, runtime_dir: Path, s
 def _trainer_setup(
     config: RunConfig,
     references: References,
-    runtime_dir: Path,
     directory: RunDirectory,
     resume_from: Path | None,
 ) -> TrainerSetup:
@@ -167,7 +159,6 @@ def _trainer_setup(
         recipe=config.recipe_config(),
         total_steps=config.training.steps,
         store=references.store,
-        runtime_dir=runtime_dir,
         store_dir=directory.store,
         resume_from=resume_from,
         pool=pool,

@@ -34,7 +34,6 @@ from ..actors.messages import (
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.rollout.block_watch import report_file
 from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
-from ..actors.store_client import segment_directories
 from ..actors.trainer.pool_config import SharedPoolConfig
 from ..core.errors import ActorDead, FlexmarlError, is_loss, text_of
 from ..core.private_directory import private_directory
@@ -143,9 +142,8 @@ class LocalRun:
         before the processes run."""
         references = await self._references()
         self._prepare_store(references.store)
-        placement = await asyncio.to_thread(place_here, self.config)
-        own = placement.own_gpus()
-        specs = actor_specs(self.config, self.directory, self.runtime_dir, references, self.resume, own)
+        placement = await self.console.system.run_blocking(place_here, self.config)
+        specs = actor_specs(self.config, self.directory, references, self.resume, placement.own_gpus())
         router = references.router.name
         await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}
@@ -176,8 +174,6 @@ class LocalRun:
         shutil.rmtree(store_dir, ignore_errors=True)
         store_dir.mkdir(mode=0o700)
         self.directory.store_address.write_text(store.address)  # for `flexmarl store`
-        for path in segment_directories(self.runtime_dir, store_dir).all():
-            path.mkdir(mode=0o700)
 
 
 async def _watch_processes(

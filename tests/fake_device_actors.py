@@ -8,10 +8,8 @@ from torch import nn
 
 from flexmarl.actors.inference import instance
 from flexmarl.actors.inference.engines import embedded
-from flexmarl.actors.inference.instance_setup import InstanceSetup
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer import static_pool, trainer
-from flexmarl.actors.trainer.trainer_setup import TrainerSetup
 from flexmarl.transport.devices.fake import FakeDevices
 
 DEVICE = "GPU-simulated"
@@ -29,15 +27,15 @@ def on_device(model: Any, devices: FakeDevices) -> Any:
 
 
 class Trainer(trainer.Trainer):
-    def __init__(self, setup: TrainerSetup) -> None:
-        devices = FakeDevices(setup.runtime_dir, {DEVICE: TOTAL})
+    async def on_start(self) -> None:
+        devices = FakeDevices(self.system.directory, {DEVICE: TOTAL})
         vars(static_pool)["find_devices"] = lambda names: devices
-        super().__init__(setup)
+        await super().on_start()
 
 
 class Instance(instance.Instance):
-    def __init__(self, setup: InstanceSetup) -> None:
-        devices = FakeDevices(setup.runtime_dir, {DEVICE: TOTAL})
+    async def on_start(self) -> None:
+        devices = FakeDevices(self.system.directory, {DEVICE: TOTAL})
         vars(instance)["find_devices"] = lambda names: devices
         vars(embedded)["empty_model"] = lambda model: on_device(empty_model(model), devices)
-        super().__init__(setup)
+        await super().on_start()

@@ -178,6 +178,27 @@ RULES = (
         banned=("list_hook=", "object_hook="),
     ),
     Rule(
+        "the roles read the time from their system, and have it call functions that block: both may be virtual",
+        where="actors",
+        except_in=r"actors/inference/engines/.*|actors/trainer/backends/torch_policy/.*|actors/store/query\.py"
+        r"|actors/rollout/block_watch\.py",
+        banned=(
+            ".run_in_executor",
+            "asyncio.to_thread",
+            "concurrent.futures.ThreadPoolExecutor",
+            "threading.Thread",
+            "time.monotonic",
+            "time.perf_counter",
+            "time.process_time",
+            "time.sleep",
+            "time.time",
+            # ids: ``system.new_id``
+            "os.urandom",
+            "secrets",
+            "uuid",
+        ),
+    ),
+    Rule(
         "flexmarl.testing is for tests: it stands above all layers",
         where="",
         banned=(f"{PACKAGE}.testing",),

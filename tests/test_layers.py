@@ -194,6 +194,9 @@ BAD = [
     ("launch/x.py", "from flexmarl.testing import MemoryNetwork  #!"),
     ("core/x.py", "from .. import testing  #!"),
     ("core/host_x.py", "import pkgutil\npkgutil.resolve_name(x)  #!"),
+    ("actors/x.py", "import asyncio\nasync def f():\n    await asyncio.to_thread(f)  #!"),
+    ("actors/rollout/x.py", "from time import monotonic  #!\nimport time\nnow = time.perf_counter()  #!"),
+    ("actors/store/x.py", "import asyncio\nasyncio.get_running_loop().run_in_executor(pool, f)  #!"),
 ]
 
 
@@ -223,6 +226,8 @@ GOOD = [
         "from importlib.metadata import version\nimport importlib.util\nimportlib.util.find_spec('ray')",
     ),
     ("launch/x.py", "import multiprocessing.shared_memory"),
+    ("actors/x.py", "import asyncio\nnow = asyncio.get_running_loop().time()\nevent = threading.Event()"),
+    ("actors/inference/engines/x.py", "import time\nnow = time.perf_counter()"),
 ]
 
 

@@ -36,9 +36,6 @@ class Instance(Actor, InstanceApi):
 
     def __init__(self, setup: InstanceSetup) -> None:
         self._setup = setup
-        self._transport = StateTransport(
-            setup.runtime_dir, find_devices(setup.devices), setup.weights.only_path
-        )
         self._factories: dict[PolicyName, EngineFactory] = {}
         self._engine: Engine | None = None
         self._built_for = setup.policy
@@ -51,11 +48,15 @@ class Instance(Actor, InstanceApi):
         self._answered.set()
 
     async def on_start(self) -> None:
-        await self._transport.__aenter__()
+        self._transport = await self._made_transport().__aenter__()
         policy, router = self._setup.policy, self._setup.router
         await self._build(policy)
         if router is not None:
             await router.api.join(self.ref, policy, self._setup.policies[policy].engine.turns_at_once)
+
+    def _made_transport(self) -> StateTransport:
+        setup = self._setup
+        return StateTransport(self.system.directory, find_devices(setup.devices), setup.weights.only_path)
 
     async def on_stop(self) -> None:
         await self._close_engine()

@@ -1,9 +1,9 @@
 """The constructor's argument of every instance."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ...core.ref import ActorRef
+from ...core.supervision.node import NODE_DIRECTORY
 from ..messages import ModelConfig, RouterApi, WeightsConfig
 from ..names import PolicyName
 from .inference_config import EngineConfig
@@ -31,12 +31,10 @@ class ServedPolicy:
 @dataclass(frozen=True, slots=True)
 class InstanceSetup:
     """``policy``: the policy that the instance is made for. ``policies``: all that it may serve, ``policy`` among them.
-    ``runtime_dir``: the run's directory on tmpfs (mode 0700), with the transport's shared memory. ``router``: the
-    one that it joins; None if it is called by others alone."""
+    ``router``: the one that it joins; None if it is called by others alone."""
 
     policy: PolicyName
     policies: dict[PolicyName, ServedPolicy]
-    runtime_dir: Path
     router: ActorRef[RouterApi] | None = None
     weights: WeightsConfig = field(default_factory=WeightsConfig)
 
@@ -48,8 +46,8 @@ class InstanceSetup:
     def environment(self) -> dict[str, str]:
         """The environment variables that the process of the instance needs, for the engines of all its policies.
 
-        Temporary files are in the run's directory: those of an engine that was killed end with the run."""
-        found = {"TMPDIR": str(self.runtime_dir)}
+        Temporary files are in the node's directory: those of an engine that was killed end with the run."""
+        found = {"TMPDIR": NODE_DIRECTORY}
         for served in self.policies.values():
             if served.model is not None:
                 found |= served.engine.environment(served.model.device)

@@ -30,7 +30,6 @@ decisions. A task that raises ends the run.
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -142,7 +141,7 @@ class Orchestrator(Actor, OrchestratorApi):
         if self._finished.done():
             return  # the run has failed: groups that still close are not needed
         record = self._records[group.step]
-        record.group_closed(group, time.monotonic())
+        record.group_closed(group, self.system.clock())
         for failure in group.failures:
             await self._report_failure(failure, group.step)
         if self._finished.done():
@@ -169,10 +168,10 @@ class Orchestrator(Actor, OrchestratorApi):
         if resumed is None:
             await self._sft()
         else:
-            await asyncio.to_thread(self._check_data, resumed)
+            await self.system.run_blocking(self._check_data, resumed)
         await self._workers.start()
         versions = await self._publish_all()
-        self._started = self._last_end = time.monotonic()
+        self._started = self._last_end = self.system.clock()
         before = resumed.step if resumed else Step(0)
         self._queries = QueryOrder(resumed.next_position if resumed else 0)
         plan = replace(
@@ -258,7 +257,7 @@ class Orchestrator(Actor, OrchestratorApi):
             decision.step,
             decision.versions,
             self._policy_of,
-            time.monotonic(),
+            self.system.clock(),
             overlaps_itself=self._plan.mode != "async",
         )
         positions = self._queries.begin(decision.step, self._plan.queries)
@@ -271,7 +270,7 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _start_groups(self, step: Step, positions: range) -> None:
         """Begins the groups of the queries at ``positions`` of the training data."""
         async with self._drawing:
-            queries = await asyncio.to_thread(self._train_queries, positions)  # may read from a disk
+            queries = await self.system.run_blocking(self._train_queries, positions)  # may read from a disk
             ids = [query.id for query in queries]
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
@@ -292,19 +291,19 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _train(self, decision: Train) -> None:
         result = await self._trainer.train(decision.policy, decision.version, decision.count)
         record = self._records[decision.step]
-        record.trained(decision.policy, result, decision.version, time.monotonic())
+        record.trained(decision.policy, result, decision.version, self.system.clock())
         self._carry_out(self._running.trained(decision.policy, decision.step, result.samples))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
         result = await self._trainer.optimizer_step(decision.policy, decision.step)
-        self._records[decision.step].optimizer_stepped(decision.policy, result, time.monotonic())
+        self._records[decision.step].optimizer_stepped(decision.policy, result, self.system.clock())
         self._published[decision.policy] = result.published
         self._carry_out(self._running.stepped(decision.policy, decision.step))
 
     async def _publish(self, decision: Publish) -> None:
         published = self._published[decision.policy]
         loaded = await self._router.publish(published)
-        self._records[decision.step].applied(decision.policy, loaded, time.monotonic())
+        self._records[decision.step].applied(decision.policy, loaded, self.system.clock())
         self._carry_out(self._running.applied(decision.policy, decision.step, published.version))
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
@@ -322,7 +321,7 @@ class Orchestrator(Actor, OrchestratorApi):
             # An answer to this means that the console has written all earlier messages, with the step's metrics: a run
             # that is resumed from this checkpoint lacks no line, even if this one is killed from here on.
             await self._console.within(WORK_TIMEOUT_S).event(CheckpointSaving(step))
-            folder = await asyncio.to_thread(
+            folder = await self.system.run_blocking(
                 checkpoint.commit, self._setup.checkpoints, state, self._setup.checkpoints_kept
             )
         self._last_checkpoint = str(folder)
@@ -330,8 +329,8 @@ class Orchestrator(Actor, OrchestratorApi):
         self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
-        started = time.monotonic()
-        queries = await asyncio.to_thread(self._recipe.eval_queries)
+        started = self.system.clock()
+        queries = await self.system.run_blocking(self._recipe.eval_queries)
         noun = "query" if len(queries) == 1 else "queries"
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
         query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
@@ -344,8 +343,8 @@ class Orchestrator(Actor, OrchestratorApi):
             failed = f"{len(result.failures)} of {result.trajectories} trajectories failed"
             raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
         self._evaluations[decision.step] = result.metrics
-        self._evaluation_queries = await asyncio.to_thread(query_digests.digest_of_all, queries)
-        eval_s = time.monotonic() - started
+        self._evaluation_queries = await self.system.run_blocking(query_digests.digest_of_all, queries)
+        eval_s = self.system.clock() - started
         self._last_end += eval_s  # no step is under way: its seconds belong to no step
         await self._tell_console("event", Evaluated(decision.step, eval_s, result.metrics))
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
@@ -353,7 +352,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._carry_out(self._running.evaluated(decision.step))
 
     async def _step_complete(self, decision: StepComplete) -> None:
-        now = time.monotonic()
+        now = self.system.clock()
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
         self._closing.end(decision.step)

@@ -15,7 +15,6 @@ orchestrator finds the report there; groups without one are begun again by anoth
 """
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
@@ -72,19 +71,17 @@ class Rollout(Actor, RolloutApi):
         )
         self._calls = CallGraph()
         self._texts = TurnTexts()
-        self._clock = asyncio.get_running_loop().time
         self._workflows: set[asyncio.Task[Rewards]] = set()
 
     async def on_start(self) -> None:
-        places = segment_directories(self._setup.runtime_dir, self._setup.store_dir)
-        self.writer = f"{self.ref.name}-{secrets.token_hex(8)}"
+        self._clock = self.system.clock
+        places = segment_directories(self.system.directory, self._setup.store_dir)
+        self.writer = f"{self.ref.name}-{self.system.new_id()}"
         self._experience = ExperienceWriter(self._setup.store, self.writer, places)
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
-        self._block_watch = BlockWatch(
-            self._recipe.folder, report_file(self._setup.runtime_dir, self.ref.name)
-        )
+        self._block_watch = BlockWatch(self._recipe.folder, report_file(self.system.directory, self.ref.name))
 
     async def on_stop(self) -> None:
         self._block_watch.stop()
@@ -120,7 +117,7 @@ class Rollout(Actor, RolloutApi):
             max_replacements=config.max_replacements,
         )
         for position, query in queries:
-            run = GroupRun(step, query, position, versions, Group(rules))
+            run = GroupRun(step, query, position, versions, Group(rules), self._clock)
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -343,7 +340,7 @@ class Rollout(Actor, RolloutApi):
         limit_s: float,
         text: TurnText | None,
     ) -> Generation:
-        trajectory.turn_begins()
+        trajectory.turn_begins(self._clock())
         ask = partial(route.instance.ask, "generate", request, timeout_s=max(0.0, limit_s))
         try:
             if text is None:

@@ -30,7 +30,7 @@ class RolloutPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """``runtime_dir``: the run's directory on tmpfs. ``store_dir``: the store's folder on disk."""
+    """``store_dir``: the store's folder on disk."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -39,5 +39,4 @@ class RolloutSetup:
     router: ActorRef[RouterApi]
     orchestrator: ActorRef[OrchestratorApi]
     config: RolloutConfig
-    runtime_dir: Path
     store_dir: Path

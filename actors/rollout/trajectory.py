@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final
@@ -203,8 +202,8 @@ class Trajectory:
         inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
         return next((agent for agent, raised in self._overran if raised in inner), None)
 
-    def turn_begins(self) -> None:
-        self.first_turn_at = min(self.first_turn_at, time.monotonic())
+    def turn_begins(self, now: float) -> None:
+        self.first_turn_at = min(self.first_turn_at, now)
 
     def samples(
         self, step: Step, query_position: int, group_rewards: Mapping[AgentName, tuple[float, ...]]

@@ -1,4 +1,4 @@
-"""Expressions of clients, evaluated beside the store's other work: few at a time, in threads of their own.
+"""Expressions of clients, evaluated beside the store's other work: few at a time, in threads.
 
     at_once       this many are evaluated at the same time; SQLite releases the GIL meanwhile
     waiting       this many more wait, and are taken in the order of their arrival; further ones are refused
@@ -9,8 +9,7 @@ The rows are read on the store's event loop, a small part per tick, because they
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -37,12 +36,14 @@ class SelectLimits:
 
 
 class SelectPool:
-    """For one event loop."""
+    """For one event loop. ``run_blocking``: as of an actor's system."""
 
-    def __init__(self, limits: SelectLimits) -> None:
+    def __init__(
+        self, limits: SelectLimits, run_blocking: Callable[[Callable[[], Selection]], Awaitable[Selection]]
+    ) -> None:
+        self._run_blocking = run_blocking
         self._limits = limits
         self._free = asyncio.Semaphore(limits.at_once)
-        self._threads = ThreadPoolExecutor(limits.at_once, thread_name_prefix="select")
         self.running = self.waiting = 0
 
     async def select(
@@ -83,10 +84,6 @@ class SelectPool:
             is_given_up=given_up.is_set,
         )
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await self._run_blocking(work)
         finally:  # if the caller has cancelled the call, the thread is free at once
             given_up.set()
-
-    def close(self) -> None:
-        """Ends the threads. There must be no calls left."""
-        self._threads.shutdown(wait=False, cancel_futures=True)

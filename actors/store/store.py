@@ -79,8 +79,6 @@ class Store(Actor, StoreApi):
             agent: Schema({**training_columns(), **setup.columns.get(agent, {})}) for agent in setup.policies
         }
         self._tables = Tables(setup.policies, schemas, order=setup.order)
-        self._arena = SegmentArena(segment_directories(setup.runtime_dir, setup.store_dir), setup.limits)
-        self._selects = SelectPool(setup.selects)
         self._writers = Writers()
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
@@ -88,11 +86,15 @@ class Store(Actor, StoreApi):
         self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
         self._rows_moved = asyncio.Event()
         self._waits_reported: set[str] = set()
-        self._moved_at = asyncio.get_running_loop().time()
+        self._moved_at = 0.0
         self._puts = self._commits = 0
 
     async def on_start(self) -> None:
+        self._moved_at = self.system.clock()
+        self._selects = SelectPool(self._setup.selects, self.system.run_blocking)
         self._journal = StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
+        places = segment_directories(self.system.directory, self._setup.store_dir)
+        self._arena = SegmentArena(places, self._setup.limits)
         lost = self._arena.recover(self._granted, self._tables.live_refs())
         await self._journaled(self._tables.begin_epoch())
         if lost:  # the machine was restarted
@@ -104,7 +106,6 @@ class Store(Actor, StoreApi):
         self.background(self._expire(), "expiry")
 
     async def on_stop(self) -> None:
-        self._selects.close()
         await self._journal.close()
         self._arena.close()
 
@@ -193,11 +194,11 @@ class Store(Actor, StoreApi):
                 policy
             ]:  # in the order of the requests, also if the first one has to wait
                 await self._wait_until_written(queue, policy_version, count, staleness)
-                deadline = asyncio.get_running_loop().time() + self._setup.lease_s
+                deadline = self.system.clock() + self._setup.lease_s
                 batch = queue.lease(policy_version, count, deadline, staleness)
             await self._journal.wait_settled()
             if queue.is_active(batch.fence):
-                self._moved_at = asyncio.get_running_loop().time()
+                self._moved_at = self.system.clock()
                 return batch
             # The disk had no room for some of its rows: they are gone, or not complete.
 
@@ -205,7 +206,7 @@ class Store(Actor, StoreApi):
     async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
         change = await self._durably(lambda: self._tables.commit(policy, fences, policy_version))
         self._commits += 1
-        self._moved_at = asyncio.get_running_loop().time()
+        self._moved_at = self.system.clock()
         await self._forget_old_steps()
         if self._journal.compaction_is_due:
             self.background(self._compact(), "compaction")
@@ -277,7 +278,7 @@ class Store(Actor, StoreApi):
             change.undo()
             raise
         self._arena.hold(change.held)
-        self._moved_at = asyncio.get_running_loop().time()
+        self._moved_at = self.system.clock()
         self._rows_moved.set()
 
         def undo() -> None:
@@ -348,7 +349,7 @@ class Store(Actor, StoreApi):
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
-            expired = self._tables.expire(asyncio.get_running_loop().time())
+            expired = self._tables.expire(self.system.clock())
             if expired:
                 self._rows_moved.set()
                 log.warning("leases expired: their rows are ready again", fences=expired)
@@ -357,7 +358,7 @@ class Store(Actor, StoreApi):
 
     def _check_patience(self, full: StoreFull) -> None:
         """Raises StoreError if waiting for room would never end."""
-        still_s = asyncio.get_running_loop().time() - self._moved_at
+        still_s = self.system.clock() - self._moved_at
         if full.by_its_own_limits and still_s > self._setup.patience_s:
             raise StoreError(
                 f"{full}; for {still_s:.0f} s no sample came or was taken: the steps under way do not fit. Raise "

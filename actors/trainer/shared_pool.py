@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...core.actor import System
 from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
@@ -49,12 +50,13 @@ log = get_logger(__name__)
 
 
 class SharedPool(TrainingPool):
-    """See ``TrainingPool``. ``background`` and ``watch``: as of ``Actor``."""
+    """See ``TrainingPool``. ``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``."""
 
     def __init__(
         self,
         setup: TrainerSetup,
         pool: SharedPoolSetup,
+        system: System,
         background: Callable[[Coroutine[Any, Any, None], str], None],
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
@@ -62,10 +64,11 @@ class SharedPool(TrainingPool):
         self._ranks = {name: policy.trainer.ranks for name, policy in setup.policies.items()}
         self._fewest_ranks = {name: policy.trainer.fewest_ranks for name, policy in setup.policies.items()}
         self._pool = pool
+        self._clock = system.clock
         self._background = background
-        self._transport = StateTransport(setup.runtime_dir)
-        self._slots = PoolSlots(pool, self, setup.runtime_dir, background, watch)
-        self._moves = StateMoves(pool, self._transport, self._slots, self._policies, self._hosts)
+        self._transport = StateTransport(system.directory)
+        self._slots = PoolSlots(pool, self, system.directory, background, watch)
+        self._moves = StateMoves(pool, self._transport, self._slots, self._policies, self._hosts, system.clock)
         self._memory = self._moves.memory
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
@@ -171,7 +174,7 @@ class SharedPool(TrainingPool):
 
     def _event(self, report: Callable[[float], Iterable[Decision]]) -> None:
         """Reports an event to the allocator, and begins to carry out its decisions."""
-        for decision in report(asyncio.get_running_loop().time()):
+        for decision in report(self._clock()):
             policy, kind = decision.policy, type(decision).__name__
             log.debug("pool", decision=kind, policy=policy, reason=decision.reason)
             gang = self._gang_for(decision)

@@ -10,7 +10,6 @@ the last whole base part, at another slot or at its next life.
 """
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
@@ -50,12 +49,8 @@ TRANSFER_TIMEOUT_S: Final = 3600.0
 class SlotWorker(Actor, SlotApi):
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
-        self._life = secrets.token_hex(8)
         self._policies = HostedPolicies(setup)
-        self._experience = ExperienceReader(
-            setup.store, segment_directories(setup.runtime_dir, setup.store_dir)
-        )
-        self._transport = StateTransport(setup.runtime_dir, find_devices(setup.devices))
+        self._setup = setup
         self._moving = {policy: asyncio.Lock() for policy in setup.policies}
         """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
         may be on its way."""
@@ -64,7 +59,10 @@ class SlotWorker(Actor, SlotApi):
         self._in_gang: PolicyName | None = None
 
     async def on_start(self) -> None:
-        await self._transport.__aenter__()
+        directory, setup = self.system.directory, self._setup
+        self._life = self.system.new_id()
+        self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
+        self._transport = await StateTransport(directory, find_devices(setup.devices)).__aenter__()
 
     async def on_stop(self) -> None:
         self._policies.backends.close()

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import shutil
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -37,11 +36,13 @@ class StateMoves:
         slots: PoolSlots,
         policies: Sequence[PolicyName],
         hosts: Callable[[PolicyName, HostedGang], bool],
+        clock: Callable[[], float],
     ) -> None:
         limit_gib = pool.config.host_memory_gib
         limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
         self.memory = HostMemory(transport, policies, limit_bytes, pool.spill_dir)
         self.records = {policy: PoolRecord() for policy in policies}
+        self._clock = clock
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
 
@@ -82,18 +83,18 @@ class StateMoves:
 
     async def _resume(self, policy: PolicyName, gang: HostedGang, reason: str, call: StateCall) -> None:
         """Has each rank's state copied to its slot by ``call``, and reports it."""
-        began = time.perf_counter()
+        began = self._clock()
         was_on_disk = await self.memory.bring_back(policy)
         states = self.memory.states(policy) or []
         moved = await self._slots.at(gang, lambda slot, life, rank: call(slot, life, rank, states[rank]))
         if was_on_disk:
             moved = [replace(each, path=f"disk, {each.path}") for each in moved]
-        self._moved(PolicyResumed, policy, gang, reason, moved, time.perf_counter() - began)
+        self._moved(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
 
     async def _reshard(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """The policy continues with another number of ranks: each copies its rows of the state, and the base part is
         then copied to the host's memory as these ranks have it. Until that is whole, the state before is kept."""
-        began = time.perf_counter()
+        began = self._clock()
         await self.memory.bring_back(policy)
         before = self.memory.states(policy) or []
         ranks = [(state, rank.needed) for state, rank in zip(before, self.memory[policy], strict=True)]
@@ -115,7 +116,7 @@ class StateMoves:
                     rank.free()
         gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
         reason = f"{reason}; its state is divided over {len(gang.slots)} slots, before over {len(before)}"
-        self._moved(PolicyResumed, policy, gang, reason, moved, time.perf_counter() - began)
+        self._moved(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
 
     async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
@@ -143,7 +144,7 @@ class StateMoves:
 
     async def suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         self.records[policy].suspensions += 1
-        began = time.perf_counter()
+        began = self._clock()
         moved = [_NOTHING]
         if gang.has_computed:
             memory = self.memory[policy]
@@ -157,7 +158,7 @@ class StateMoves:
                     rank.was_suspended(step)
         else:  # the state in the host's memory is this one
             await self.drop(policy, gang)
-        self._moved(PolicySuspended, policy, gang, reason, moved, time.perf_counter() - began)
+        self._moved(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
 
     async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
         def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:

@@ -34,15 +34,12 @@ class _Weights:
 class StaticPool(TrainingPool):
     """See ``TrainingPool``. The event loop stays free during a computation."""
 
-    def __init__(self, setup: TrainerSetup) -> None:
+    def __init__(self, setup: TrainerSetup, directory: Path) -> None:
+        """``directory``: of the trainer's system, for weights and samples."""
         self._setup = setup
         self._policies = HostedPolicies(setup)
-        self._experience = ExperienceReader(
-            setup.store, segment_directories(setup.runtime_dir, setup.store_dir)
-        )
-        self._transport = StateTransport(
-            setup.runtime_dir, find_devices(setup.devices), setup.weights.only_path
-        )
+        self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
+        self._transport = StateTransport(directory, find_devices(setup.devices), setup.weights.only_path)
         self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
         self._weights: dict[PolicyName, _Weights] = {}
 

@@ -5,7 +5,6 @@ loop stays free meanwhile.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,9 +63,9 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
-        started = time.perf_counter()
+        started = self.system.clock()
         stats, version = await self._computing.optimizer_step(policy, step)
-        stepped = time.perf_counter()
+        stepped = self.system.clock()
         fences, self._leases[policy] = self._leases[policy], []
         with first_error():
             async with asyncio.TaskGroup() as group:
@@ -74,7 +73,7 @@ class Trainer(Actor, TrainerApi):
                 publishing = group.create_task(self._computing.publish(policy))
         self._computing.rows_committed(policy)
         published = publishing.result()
-        publish_s = time.perf_counter() - stepped
+        publish_s = self.system.clock() - stepped
         figures = self._computing.figures(policy)
         return PolicyStepped(published, stats, stepped - started, publish_s, figures)
 
@@ -94,10 +93,10 @@ class Trainer(Actor, TrainerApi):
         if self._setup.pool is None:
             from .static_pool import StaticPool
 
-            return StaticPool(self._setup)
+            return StaticPool(self._setup, self.system.directory)
         from .shared_pool import SharedPool
 
-        return SharedPool(self._setup, self._setup.pool, self.background, self.watch)
+        return SharedPool(self._setup, self._setup.pool, self.system, self.background, self.watch)
 
     async def _committed(self, policy: PolicyName, fences: list[int], version: int) -> None:
         await self._store.within(WORK_TIMEOUT_S).commit(policy, fences, version)

@@ -63,7 +63,7 @@ class TrainerSetup:
     """The argument of the trainer and of slot workers. ``pool``: the shared pool that the trainer computes with; None
     if it computes in its own process, as a slot worker does.
 
-    ``runtime_dir``: the run's directory in memory, for weights and samples; ``store_dir``: the store's on the disk.
+    ``store_dir``: the store's folder on the disk.
 
     ``total_steps``: of the run, for the learning rate's schedule. ``resume_from``: the folder of a joint checkpoint
     with one folder per policy; None: from the beginning.
@@ -73,7 +73,6 @@ class TrainerSetup:
     recipe: RecipeConfig
     total_steps: int
     store: ActorRef[StoreApi]
-    runtime_dir: Path
     store_dir: Path
     resume_from: Path | None = None
     pool: SharedPoolSetup | None = None

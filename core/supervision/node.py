@@ -15,6 +15,9 @@ from .system_api import SystemApi
 
 log = get_logger(__name__)
 
+NODE_DIRECTORY = "{the node's directory}"
+"""As the value of a variable in ``Launch.env``: the directory of the node's systems."""
+
 # A large model may be loaded first. A process that ends before it is ready is noticed at once.
 START_TIMEOUT_S = 3600.0
 _STOP_GRACE_S = 5.0

@@ -20,7 +20,7 @@ from ..errors import LocalProtocolError
 from ..protocol.session import Settings
 from ..wire.curve import Keys
 from ..wire.zeromq import Tcp, ipc_address, listening_socket, tcp_address
-from .node import Launch, Node, Running
+from .node import NODE_DIRECTORY, Launch, Node, Running
 from .worker_init import WorkerInit, constructor_arguments, import_path, search_path, write_init
 
 # PF_EXITING of include/linux/sched.h
@@ -91,9 +91,17 @@ class ProcessNode(Node):
             [str(os.getpid()), str(self._directory), launch.name, "private" if self._private else "shared"],
             write_init(self._init(launch, listening)),
             self._log_directory / f"{launch.name}.log",
-            None if self._env is None else {**self._env, **launch.env},
+            self._environment(launch.env),
             () if listening is None else (listening.fileno(),),
         )
+
+    def _environment(self, own: Mapping[str, str]) -> dict[str, str] | None:
+        if self._env is None:
+            return None
+        directory = str(self._directory)
+        return self._env | {
+            name: directory if value == NODE_DIRECTORY else value for name, value in own.items()
+        }
 
     def _init(self, launch: Launch, listening: socket.socket | None) -> WorkerInit:
         system = self._system

@@ -103,6 +103,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     wait for the real world raises NotInVirtualTime.
     """
 
+    is_virtual = True
+    """Known to ``ActorSystem.run_blocking``."""
+
     # Attributes of the base class, whose run_forever() calls _run_once(): so since Python 3.4.
     _ready: deque[asyncio.Handle]
     _stopping: bool

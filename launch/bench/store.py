@@ -144,9 +144,7 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
         # All samples of a round lie in memory at once, as in the measurements of other frameworks.
         limits = ArenaLimits(memory_bytes=8 * 2**30)
         async with ActorSystem("bench", Path(runtime_dir)) as system:
-            setup = StoreSetup(
-                {AGENT: POLICY}, Path(runtime_dir), Path(store_dir), limits=limits, selects=_SELECTS
-            )
+            setup = StoreSetup({AGENT: POLICY}, Path(store_dir), limits=limits, selects=_SELECTS)
             store = await system.spawn(Store, "store", setup, process=True)
             kwargs = {"store": store, "runtime_dir": runtime_dir, "store_dir": store_dir}
             names = [f"client{n}" for n in range(_CLIENTS)]

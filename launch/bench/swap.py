@@ -268,18 +268,17 @@ async def _bench(size: Size, *, shared: bool = True, ranks: int = 1) -> AsyncIte
             setup_of_store = StoreSetup(
                 policies=users,
                 columns={agent: {} for agent in users},
-                runtime_dir=runtime_dir,
                 store_dir=store_dir,
             )
             store = await system.add(Store(setup_of_store), "store")
             await _put_samples(store, runtime_dir, store_dir)
             recipe = RecipeConfig(folder=str(store_dir), data={}, seed=0)
-            setup = TrainerSetup(policies, recipe, 10, store, runtime_dir, store_dir)
+            setup = TrainerSetup(policies, recipe, 10, store, store_dir)
             holder = _Holder()
             console = await system.add(holder, "console")
-            pool: TrainingPool = StaticPool(setup)
+            pool: TrainingPool = StaticPool(setup, system.directory)
             if shared:
-                pool = await _shared_pool(setup, supervisor, holder, console, ranks)
+                pool = await _shared_pool(setup, system, supervisor, holder, console, ranks)
             with first_error():
                 async with asyncio.TaskGroup() as group:
                     failing = group.create_task(_raise_failure(system, supervisor))
@@ -299,7 +298,12 @@ async def _raise_failure(system: ActorSystem, supervisor: Supervisor) -> None:
 
 
 async def _shared_pool(
-    setup: TrainerSetup, supervisor: Supervisor, holder: _Holder, console: ActorRef[Any], count: int
+    setup: TrainerSetup,
+    system: ActorSystem,
+    supervisor: Supervisor,
+    holder: _Holder,
+    console: ActorRef[Any],
+    count: int,
 ) -> SharedPool:
     """As many slots, with room for one state each."""
     names = [f"slot-{number}" for number in range(count)]
@@ -308,7 +312,7 @@ async def _shared_pool(
     slots = [supervisor.reference(name, SlotApi) for name in names]
     config = SharedPoolConfig(slots=count, states_per_slot=1)
     pool = SharedPoolSetup(config, slots, supervisor.ref, console, setup.store_dir / "suspended")
-    return SharedPool(setup, pool, holder.background, holder.watch)
+    return SharedPool(setup, pool, system, holder.background, holder.watch)
 
 
 async def _put_samples(store: ActorRef[Store], runtime_dir: Path, store_dir: Path) -> None:

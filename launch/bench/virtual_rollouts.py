@@ -105,7 +105,7 @@ async def rollouts_of(config: RunConfig, directory: Path) -> Rollouts:
     network = MemoryNetwork(keep_log=False)
     recorder = _Recorder(directory)
     async with (
-        ActorSystem("ideal", wire=network.wire("ideal")) as system,
+        ActorSystem("ideal", directory, wire=network.wire("ideal")) as system,
         StateTransport(directory) as transport,
     ):
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
@@ -113,12 +113,12 @@ async def rollouts_of(config: RunConfig, directory: Path) -> Rollouts:
         router = await system.add(routing, "router")
         instances: dict[PolicyName, list[ActorRef[InstanceApi]]] = {}
         for policy, settings in config.policies.items():
-            setup = InstanceSetup(policy, config.served_policies(), directory, router)
+            setup = InstanceSetup(policy, config.served_policies(), router)
             instances[policy] = [
                 await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]
         references = References(recorded, recorded, router, [], recorded, recorded, recorded, instances)
-        setup_of_rollout = rollout_setup(config, references, directory, directory / "store")
+        setup_of_rollout = rollout_setup(config, references, directory / "store")
         rollout = Rollout(setup_of_rollout)
         await system.add(rollout, "rollout-0")
         for policy in instances:

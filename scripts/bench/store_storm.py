@@ -182,7 +182,7 @@ async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = 
                 strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(strikes + 1, 3600),
             ) as supervisor,
         ):  # fmt: skip
-            setup = StoreSetup({AgentName(AGENT): POLICY}, directory, Path(folder) / "store", lease_s=LEASE_S)
+            setup = StoreSetup({AgentName(AGENT): POLICY}, Path(folder) / "store", lease_s=LEASE_S)
             setup.store_dir.mkdir()
             store = await supervisor.spawn(Store, "store", setup)
             made = Storm(system, store, memory, str(setup.store_dir))

@@ -19,7 +19,6 @@ def policies(agents: Iterable[str]) -> dict[AgentName, PolicyName]:
 
 def store_setup(
     agents: Iterable[str],
-    runtime_dir: str | Path,
     store_dir: str | Path,
     *,
     columns: Mapping[str, dict[str, Column]] | None = None,
@@ -27,4 +26,4 @@ def store_setup(
 ) -> StoreSetup:
     declared = {AgentName(agent): own for agent, own in (columns or {}).items()}
     options = {"policies": policies(agents), "columns": declared, **options}
-    return StoreSetup(runtime_dir=Path(runtime_dir), store_dir=Path(store_dir), **options)
+    return StoreSetup(store_dir=Path(store_dir), **options)

@@ -356,8 +356,8 @@ class TestFace:
     def test_users_see_what_is_theirs(self) -> None:
         shown = {name for name in dir(ActorSystem) if not name.startswith("_")}
         assert shown == {
-            "add", "address", "allow", "connect", "failure", "incarnation", "keys_file", "lookup",
-            "process_statistics", "ref", "remove", "spawn", "statistics",
+            "add", "address", "allow", "clock", "connect", "failure", "incarnation", "keys_file", "lookup", "new_id",
+            "process_statistics", "ref", "remove", "run_blocking", "spawn", "statistics",
         }  # fmt: skip
 
     async def test_its_repr_says_the_state(self, private: Path) -> None:

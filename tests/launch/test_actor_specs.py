@@ -73,9 +73,7 @@ def specs(
     )
     state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)
-    return actor_specs(
-        config, RunDirectory(tmp_path), tmp_path / "runtime", references, resume, own_gpus or {}
-    )
+    return actor_specs(config, RunDirectory(tmp_path), references, resume, own_gpus or {})
 
 
 @pytest.mark.parametrize("overrides", [(), SHARED], ids=["own policies", "one simulated policy"])

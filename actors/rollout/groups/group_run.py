@@ -1,9 +1,8 @@
 """A running group, and the samples and report that it leaves."""
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...messages import AgentTurns, GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
@@ -36,18 +35,23 @@ class ClosingRules:
 
 @dataclass(slots=True)
 class GroupRun:
-    """``position``: the query's in the training data. ``trajectories`` and ``tasks`` are by number."""
+    """``position``: the query's in the training data. ``clock``: the time in seconds. ``trajectories`` and ``tasks``
+    are by number."""
 
     step: Step
     query: Query
     position: int
     versions: Mapping[PolicyName, VersionRange]
     group: Group
-    started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float]
+    started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     ends: asyncio.Queue[End] = field(default_factory=asyncio.Queue)
     failures: list[TrajectoryFailure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
 
     def begin(self, number: int) -> Trajectory:
         trajectory = Trajectory(self.query, self.step, number, self.versions)
@@ -98,7 +102,7 @@ class GroupRun:
 
     def _waited_s(self) -> float:
         first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
-        return max(0.0, min(first_turn_at, time.monotonic()) - self.started)
+        return max(0.0, min(first_turn_at, self.clock()) - self.started)
 
 
 def _rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:

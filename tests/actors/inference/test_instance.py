@@ -82,9 +82,7 @@ async def source(model: ModelConfig, private: Path) -> AsyncIterator[Source]:
 
 @pytest.fixture
 async def instance(model: ModelConfig, private: Path, system: ActorSystem) -> ActorRef[Instance]:
-    actor = Instance(
-        InstanceSetup(SOLVER, {SOLVER: ServedPolicy(model, EmbeddedEngineConfig(max_batch=4))}, private)
-    )
+    actor = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(model, EmbeddedEngineConfig(max_batch=4))}))
     return await system.add(actor, "solver-0")
 
 

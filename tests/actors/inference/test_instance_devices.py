@@ -82,7 +82,7 @@ async def instance_on(
     if devices is not None:
         monkeypatch.setattr(embedded, "empty_model", lambda model: on_device(empty_model(model), devices))
     served = {SOLVER: ServedPolicy(model, EmbeddedEngineConfig(max_batch=4))}
-    actor = Instance(InstanceSetup(SOLVER, served, private, weights=WeightsConfig(path=path)))
+    actor = Instance(InstanceSetup(SOLVER, served, weights=WeightsConfig(path=path)))
     return await system.add(actor, "solver-0")
 
 

@@ -93,7 +93,7 @@ class House:
 async def house(
     policies: dict[PolicyName, ServedPolicy], private: Path, system: ActorSystem
 ) -> AsyncIterator[House]:
-    setup = InstanceSetup(SOLVER, policies, private)
+    setup = InstanceSetup(SOLVER, policies)
     actor = Instance(setup)
     async with StateTransport(private) as transport:
         yield House(actor, await system.add(actor, "solver-0"), transport, setup)

@@ -53,8 +53,8 @@ async def house(folder: Path) -> AsyncIterator[House]:
         median_tokens=1e9, sigma=0.0, token_s=TOKEN_S, prompt_share=0.0, install_s=5.0, max_batch=2
     )
     wire = MemoryNetwork().wire("node")
-    async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
-        actor = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(None, engine)}, folder))
+    async with ActorSystem("node", folder, wire=wire) as system, StateTransport(folder) as transport:
+        actor = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(None, engine)}))
         yield House(await system.add(actor, "solver-0"), transport)
 
 

@@ -67,7 +67,7 @@ async def instances(
     restarts = Intensity(max_restarts=2, period_s=3600.0)
     node = ProcessNode(system, private, tmp_path, environment)
     async with Supervisor(system, node, strategy=Strategy.ONE_FOR_ONE, intensity=restarts) as supervisor:
-        setups = [InstanceSetup(name, served, private) for name in names]
+        setups = [InstanceSetup(name, served) for name in names]
         await asyncio.gather(
             *(supervisor.spawn(INSTANCE, f"{one.policy}-0", one, env=one.environment()) for one in setups)
         )

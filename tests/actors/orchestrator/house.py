@@ -282,7 +282,7 @@ class House:
         self.agents_of: dict[PolicyName, list[AgentName]] = {}
         for agent, policy in self.policy_of.items():
             self.agents_of.setdefault(policy, []).append(agent)
-        self.store, self.console = Store(folder / "memory", folder / "store"), Console()
+        self.store, self.console = Store(system.directory, folder / "store"), Console()
         self.trainer = Trainer(self.store, self.agents_of)
         self.max_staleness, self.sft_batches = max_staleness, sft_batches
         self.instances: dict[PolicyName, list[Instance]] = {
@@ -341,7 +341,6 @@ class House:
             router=router,
             orchestrator=self.system.ref("orchestrator", store.address, OrchestratorApi),
             config=config,
-            runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",
         )
 

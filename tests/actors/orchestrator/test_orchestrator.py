@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,9 @@ async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(
     assert max(house.trainer.staleness) <= 2
 
 
-def test_environments_that_hang_wedge_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
     """Every third query hangs for ever: its group is dropped, and the next query takes its place. In virtual time:
     on a busy machine another query could pass the deadline too."""
-
-    async def in_this_thread(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
 
     async def main() -> None:
         async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
@@ -105,7 +102,6 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path, monkeypatch: pytes
             (last,) = (tmp_path / "checkpoints").glob("step_000006")
             assert checkpoint.load(last).next_position == 27
 
-    monkeypatch.setattr(asyncio, "to_thread", in_this_thread)
     virtual_time.run(main())
 
 
@@ -116,7 +112,7 @@ async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path:
     assert len(house.groups("judge")) == 18
 
 
-async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> None:
+async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem, tmp_path: Path) -> None:
     """Two groups dropped at once are replaced at once, and the first query takes longer to be read than the second."""
     (tmp_path / "workflow.py").write_text(RECIPE)
     recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=1)
@@ -140,6 +136,7 @@ async def test_queries_begin_in_the_order_of_their_positions(tmp_path: Path) -> 
             resume_from=None,
         )
     )
+    orchestrator.system = system
     begun: list[str] = []
 
     async def begin(groups: Iterable[GroupWork]) -> None:

@@ -81,7 +81,8 @@ class Processes(House):
     async def _node(self, name: str) -> None:
         while True:
             pid = next(self.pids)
-            async with ActorSystem(name, wire=self.network.wire(name), settings=SETTINGS) as system:
+            wire, directory = self.network.wire(name), self.system.directory
+            async with ActorSystem(name, directory, wire=wire, settings=SETTINGS) as system:
                 await system.add(Life(self.setup, pid), name)
                 self.running[name] = pid
                 error = await system.failure
@@ -114,17 +115,8 @@ class Processes(House):
         assert restarted == sum(event.groups for event in self.losses())
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    body: Callable[[Processes], Any],
-    **options: Any,
-) -> Processes:
+def run(folder: Path, body: Callable[[Processes], Any], **options: Any) -> Processes:
     """A run of six steps while ``body`` strikes."""
-
-    async def in_this_thread(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
-
     found: list[Processes] = []
 
     async def main() -> None:
@@ -141,14 +133,13 @@ def run(
                 await house.close()
             found.append(house)
 
-    monkeypatch.setattr(asyncio, "to_thread", in_this_thread)
     virtual_time.run(main())
     return found[0]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, max_staleness: int) -> None:
+def test_kills(tmp_path: Path, workers: int, max_staleness: int) -> None:
     rng = random.Random(f"{workers} {max_staleness}")
 
     async def strike(house: Processes) -> None:
@@ -157,13 +148,13 @@ def test_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, ma
             if house.running:
                 house.kill(rng.choice(sorted(house.running)))
 
-    house = run(monkeypatch, tmp_path, strike, workers=workers, max_staleness=max_staleness)
+    house = run(tmp_path, strike, workers=workers, max_staleness=max_staleness)
     house.check(max_staleness)
     assert len(house.losses()) > 5 and any(event.groups for event in house.losses())
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_freezes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) -> None:
+def test_freezes(tmp_path: Path, workers: int) -> None:
     """A frozen worker's tasks run on, and its messages leave when it continues: it may have been given up by then."""
     rng = random.Random(workers)
 
@@ -178,14 +169,12 @@ def test_freezes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) 
                 if house.running.get(name) == pid:
                     house.network.resume(name)
 
-    house = run(monkeypatch, tmp_path, strike, workers=workers)
+    house = run(tmp_path, strike, workers=workers)
     house.check()
     assert len(house.losses()) > 2
 
 
-def test_a_zombie_that_the_supervisor_does_not_reach_harms_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_zombie_that_the_supervisor_does_not_reach_harms_nothing(tmp_path: Path) -> None:
     """It is given up and continues, with messages that it sent while it was frozen."""
     frozen: list[int] = []
 
@@ -199,16 +188,14 @@ def test_a_zombie_that_the_supervisor_does_not_reach_harms_nothing(
             await asyncio.sleep(0.05)
         house.network.resume("rollout-0")
 
-    house = run(monkeypatch, tmp_path, strike, workers=2)
+    house = run(tmp_path, strike, workers=2)
     house.check()
     assert len(house.losses()) == 1 and house.losses()[0].worker == "rollout-0"
     assert house.losses()[0].groups and "silent" in house.losses()[0].reason
     assert house.supervisor.lost_actors == [("rollout-0", frozen[0])]
 
 
-def test_a_group_that_was_put_before_its_worker_died_counts_and_is_not_begun_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_group_that_was_put_before_its_worker_died_counts_and_is_not_begun_again(tmp_path: Path) -> None:
     put: list[str] = []
 
     async def strike(house: Processes) -> None:
@@ -220,13 +207,13 @@ def test_a_group_that_was_put_before_its_worker_died_counts_and_is_not_begun_aga
         house.store.lose_answers_of = ""
         house.kill("rollout-0")
 
-    house = run(monkeypatch, tmp_path, strike)
+    house = run(tmp_path, strike)
     house.check()
     assert sorted(put) == ["q0", "q1", "q2"]
     assert [event.groups for event in house.losses()] == [0]
 
 
-def test_a_worker_that_is_lost_in_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_that_is_lost_in_an_evaluation(tmp_path: Path) -> None:
     async def strike(house: Processes) -> None:
         while len(house.running) < 2:
             await asyncio.sleep(0.01)
@@ -235,14 +222,14 @@ def test_a_worker_that_is_lost_in_an_evaluation(monkeypatch: pytest.MonkeyPatch,
         await asyncio.sleep(1.0)
         house.kill("rollout-1")
 
-    house = run(monkeypatch, tmp_path, strike, workers=2)
+    house = run(tmp_path, strike, workers=2)
     house.check()
     assert [(event.groups, event.trajectories) for event in house.losses()] == [(0, 2)]
     evaluations = [event for event in house.console.events if isinstance(event, Evaluated)]
     assert [event.metrics["number"] for event in evaluations] == [1.5] * len(evaluations)
 
 
-def test_late_reports_of_a_lost_life_are_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_late_reports_of_a_lost_life_are_ignored(tmp_path: Path) -> None:
     late: list[bool] = []
 
     async def strike(house: Processes) -> None:
@@ -253,5 +240,5 @@ def test_late_reports_of_a_lost_life_are_ignored(monkeypatch: pytest.MonkeyPatch
         await orchestrator.group_closed("rollout-0-of-old", group)
         late.append(True)
 
-    run(monkeypatch, tmp_path, strike).check()
+    run(tmp_path, strike).check()
     assert late

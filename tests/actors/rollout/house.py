@@ -112,7 +112,7 @@ class House:
         self.system = system
         self.folder = folder
         self.events = Events()
-        places = segment_directories(folder / "memory", folder / "store")
+        places = segment_directories(system.directory, folder / "store")
         for path in (*places.all(), folder / "store"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.columns: dict[str, dict[str, Column]] = {}
@@ -129,9 +129,9 @@ class House:
 
     async def open(self, body: str, **config: Any) -> Rollout:
         (self.folder / "workflow.py").write_text(RECIPE.format(body=body))
-        memory, folder = str(self.folder / "memory"), str(self.folder / "store")
+        folder = str(self.folder / "store")
         policies = {AgentName(agent): PolicyName(policy) for agent, policy in self.policies.items()}
-        self.store = Store(store_setup(policies, memory, folder, columns=self.columns, policies=policies))
+        self.store = Store(store_setup(policies, folder, columns=self.columns, policies=policies))
         events: ActorRef[Any] = await self.system.add(self.events, "orchestrator")
         self.router = RouterActor(RouterSetup(tuple({PolicyName(p) for p in self.policies.values()}), events))
         router = await self.system.add(self.router, "router")
@@ -157,7 +157,6 @@ class House:
             router=router,
             orchestrator=events,
             config=RolloutConfig(**config),
-            runtime_dir=self.folder / "memory",
             store_dir=self.folder / "store",
         )
         rollout = Rollout(setup)

@@ -98,7 +98,7 @@ class House:
         sink: ActorRef[Any] = await self.system.add(self.sink, "sink")
         self.router = await self.system.add(RouterActor(RouterSetup((SOLVER,), sink)), "router")
         for number in range(instances):
-            actor = Instance(InstanceSetup(SOLVER, {SOLVER: served}, self.folder, self.router))
+            actor = Instance(InstanceSetup(SOLVER, {SOLVER: served}, self.router))
             self.actors.append(actor)
             self.instances.append(await self.system.add(actor, f"solver-{number}"))
         setup = RolloutSetup(
@@ -109,7 +109,6 @@ class House:
             router=self.router,
             orchestrator=sink,
             config=RolloutConfig(**config),
-            runtime_dir=self.folder,
             store_dir=self.folder / "store",
         )
         self.rollout = Rollout(setup)
@@ -141,7 +140,7 @@ def in_virtual_time(
 ) -> None:
     async def main(folder: Path) -> None:
         wire = MemoryNetwork().wire("node")
-        async with ActorSystem("node", wire=wire) as system, StateTransport(folder) as transport:
+        async with ActorSystem("node", folder, wire=wire) as system, StateTransport(folder) as transport:
             house = House(folder, system, transport)
             await house.open(instances, engine, sampling, **config)
             await house.update(0)

@@ -50,17 +50,14 @@ class House:
 
     def __init__(self, system: ActorSystem, directory: Path) -> None:
         self.system = system
-        self.memory, self.folder = directory / "memory", directory / "store"
-        self.places = segment_directories(self.memory, self.folder)
-        for path in (self.memory, self.folder):
-            path.mkdir(mode=0o700)
+        self.folder = directory / "store"
+        self.places = segment_directories(system.directory, self.folder)
+        self.folder.mkdir(mode=0o700)
         self.store: ActorRef[StoreApi]
         self.writer: ExperienceWriter | None = None
 
     async def open(self, columns: dict[str, Column], **options: Any) -> "House":
-        store = Store(
-            store_setup(["solver"], self.memory, self.folder, columns={"solver": columns}, **options)
-        )
+        store = Store(store_setup(["solver"], self.folder, columns={"solver": columns}, **options))
         self.store = await self.system.add(store, "store")
         if self.writer is None:
             self.writer = ExperienceWriter(self.store, "writer", self.places)
@@ -354,7 +351,7 @@ async def test_a_reader_needs_no_flag(house: House, tmp_path: Path, elsewhere: b
 async def test_a_sample_leads_to_its_trajectory(system: ActorSystem, tmp_path: Path) -> None:
     house = House(system, tmp_path)
     columns = {"judge": {"strict": Column(type="bool")}}
-    store = Store(store_setup(["solver", "judge"], house.memory, house.folder, columns=columns))
+    store = Store(store_setup(["solver", "judge"], house.folder, columns=columns))
     ref = await system.add(store, "store")
     writer = ExperienceWriter(ref, "writer", house.places)
     turns = [

@@ -33,7 +33,7 @@ async def until_running(pool: SelectPool, running: int, waiting: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_so_many_at_once_and_the_others_wait_in_order(at_once: int) -> None:
-    pool = SelectPool(SelectLimits(at_once=at_once, timeout_s=0.05))
+    pool = SelectPool(SelectLimits(at_once=at_once, timeout_s=0.05), asyncio.to_thread)
     begun: list[int] = []
     most = 0
 
@@ -51,11 +51,10 @@ async def test_so_many_at_once_and_the_others_wait_in_order(at_once: int) -> Non
     assert begun == list(range(12))
     assert most == at_once
     assert pool.running == pool.waiting == 0
-    pool.close()
 
 
 async def test_too_many_are_refused_with_the_keys() -> None:
-    pool = SelectPool(SelectLimits(at_once=1, waiting=3, timeout_s=600.0))
+    pool = SelectPool(SelectLimits(at_once=1, waiting=3, timeout_s=600.0), asyncio.to_thread)
     asked = [asyncio.create_task(pool.select(COLUMNS, rows, ENDLESS, 10)) for _ in range(4)]
     await until_running(pool, 1, 3)
     with pytest.raises(
@@ -67,15 +66,13 @@ async def test_too_many_are_refused_with_the_keys() -> None:
     await asyncio.gather(*asked, return_exceptions=True)
     found = await pool.select(COLUMNS, rows, "reward > 297", 1)  # the thread of the cancelled call is free
     assert (found.rows, found.total) == ([{"sample_id": "0:q_0_298", "reward": 298.0}], 2)
-    pool.close()
 
 
 async def test_the_time_limit_is_named_with_its_key() -> None:
-    pool = SelectPool(SelectLimits(timeout_s=0.05))
+    pool = SelectPool(SelectLimits(timeout_s=0.05), asyncio.to_thread)
     with pytest.raises(SelectTimeout, match=r"longer than 0.05 s, .* store.select_timeout_s") as raised:
         await pool.select(COLUMNS, rows, ENDLESS, 10)
     assert (raised.value.where, raised.value.timeout_s) == (ENDLESS, 0.05)
-    pool.close()
 
 
 @pytest.mark.parametrize(
@@ -90,15 +87,14 @@ async def test_no_single_step_of_an_expression_is_long(where: str, problem: str)
     doubled = "sample_id"
     for _ in range(7):
         doubled = f"({doubled} || {doubled})"
-    pool = SelectPool(SelectLimits())
+    pool = SelectPool(SelectLimits(), asyncio.to_thread)
     with pytest.raises(StoreError, match=problem):
         long = [("x" * 1000, 1.0)]
         await pool.select(COLUMNS, lambda: iter(long), where.format(a="a" * 1000, doubled=doubled), 10)
-    pool.close()
 
 
 async def test_other_tasks_run_while_the_rows_are_read() -> None:
-    pool = SelectPool(SelectLimits())
+    pool = SelectPool(SelectLimits(), asyncio.to_thread)
     read = ticks = 0
 
     def counted() -> Iterator[tuple[Any, ...]]:
@@ -115,7 +111,6 @@ async def test_other_tasks_run_while_the_rows_are_read() -> None:
         ticks += 1
     assert ticks >= 50
     assert (await task).total == 0
-    pool.close()
 
 
 def sample(number: int) -> Sample:
@@ -128,7 +123,7 @@ def sample(number: int) -> Sample:
 async def test_puts_are_answered_while_twelve_expensive_expressions_are_there(
     system: ActorSystem, private: Path, tmp_path: Path
 ) -> None:
-    setup = store_setup(["solver"], private, tmp_path, selects=SelectLimits(1, 11, timeout_s=60.0))
+    setup = store_setup(["solver"], tmp_path, selects=SelectLimits(1, 11, timeout_s=60.0))
     store = await system.spawn(Store, "store", setup, process=True)
     writer = ExperienceWriter(store, "writer", segment_directories(private, tmp_path))
     await writer.put([sample(n) for n in range(256)])

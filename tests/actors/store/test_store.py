@@ -45,7 +45,7 @@ class House:
 
     async def open(self, **options: Any) -> ActorRef[Store]:
         """In a process of its own, which is not restarted."""
-        setup = store_setup(AGENTS, self.memory, self.folder, **options)
+        setup = store_setup(AGENTS, self.folder, **options)
         self.store = await self.system.spawn(Store, "store", setup, process=True)
         places = segment_directories(self.memory, self.folder)
         self.writer = ExperienceWriter(self.store, "writer", places)

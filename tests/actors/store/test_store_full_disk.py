@@ -43,7 +43,7 @@ class House:
         self.refused = asyncio.Event()
 
     async def open(self, name: str = "store", **options: Any) -> Store:
-        self.store = Store(store_setup(AGENTS, self.memory, self.folder, **options))
+        self.store = Store(store_setup(AGENTS, self.folder, **options))
         reference = await self.system.add(self.store, name)
         self.writer = ExperienceWriter(reference, "writer", segment_directories(self.memory, self.folder))
         return self.store

@@ -185,11 +185,11 @@ async def house(
     shared, fate = folder / "shared", fate or Fate()
     for path in (shared, shared / "store"):
         path.mkdir(mode=0o700)
-    store = Store(store_setup(policies, shared, shared / "store"))
-    async with ActorSystem("node", wire=MemoryNetwork().wire("node")) as system:
+    store = Store(store_setup(policies, shared / "store"))
+    async with ActorSystem("node", shared, wire=MemoryNetwork().wire("node")) as system:
         store_ref = await system.add(store, "store")
         trained = (policies, RecipeConfig(folder=str(folder), data={}, seed=3), 10)
-        setup = TrainerSetup(*trained, store_ref, shared, shared / "store")
+        setup = TrainerSetup(*trained, store_ref, shared / "store")
         listener, slots = Listener(), []
         pool = None
         if config is not None:
@@ -200,7 +200,7 @@ async def house(
             supervisor: ActorRef[Any] = await system.add(Killer(fate, slots), "killer")
             console: ActorRef[Any] = await system.add(listener, "console")
             pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")
-        whole = TrainerSetup(*trained, store_ref, shared, shared / "store", pool=pool)
+        whole = TrainerSetup(*trained, store_ref, shared / "store", pool=pool)
         trainer = (await system.add(Trainer(whole), "trainer")).within(1e6)
         writer = ExperienceWriter(store_ref, "tests", segment_directories(shared, shared / "store"))
         yield House(folder, trainer, store, writer, fate, slots, listener)

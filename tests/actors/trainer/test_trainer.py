@@ -74,7 +74,7 @@ def folder_of(private: Path) -> Path:
 
 async def store_in(system: ActorSystem, private: Path, name: str) -> ActorRef[Store]:
     folder_of(private).mkdir(mode=0o700, parents=True)
-    return await system.add(Store(store_setup(["sorter"], private, folder_of(private))), name)
+    return await system.add(Store(store_setup(["sorter"], folder_of(private))), name)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ async def trainer(system: ActorSystem, store: ActorRef[Store], private: Path) ->
 
 
 def made(store: ActorRef[Store], private: Path, resume_from: Path | None) -> Trainer:
-    setup = TrainerSetup({SORTER: POLICY}, RECIPE, 10, store, private, folder_of(private), resume_from)
+    setup = TrainerSetup({SORTER: POLICY}, RECIPE, 10, store, folder_of(private), resume_from)
     return Trainer(setup)
 
 
@@ -154,7 +154,7 @@ async def test_micro_batches_are_trained_in_the_order_of_their_leases(
     system: ActorSystem, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder_of(private).mkdir(mode=0o700, parents=True)
-    store = await system.add(LateFirstAnswer(store_setup(["sorter"], private, folder_of(private))), "late")
+    store = await system.add(LateFirstAnswer(store_setup(["sorter"], folder_of(private))), "late")
     trainer = await system.add(made(store, private, None), "trainer")
     trained: list[list[str]] = []
     accumulate = TorchPolicy.accumulate
@@ -193,7 +193,7 @@ async def test_a_stale_sample_is_refused(
 
 
 async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
-    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, tmp_path: Path, system: ActorSystem
+    trainer: ActorRef[Trainer], store: ActorRef[Store], private: Path, tmp_path: Path
 ) -> None:
     losses = [await trainer.api.sft(SORTER, n, 1) for n in range(3)]
     assert losses[-1] < losses[0]
@@ -206,20 +206,21 @@ async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "step" / "sorter").config.model_type == "qwen3"
 
     other = private / "other"
-    other_store = await store_in(system, other, "other_store")
-    other.chmod(0o700)
-    resumed = await system.add(made(other_store, other, tmp_path / "step"), "resumed")
-    handles = []
-    for one, rows_of, place in ((trainer, store, private), (resumed, other_store, other)):
-        rows = [
-            Sample(f"2:q_0_{n}", "sorter", 2, 1, "2:q", r, (0.0, 2.0), (1, 10), (3, 12), (-2.0, -2.5))
-            for n, r in enumerate((0.0, 2.0))
-        ]
-        await put(rows_of, place, rows)
-        await one.api.train(SORTER, 1, 2)
-        handles.append((await one.api.optimizer_step(SORTER, Step(1))).published.handle)
-    async with StateTransport(private) as transport, StateTransport(other) as other_transport:
-        here, there = await transport.get(handles[0]), await other_transport.get(handles[1])
+    other.mkdir(mode=0o700)
+    async with ActorSystem("other", other) as other_system:
+        other_store = await store_in(other_system, other, "other_store")
+        resumed = await other_system.add(made(other_store, other, tmp_path / "step"), "resumed")
+        handles = []
+        for one, rows_of, place in ((trainer, store, private), (resumed, other_store, other)):
+            rows = [
+                Sample(f"2:q_0_{n}", "sorter", 2, 1, "2:q", r, (0.0, 2.0), (1, 10), (3, 12), (-2.0, -2.5))
+                for n, r in enumerate((0.0, 2.0))
+            ]
+            await put(rows_of, place, rows)
+            await one.api.train(SORTER, 1, 2)
+            handles.append((await one.api.optimizer_step(SORTER, Step(1))).published.handle)
+        async with StateTransport(private) as transport, StateTransport(other) as other_transport:
+            here, there = await transport.get(handles[0]), await other_transport.get(handles[1])
     assert all(torch.equal(here[name], there[name]) for name in here)
 
 
@@ -324,10 +325,10 @@ async def shared(system: ActorSystem, private: Path) -> tuple[ActorRef[Trainer],
     """A trainer with one policy for the sorter and the checker, and its store."""
     folder_of(private).mkdir(mode=0o700, parents=True)
     users = {AgentName("sorter"): SHARED, CHECKER: SHARED}
-    made_store = Store(store_setup(users, private, folder_of(private), policies=users))
+    made_store = Store(store_setup(users, folder_of(private), policies=users))
     store = await system.add(made_store, "store")
     policy = POLICY.model_copy(update={"credit": dict.fromkeys(users, CreditConfig())})
-    setup = TrainerSetup({SHARED: policy}, RECIPE, 10, store, private, folder_of(private))
+    setup = TrainerSetup({SHARED: policy}, RECIPE, 10, store, folder_of(private))
     return await system.add(Trainer(setup), "trainer"), store
 
 

@@ -56,16 +56,16 @@ def test_steps_take_their_time_in_turn(tmp_path: Path) -> None:
         time = asyncio.get_running_loop().time
         folder = shared / "store"
         folder.mkdir(mode=0o700)
-        store = Store(store_setup(policies, shared, folder))
+        store = Store(store_setup(policies, folder))
         async with (
-            ActorSystem("node", wire=MemoryNetwork().wire("node")) as system,
+            ActorSystem("node", shared, wire=MemoryNetwork().wire("node")) as system,
             StateTransport(shared) as transport,
         ):
             store_ref = await system.add(store, "store")
             writer = ExperienceWriter(store_ref, "tests", segment_directories(shared, folder))
             await writer.put([sample("solver", n) for n in range(4)] + [sample("judge", n) for n in range(2)])
             recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=3)
-            setup = TrainerSetup(policies, recipe, 10, store_ref, shared, folder)
+            setup = TrainerSetup(policies, recipe, 10, store_ref, folder)
             actor = Trainer(setup)
             trainer = (await system.add(actor, "trainer")).within(1e6)
             assert time() == 0.0
