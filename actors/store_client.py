@@ -199,7 +199,7 @@ class ExperienceReader:
     """Reads the samples that one process has leased from a store, on this host or another."""
 
     def __init__(self, store: ActorRef[StoreApi], directories: SegmentDirectories | None) -> None:
-        """``directories``: of the store's segments; if None, or if they do not exist on this host at the first read, the
+        """``directories``: of the store's segments; if None, or if they are not on this host at the first read, the
         store sends the bytes."""
         self._store = store
         self._directories = directories

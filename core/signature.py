@@ -1,5 +1,6 @@
 """Signatures of endpoints, compiled once per function: plain data to validated arguments, results and errors."""
 
+import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ def signature_of(owner: type[Any], name: str) -> Signature | None:
     return Signature(function, inherited=inherited)
 
 
+@functools.cache
 def constructor_signature(owner: type[Any]) -> Signature:
     """The signature of the ``__init__`` of a class. A ``Protocol`` among its bases has one of no meaning."""
     for base in owner.__mro__:

@@ -7,7 +7,6 @@ the parent lives: its end means that the parent is gone, and the process ends wi
 pipe open, so the process also watches the parent itself (pidfd_open(2)).
 """
 
-import asyncio
 import functools
 import os
 import select
@@ -15,29 +14,19 @@ import shutil
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import uvloop
 
-from .actor import Actor
-from .collector import importing, spare_collector
-from .errors import origin_of
+from .hosted_actor import HostedActor
 from .private_directory import use_with_others
-from .ref import ActorRef
-from .signature import constructor_signature
-from .supervision.worker_init import WorkerInit, import_class, read_init
+from .supervision.worker_init import WorkerInit, read_init
 from .system import ActorSystem
-from .telemetry import configure_logging, get_logger
+from .telemetry import configure_logging
 from .wire.curve import Keys
 from .wire.zeromq import ZmqWire, ipc_address
-
-log = get_logger(__name__)
-
-# The supervisor's process may be stopped (ctrl-Z) for days, and is asked nothing else.
-_REPORT_TIMEOUT_S = 30 * 24 * 3600.0
 
 
 def main() -> NoReturn:
@@ -72,44 +61,8 @@ async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
     async with ActorSystem(
         name, directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
     ) as system:
-        system._local.reserve(name)  # calls to an actor that is being restarted wait for the end of its start
-        system._local.network.trust(init.supervisor["address"])  # its end closes the pipe
-        system._directory.add_upstream(init.supervisor["address"])
-        supervisor: ActorRef[Any] = system.ref(init.supervisor["name"], init.supervisor["address"])
-        try:
-            await system.add(_build(init, system), name)
-            spare_collector()
-            await supervisor.ask("ready", name, init.epoch, timeout_s=_REPORT_TIMEOUT_S)
-            error = await _wait_stopped(system)
-        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
-            raise
-        except BaseException as raised:  # noqa: BLE001  # supervision: any error is reported to the parent, and the process ends
-            error = raised
-        if error is None:
-            return 0
-        text = "".join(traceback.format_exception(error))
-        log.error("actor failed", error=text)
-        await supervisor.ask("failed", name, *origin_of(error, name), text, timeout_s=_REPORT_TIMEOUT_S)
-        return 1
-
-
-def _build(init: WorkerInit, system: ActorSystem) -> Actor:
-    with importing():
-        actor_class: Any = import_class(init.actor_class)
-    constructor = constructor_signature(actor_class)
-    actor: Actor = actor_class(**constructor.arguments(init.args, init.kwargs, system._local.network))
-    return actor
-
-
-async def _wait_stopped(system: ActorSystem) -> BaseException | None:
-    """Waits for a request to stop, or for a failure: returns None, or its error."""
-    stop = asyncio.ensure_future(system._system_actor.stop_requested.wait())
-    ends: list[asyncio.Future[Any]] = [stop, system.failure]
-    try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stop.cancel()
-    return system.failure.result() if system.failure.done() else None
+        stopped = await HostedActor(name, init, owns_process=True).serve(system)
+    return 0 if stopped else 1
 
 
 def _wait_pipe_closed() -> None:

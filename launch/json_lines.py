@@ -145,11 +145,11 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
 # --------------------------------------------------------------------------- events
 
 
-def event_to_json(event: RunEvent) -> dict[str, Any]:
-    """The line of an event that happens now."""
+def event_to_json(event: RunEvent, time_s: float | None = None) -> dict[str, Any]:
+    """The line of an event that happens at ``time_s``, Unix seconds; None: now."""
     fields_ = asdict(event)
     metrics = fields_.pop("metrics", {})
-    line = {"time": round(time.time(), 3), "event": fields_.pop("event")}
+    line = {"time": round(time.time() if time_s is None else time_s, 3), "event": fields_.pop("event")}
     line |= {name: value for name, value in fields_.items() if value is not None}
     return line | {name: value for name, value in metrics.items() if name not in line}
 

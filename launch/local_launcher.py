@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import shutil
 import signal
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +37,7 @@ from ..actors.trainer.pool_config import SharedPoolConfig
 from ..core.errors import ActorDead, FlexmarlError, is_loss, text_of
 from ..core.private_directory import private_directory
 from ..core.ref import ActorRef
+from ..core.supervision.process_node import ProcessNode
 from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S
 from ..core.system import ActorSystem
 from ..core.task_groups import first_error
@@ -77,12 +77,15 @@ async def run(
             private_directory(env.runtime_base()) as runtime_dir,
             ActorSystem("launcher", runtime_dir, settings=config.supervision.settings()) as system,
             RunSupervision(
-                system, runtime_dir, directory.logs, config.supervision.intensity(), log_level
+                system,
+                ProcessNode(system, runtime_dir, directory.logs, env.actor_environment()),
+                config.supervision.intensity(),
+                log_level,
             ) as supervision,
         ):
             console = RunConsole(directory, display)
             await system.add(console, "console")
-            local_run = LocalRun(config, directory, runtime_dir, supervision, console, resume)
+            local_run = LocalRun(config, directory, supervision, console, resume)
             work = asyncio.create_task(local_run.train(signals))
             death = asyncio.create_task(supervision.wait_failed())
             ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
@@ -111,28 +114,31 @@ async def run(
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A run within its supervision. ``runtime_dir``: the run's directory on tmpfs. ``resume``: a committed checkpoint's
-    folder and state."""
+    """A run within its supervision. ``resume``: a committed checkpoint's folder and state."""
 
     config: RunConfig
     directory: RunDirectory
-    runtime_dir: Path
     supervision: RunSupervision
     console: RunConsole
     resume: tuple[Path, RunState] | None
 
     async def train(self, signals: "_Signals") -> RunResult:
-        self.supervision.report_restarts(self._restarted)
-        orchestrator = await self._start_actors()
-        await orchestrator.api.start()
+        orchestrator = await self.begin()
         signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
         workers = (f"rollout-{n}" for n in range(self.config.rollout.workers))
-        blocked = {name: report_file(self.runtime_dir, name) for name in workers}
+        blocked = {name: report_file(self.console.system.directory, name) for name in workers}
         silence_s = self.config.supervision.silence_s
         watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
         self.console.background(_watch_devices(self.console), "devices")
         return await self.console.ended_with
+
+    async def begin(self) -> ActorRef[OrchestratorApi]:
+        """Starts all actors and the training; ``console.ended_with`` has the end."""
+        self.supervision.report_restarts(self._restarted)
+        orchestrator = await self._start_actors()
+        await orchestrator.api.start()
+        return orchestrator
 
     def _restarted(self, actor: str, reason: FlexmarlError) -> None:
         self.console.ref.tell_nowait("event", ActorRestarted(actor, text_of(reason)))
@@ -188,7 +194,7 @@ async def _watch_processes(
     silent_s = dict.fromkeys(supervision.running, 0.0)
     silent: set[str] = set()
     lines: set[str] = set()
-    began = time.monotonic()
+    began = console.system.clock()
     await supervision.process_statistics()  # these figures are of the start
     while True:
         console.refresh(await supervision.process_statistics())
@@ -197,7 +203,7 @@ async def _watch_processes(
             if line not in lines:
                 lines.add(line)
                 await console.event(WorkflowBlocked(line))
-        last, began = began, time.monotonic()
+        last, began = began, console.system.clock()
         running = supervision.running  # those that are stopped or restarted have no time to answer
         for name in silent_s:
             if name in console.processes or name not in running:
@@ -284,13 +290,13 @@ class _Signals:
 
 async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:
     """Waits for all of them and shows the progress: loading a large model takes long. Raises the first error."""
-    slow_from = time.monotonic() + _SLOW_START_S
+    slow_from = console.system.clock() + _SLOW_START_S
     with first_error():
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(spawning, name=name) for name, spawning in spawned.items()]
             while starting := [task for task in tasks if not task.done()]:
                 names = ", ".join(task.get_name() for task in starting)
-                which = f" (not yet: {names})" if time.monotonic() > slow_from else ""
+                which = f" (not yet: {names})" if console.system.clock() > slow_from else ""
                 await console.phase(f"starting actors{which}", len(tasks) - len(starting), len(tasks))
                 await asyncio.wait(
                     starting, timeout=_STATISTICS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED

@@ -9,13 +9,12 @@ If the second one gives up, the run ends too, with an error that ``is_loss``.
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from ..actors.errors import EngineFailed
 from ..core.errors import ActorDead, ActorFailed, FlexmarlError, is_loss
 from ..core.ref import ActorRef
-from ..core.supervision.process_node import ProcessNode
+from ..core.supervision.node import Node
 from ..core.supervision.process_statistics import ProcessStatistics
 from ..core.supervision.restart_policy import Intensity, Strategy
 from ..core.supervision.supervisor import Supervisor
@@ -30,19 +29,18 @@ RESTARTING: Final = "restarting-supervisor"
 
 
 class RunSupervision:
-    """``intensity``: of the restarts of all actors that are restarted alone."""
+    """``node``: the one that all actors run on; it is closed at the end. ``intensity``: of the restarts of all actors
+    that are restarted alone."""
 
     def __init__(
         self,
         system: ActorSystem,
-        runtime_dir: Path,
-        logs: Path,
+        node: Node,
         intensity: Intensity,
         log_level: LogLevel = "info",
     ) -> None:
-        environment = env.actor_environment()
         self._system = system
-        self._node = node = ProcessNode(system, runtime_dir, logs, environment)
+        self._node = node
         self._ending = Supervisor(system, node, log_level=log_level)
         self._restarting = Supervisor(
             system,

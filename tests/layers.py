@@ -20,7 +20,7 @@ CORE = (
     "front_door", "collector", "task_groups", "errors", "names", "call_context", "telemetry", "private_directory",
     "protocol", "wire_types",
     "declared_errors", "signature", "call", "wire", "durable",
-    "delivery", "ref", "actor", "supervision", "system", "worker_main", "testing",
+    "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "testing",
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (

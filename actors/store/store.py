@@ -86,7 +86,6 @@ class Store(Actor, StoreApi):
         self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
         self._rows_moved = asyncio.Event()
         self._waits_reported: set[str] = set()
-        self._moved_at = 0.0
         self._puts = self._commits = 0
 
     async def on_start(self) -> None:

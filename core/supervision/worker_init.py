@@ -1,5 +1,6 @@
 """The first message to a spawned process: its actor's class and arguments, the addresses and keys that it needs."""
 
+import functools
 import importlib
 import struct
 import sys
@@ -57,7 +58,12 @@ def read_init(stream: BinaryIO) -> WorkerInit:
     body = stream.read(size_bytes)
     if not size_bytes or len(body) < size_bytes:
         raise EOFError
-    return TypeAdapter(WorkerInit).validate_python(msgpack.unpackb(body, strict_map_key=False))
+    return _adapter().validate_python(msgpack.unpackb(body, strict_map_key=False))
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[WorkerInit]:
+    return TypeAdapter(WorkerInit)
 
 
 def constructor_arguments(setup: object) -> tuple[list[Any], dict[str, Any]]:

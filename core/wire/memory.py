@@ -27,6 +27,11 @@ __all__ = ["Faults", "MemoryNetwork", "MemoryWire"]
 _SCHEME = "memory://"
 
 
+def lineage(name: str) -> int:
+    """The epoch before the first: all nodes of one name are one lineage, the same in each run."""
+    return zlib.crc32(name.encode()) << 24
+
+
 class MemoryNetwork(FaultyMedium):
     """Nodes by name, and the faults between them. For one running loop, virtual or real.
 
@@ -40,9 +45,10 @@ class MemoryNetwork(FaultyMedium):
         self._numbers = itertools.count(1)
         self._switched_off: set[str] = set()
 
-    def wire(self, name: str) -> "MemoryWire":
-        """A wire for one ``ActorSystem``, at ``memory://name``; a later one of that name is a new incarnation."""
-        return MemoryWire(self, name, next(self._numbers))
+    def wire(self, name: str, epoch: int | None = None) -> "MemoryWire":
+        """A wire for one ``ActorSystem``, at ``memory://name``; a later one of that name is a new incarnation.
+        ``epoch``: None: one more than that of all earlier ones."""
+        return MemoryWire(self, name, next(self._numbers), epoch)
 
     def partition(self, *groups: Iterable[str]) -> None:
         """Nodes of different groups can't reach each other any more; nodes in no group reach all. Messages across are
@@ -100,6 +106,9 @@ class MemoryNetwork(FaultyMedium):
         if self._nodes.get(node.name) is node:
             del self._nodes[node.name]
 
+    def is_paused(self, name: str) -> bool:
+        return name in self._nodes and self._nodes[name].paused
+
     def node(self, name: str) -> "MemoryWire | None":
         return self._nodes.get(name)
 
@@ -117,13 +126,12 @@ class MemoryNetwork(FaultyMedium):
 class MemoryWire:
     """The connections of one node (``wire.Wire``). Made by ``MemoryNetwork.wire``."""
 
-    def __init__(self, network: MemoryNetwork, name: str, number: int) -> None:
+    def __init__(self, network: MemoryNetwork, name: str, number: int, epoch: int | None) -> None:
         self.network = network
         self.name = name
         self.label = f"{name}#{number}"
         self.address = f"{_SCHEME}{name}"
-        # All nodes of one name are one lineage.
-        self.epoch = zlib.crc32(name.encode()) << 24 | number
+        self.epoch = lineage(name) | number if epoch is None else epoch
         self.paused = False
         self.running = False
         self._links: LinkTable[_Outgoing, _Outgoing] = LinkTable()

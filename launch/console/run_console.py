@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -23,7 +24,9 @@ class RunConsole(Actor):
     Implements ``ConsoleApi``. ``ended_with`` is set to the run's result.
     """
 
-    def __init__(self, run: RunDirectory, display: Display) -> None:
+    def __init__(self, run: RunDirectory, display: Display, clock: Callable[[], float] = time.time) -> None:
+        """``clock``: Unix seconds, of the events in the file."""
+        self._clock = clock
         self.ended_with: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self.processes: dict[str, ProcessStatistics] = {}
         self._devices: dict[str, list[DeviceUse]] = {}
@@ -77,7 +80,7 @@ class RunConsole(Actor):
     @endpoint
     async def event(self, event: RunEvent) -> None:
         self._display.event(event)  # first: the disk may be full
-        self._events.write(event_to_json(event))
+        self._events.write(event_to_json(event, self._clock()))
 
     @endpoint
     async def ended(self, result: RunResult) -> None:

@@ -147,6 +147,10 @@ class Worker(Actor):
         return self.system.incarnation
 
     @endpoint
+    async def directory(self) -> str:
+        return str(self.system.directory)
+
+    @endpoint
     async def hang(self) -> None:
         await asyncio.Event().wait()
 

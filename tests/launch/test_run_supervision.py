@@ -11,9 +11,9 @@ import pytest
 
 from flexmarl.core.errors import ActorDead, ActorFailed, FlexmarlError, TooManyRestarts, is_loss
 from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch import env
 from flexmarl.launch.actor_specs import ActorSpec
 from flexmarl.launch.run_supervision import RunSupervision
 
@@ -42,22 +42,21 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(private: Path, logs: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(env, "actor_environment", lambda: ENVIRONMENT)
+async def bench(private: Path, logs: Path) -> AsyncIterator[Bench]:
     diary = logs / "diary"
     diary.touch()
     async with (
         ActorSystem("tests", private) as system,
-        RunSupervision(system, private, logs, Intensity(1, 60)) as supervision,
+        RunSupervision(
+            system, ProcessNode(system, private, logs, ENVIRONMENT), Intensity(1, 60)
+        ) as supervision,
     ):
         yield Bench(system, supervision, diary)
     assert len(asyncio.all_tasks()) == 1, "a task outlived its system"
 
 
-async def test_one_is_restarted_alone_until_that_happens_too_often(
-    private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with bench(private, tmp_path, monkeypatch) as made:
+async def test_one_is_restarted_alone_until_that_happens_too_often(private: Path, tmp_path: Path) -> None:
+    async with bench(private, tmp_path) as made:
         ending = await made.start("ending", restarted=False)
         restarted = await made.start("restarted", restarted=True)
         first = await restarted.api.pid()
@@ -72,10 +71,8 @@ async def test_one_is_restarted_alone_until_that_happens_too_often(
     assert made.written().count("start restarted") == 2 and made.written()[-1] == "stop ending"
 
 
-async def test_another_ends_the_run_at_its_first_loss(
-    private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with bench(private, tmp_path, monkeypatch) as made:
+async def test_another_ends_the_run_at_its_first_loss(private: Path, tmp_path: Path) -> None:
+    async with bench(private, tmp_path) as made:
         ending = await made.start("ending", restarted=False)
         await made.start("restarted", restarted=True)
         os.kill(await ending.api.pid(), signal.SIGKILL)
@@ -85,10 +82,8 @@ async def test_another_ends_the_run_at_its_first_loss(
     assert made.written()[-1] == "stop restarted"
 
 
-async def test_a_defect_of_one_that_is_restarted_ends_the_run(
-    private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with bench(private, tmp_path, monkeypatch) as made:
+async def test_a_defect_of_one_that_is_restarted_ends_the_run(private: Path, tmp_path: Path) -> None:
+    async with bench(private, tmp_path) as made:
         restarted = await made.start("restarted", restarted=True)
         await restarted.api.crash()
         failure = await made.failure()
@@ -96,10 +91,8 @@ async def test_a_defect_of_one_that_is_restarted_ends_the_run(
 
 
 @pytest.mark.parametrize("name", ["ending", "restarted"])
-async def test_one_that_is_silent_is_ended(
-    private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    async with bench(private, tmp_path, monkeypatch) as made:
+async def test_one_that_is_silent_is_ended(private: Path, tmp_path: Path, name: str) -> None:
+    async with bench(private, tmp_path) as made:
         worker = await made.start(name, restarted=name == "restarted")
         pid = await worker.api.pid()
         os.kill(pid, signal.SIGSTOP)
@@ -112,8 +105,8 @@ async def test_one_that_is_silent_is_ended(
         os.kill(pid, 0)
 
 
-async def test_all_are_killed_at_once(private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with bench(private, tmp_path, monkeypatch) as made:
+async def test_all_are_killed_at_once(private: Path, tmp_path: Path) -> None:
+    async with bench(private, tmp_path) as made:
         refs = [await made.start(f"worker-{n}", restarted=bool(n)) for n in range(2)]
         pids = [await ref.api.pid() for ref in refs]
         await made.supervision.kill_all()
