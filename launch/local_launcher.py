@@ -85,7 +85,7 @@ async def run(
         ):
             console = RunConsole(directory, display)
             await system.add(console, "console")
-            local_run = LocalRun(config, directory, supervision, console, resume)
+            local_run = LocalRun(config, directory, supervision, console, resume, _own_gpus)
             work = asyncio.create_task(local_run.train(signals))
             death = asyncio.create_task(supervision.wait_failed())
             ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
@@ -112,15 +112,21 @@ async def run(
                 raise
 
 
+def _own_gpus(config: RunConfig) -> Mapping[str, tuple[str, ...]]:
+    return place_here(config).own_gpus()
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A run within its supervision. ``resume``: a committed checkpoint's folder and state."""
+    """A run within its supervision. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: for a config,
+    the UUIDs of the GPUs of each actor that sees no others."""
 
     config: RunConfig
     directory: RunDirectory
     supervision: RunSupervision
     console: RunConsole
     resume: tuple[Path, RunState] | None
+    own_gpus: Callable[[RunConfig], Mapping[str, tuple[str, ...]]]
 
     async def train(self, signals: "_Signals") -> RunResult:
         orchestrator = await self.begin()
@@ -148,8 +154,8 @@ class LocalRun:
         before the processes run."""
         references = await self._references()
         self._prepare_store(references.store)
-        placement = await self.console.system.run_blocking(place_here, self.config)
-        specs = actor_specs(self.config, self.directory, references, self.resume, placement.own_gpus())
+        own = await self.console.system.run_blocking(self.own_gpus, self.config)
+        specs = actor_specs(self.config, self.directory, references, self.resume, own)
         router = references.router.name
         await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}

@@ -127,7 +127,7 @@ class _Simulator:
                 ):
                     console = RunConsole(directory, _Nothing(), asyncio.get_running_loop().time)
                     await system.add(console, "console")
-                    run = LocalRun(config, directory, supervision, console, life.checkpoint)
+                    run = LocalRun(config, directory, supervision, console, life.checkpoint, lambda _: {})
                     return await self._until_the_end(run, node)
         finally:
             self._simulation.log += network.log

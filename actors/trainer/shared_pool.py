@@ -68,7 +68,9 @@ class SharedPool(TrainingPool):
         self._background = background
         self._transport = StateTransport(system.directory)
         self._slots = PoolSlots(pool, self, system.directory, background, watch)
-        self._moves = StateMoves(pool, self._transport, self._slots, self._policies, self._hosts, system.clock)
+        self._moves = StateMoves(
+            pool, self._transport, self._slots, self._policies, self._hosts, system.clock
+        )
         self._memory = self._moves.memory
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
