@@ -35,8 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(VllmPlugin())
 
 
-def pytest_collection_finish() -> None:
-    """The modules and the collected tests, a million objects, stay until the end."""
+@pytest.fixture(autouse=True, scope="module")
+def spared_collector() -> None:
+    """What earlier modules have left, a million objects with their imports, stays until the end."""
     spare_collector()
 
 
