@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from flexmarl.actors.errors import NonFiniteLogits, WrongPolicy, WrongVersion
-from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
+from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult, OnTokens
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
@@ -89,8 +89,8 @@ async def test_a_log_probability_that_is_not_finite_fails_its_turn(
     assert instance._engine is not None
     generate = instance._engine.generate
 
-    async def broken(request: EngineRequest) -> EngineResult:
-        result = await generate(request)
+    async def broken(request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
+        result = await generate(request, on_tokens)
         return replace(result, logprobs=(*result.logprobs[:-1], logprob))
 
     with monkeypatch.context() as patch:
