@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import shutil
 import signal
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,7 +201,7 @@ async def _watch_processes(
     silent_s = dict.fromkeys(supervision.running, 0.0)
     silent: set[str] = set()
     lines: set[str] = set()
-    began = console.system.clock()
+    began = time.monotonic()
     await supervision.process_statistics()  # these figures are of the start
     while True:
         console.refresh(await supervision.process_statistics())
@@ -209,7 +210,7 @@ async def _watch_processes(
             if line not in lines:
                 lines.add(line)
                 await console.event(WorkflowBlocked(line))
-        last, began = began, console.system.clock()
+        last, began = began, time.monotonic()
         running = supervision.running  # those that are stopped or restarted have no time to answer
         for name in silent_s:
             if name in console.processes or name not in running:
@@ -296,13 +297,13 @@ class _Signals:
 
 async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:
     """Waits for all of them and shows the progress: loading a large model takes long. Raises the first error."""
-    slow_from = console.system.clock() + _SLOW_START_S
+    slow_from = time.monotonic() + _SLOW_START_S
     with first_error():
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(spawning, name=name) for name, spawning in spawned.items()]
             while starting := [task for task in tasks if not task.done()]:
                 names = ", ".join(task.get_name() for task in starting)
-                which = f" (not yet: {names})" if console.system.clock() > slow_from else ""
+                which = f" (not yet: {names})" if time.monotonic() > slow_from else ""
                 await console.phase(f"starting actors{which}", len(tasks) - len(starting), len(tasks))
                 await asyncio.wait(
                     starting, timeout=_STATISTICS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
