@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .protocol.codec import Buffer
     from .protocol.session import Settings
     from .ref import ActorRef
+    from .supervision.process_node import ProcessNode
     from .supervision.restart_policy import Intensity, Strategy
     from .supervision.supervisor import Supervisor
     from .system import ActorSystem
@@ -56,6 +57,7 @@ else:
             "protocol.codec": ["Buffer"],
             "protocol.session": ["Settings"],
             "ref": ["ActorRef"],
+            "supervision.process_node": ["ProcessNode"],
             "supervision.restart_policy": ["Intensity", "Strategy"],
             "supervision.supervisor": ["Supervisor"],
             "system": ["ActorSystem"],
@@ -83,6 +85,7 @@ __all__ = [
     "LocalProtocolError",
     "NoCredit",
     "PlainTcpRefused",
+    "ProcessNode",
     "RemoteError",
     "RemoteProtocolError",
     "Settings",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .actors.inference.engines.simulated_engine import SimulatedEngine
     from .actors.inference.inference_config import SimulatedEngineConfig
     from .core.errors import Deadlock, NotInVirtualTime, VirtualTimeExceeded
+    from .core.testing.memory_node import MemoryNode
     from .core.testing.virtual_time import VirtualTimeLoop, run
     from .core.wire.faults import Faults
     from .core.wire.memory import MemoryNetwork
@@ -35,6 +36,7 @@ else:
             "actors.inference.engines.simulated_engine": ["SimulatedEngine"],
             "actors.inference.inference_config": ["SimulatedEngineConfig"],
             "core.errors": ["Deadlock", "NotInVirtualTime", "VirtualTimeExceeded"],
+            "core.testing.memory_node": ["MemoryNode"],
             "core.testing.virtual_time": ["VirtualTimeLoop", "run"],
             "core.wire.faults": ["Faults"],
             "core.wire.memory": ["MemoryNetwork"],
@@ -45,6 +47,7 @@ __all__ = [
     "Deadlock",
     "Faults",
     "MemoryNetwork",
+    "MemoryNode",
     "NotInVirtualTime",
     "SimulatedEngine",
     "SimulatedEngineConfig",
