@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def spared_collector() -> None:
-    """What earlier modules have left, a million objects with their imports, stays until the end."""
+    """Lets the collector skip what earlier modules have left: a million objects, which stay until the end."""
     spare_collector()
 
 
