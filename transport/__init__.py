@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.front_door import lazy_exports
 from .handle import LentMemory, StateHandle, TensorSpec
+from .network.bulk import Bulk
 from .select import Place
 from .statistics import PathStatistics, TransportStatistics
 
@@ -17,6 +18,7 @@ else:
     __getattr__ = lazy_exports(__name__, {"state": ["StateTransport"]})
 
 __all__ = [
+    "Bulk",
     "LentMemory",
     "PathStatistics",
     "Place",

@@ -163,6 +163,20 @@ class Block:
         finally:
             os.close(descriptor)
 
+    def hold(self) -> int | None:
+        """A descriptor that keeps the block as it is until it is closed; None if it is being written, or gone.
+
+        Unlike ``use`` it excludes this process too, and many may be held at a time.
+        """
+        try:
+            descriptor, _ = _opened(self.directory, self.name)
+        except FileNotFoundError:
+            return None
+        if try_lock(descriptor, USE, exclusive=False):
+            return descriptor
+        os.close(descriptor)
+        return None
+
     @property
     def address(self) -> int:
         """The address of ``memory`` in this process."""

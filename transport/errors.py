@@ -161,6 +161,30 @@ class NotAcknowledged(TransportError):
         self.timeout_s = timeout_s
 
 
+class FetchFailed(TransportError):
+    """A state of another host could not be fetched from ``peer`` (host and port). ``bucket``: the first one that has
+    not arrived. ``got_bytes``: those that have. Nothing was written to the destination."""
+
+    def __init__(
+        self, key: str, version: int, peer: str, bucket: int, got_bytes: int, size_bytes: int, reason: str
+    ) -> None:
+        super().__init__(
+            f"state {key}, version {version}: {got_bytes} of {size_bytes} bytes came from {peer}, "
+            f"bucket {bucket} did not: {reason}"
+        )
+        self.key = key
+        self.version = version
+        self.peer = peer
+        self.bucket = bucket
+        self.got_bytes = got_bytes
+        self.size_bytes = size_bytes
+        self.reason = reason
+
+
+class PeerRefused(FetchFailed):
+    """The peer does not have the keys of this run, or does not accept the reader's."""
+
+
 class SegmentFull(TransportError):
     """The writer's segment has too little room for a batch: it needs another one. Nothing was written."""
 
@@ -173,14 +197,21 @@ class SegmentFull(TransportError):
 
 
 class TransferTimeout(TransportError):
-    """A transfer took longer than its deadline."""
+    """A transfer took longer than its deadline. ``progress``: words about how far it has come, if its path has some."""
 
     def __init__(
-        self, operation: str, key: str, version: int, path: str, size_bytes: int, timeout_s: float
+        self,
+        operation: str,
+        key: str,
+        version: int,
+        path: str,
+        size_bytes: int,
+        timeout_s: float,
+        progress: str = "",
     ) -> None:
         super().__init__(
             f"{operation} of state {key}, version {version}: {size_bytes} bytes by path {path} "
-            f"took longer than {timeout_s:g} s"
+            f"took longer than {timeout_s:g} s{f' ({progress})' if progress else ''}"
         )
         self.operation = operation
         self.key = key
@@ -188,3 +219,4 @@ class TransferTimeout(TransportError):
         self.path = path
         self.size_bytes = size_bytes
         self.timeout_s = timeout_s
+        self.progress = progress

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from .errors import StateMismatch
 
-PathName = Literal["local", "shm", "cuda_ipc", "collective"]
+PathName = Literal["local", "shm", "cuda_ipc", "collective", "tcp"]
 Rows = Mapping[str, tuple[int, int]]
 """Parts of tensors by name: the first row of dimension 0, and the one after the last."""
 
@@ -157,7 +157,23 @@ class CollectiveSource:
     generation: int
 
 
-Source = Annotated[LocalSource | ShmSource | CudaIpcSource | CollectiveSource, Field(discriminator="path")]
+@dataclass(frozen=True, slots=True)
+class TcpSource:
+    """Shared memory of ``process`` on ``host``, as ``ShmSource``, which it serves at ``address`` (host and port) to
+    processes that have the keys of the run. ``encrypted``: see ``network/bulk.py``."""
+
+    path: Literal["tcp"]
+    host: str
+    process: str
+    address: str
+    encrypted: bool
+    block: str
+    generation: int
+
+
+Source = Annotated[
+    LocalSource | ShmSource | CudaIpcSource | CollectiveSource | TcpSource, Field(discriminator="path")
+]
 
 
 @dataclass(frozen=True, slots=True)

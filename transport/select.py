@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import NoPath
-from .handle import CollectiveSource, CudaIpcSource, LocalSource, PathName, ShmSource, Source
+from .handle import CollectiveSource, CudaIpcSource, LocalSource, PathName, ShmSource, Source, TcpSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,14 @@ def this_host() -> str:
 @dataclass(frozen=True, slots=True)
 class Reader:
     """The process that reads. Its devices by UUID: those ``visible``, and the pairs of which the first can read the
-    memory of the second. ``groups``: those that it has joined."""
+    memory of the second. ``groups``: those that it has joined. ``encrypted``: if it encrypts what it exchanges with
+    other hosts; None: it has no keys for that."""
 
     place: Place
     visible: frozenset[str] = frozenset()
     reachable: frozenset[tuple[str, str]] = frozenset()
     groups: frozenset[str] = frozenset()
+    encrypted: bool | None = None
 
 
 CPU: Final = "cpu"
@@ -93,17 +95,27 @@ def _shm(reader: Reader, source: ShmSource, devices: Set[str]) -> tuple[bool, st
     return True, "the same host: shared memory"
 
 
+def _tcp(reader: Reader, source: TcpSource, devices: Set[str]) -> tuple[bool, str]:
+    if reader.encrypted is None:
+        return False, "this process exchanges no states with other hosts"
+    if reader.encrypted != source.encrypted:
+        here, there = ("encrypted" if which else "plain" for which in (reader.encrypted, source.encrypted))
+        return False, f"it is {there}, and this process reads {here} ones only"
+    return True, f"over the network from {source.address}"
+
+
 _RULES: Final[dict[PathName, Callable[[Reader, Any, Set[str]], tuple[bool, str]]]] = {
     "local": _local,
     "cuda_ipc": _cuda_ipc,
     "shm": _shm,
     "collective": _collective,
+    "tcp": _tcp,
 }
 """By path: true if the source reaches tensors on ``devices`` in the reader's process, and the reason."""
 
 # Fastest first.
-_TO_DEVICES: Final[tuple[PathName, ...]] = ("local", "cuda_ipc", "collective", "shm")
-_TO_CPU: Final[tuple[PathName, ...]] = ("local", "shm", "cuda_ipc", "collective")
+_TO_DEVICES: Final[tuple[PathName, ...]] = ("local", "cuda_ipc", "collective", "shm", "tcp")
+_TO_CPU: Final[tuple[PathName, ...]] = ("local", "shm", "cuda_ipc", "collective", "tcp")
 
 
 def choose(

@@ -14,15 +14,14 @@ from .arena import Arena
 from .block import check_directory, file_bytes
 from .devices.devices import DeviceMemory, Devices
 from .errors import TransportClosed
-from .handle import LentMemory, PathName, Rows, StateHandle, TensorSpec
+from .handle import LentMemory, PathName, Rows, Source, StateHandle, TensorSpec
+from .network.bulk import Bulk
 from .paths.buckets import Layout, destinations
-from .paths.collective import CollectivePath
-from .paths.cuda_ipc import CudaIpcPath
 from .paths.kinds import kind_of, torch_kind
-from .paths.local import LocalPath
-from .paths.shm import ShmPath
+from .paths.table import PathTable
+from .paths.tcp import of_this_host
 from .paths.tensor_kind import Tensors
-from .paths.transfer_path import PathInPlace, TransferPath, Wanted, handle_of
+from .paths.transfer_path import Wanted, handle_of
 from .plan import Shards
 from .select import CPU, Place, Reader, choose, this_host
 from .statistics import Chosen, TransportStatistics
@@ -58,34 +57,32 @@ class StateTransport:
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
     ``devices``: those that states are offered on and read into (``devices/find.py``); None: there are none. ``path``:
-    the only one that states are offered by and read from; None: the readers choose.
+    the only one that states are offered by and read from; None: the readers choose. ``bulk``: how states are exchanged
+    with other hosts; None: they are not.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to
     the directory. Leaving the context removes this process's states, and transfers under way raise TransportClosed.
     """
 
     def __init__(
-        self, runtime_dir: Path, devices: Devices[Any] | None = None, path: PathName | None = None
+        self,
+        runtime_dir: Path,
+        devices: Devices[Any] | None = None,
+        path: PathName | None = None,
+        bulk: Bulk | None = None,
     ) -> None:
         self.place = Place(this_host(), f"{os.getpid()}_{secrets.token_hex(4)}")
         self._runtime_dir = runtime_dir
         self._workers = CopyWorkers()
         self._devices = devices
-        self._reader = Reader(self.place)
+        self._reader = Reader(self.place, encrypted=None if bulk is None else bulk.encrypted)
         if devices is not None:
-            self._reader = Reader(self.place, frozenset(devices.visible()), devices.reachable())
+            visible = frozenset(devices.visible())
+            self._reader = replace(self._reader, visible=visible, reachable=devices.reachable())
         self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
-        self._shm = ShmPath(self.place, runtime_dir, self._arena, self._workers)
-        self._collective = CollectivePath(runtime_dir)
-        self._in_place: dict[PathName, PathInPlace[Any]] = {
-            "local": LocalPath(self.place, self._workers),
-            "shm": self._shm,
-        }
-        if devices is not None:
-            controls = Arena(runtime_dir, f"{self.place.process}-ipc")
-            self._in_place["cuda_ipc"] = CudaIpcPath(
-                self.place, runtime_dir, controls, self._workers, devices
-            )
-        self._paths: dict[PathName, TransferPath[Any]] = {**self._in_place, "collective": self._collective}
+        arena, workers = self._arena, self._workers
+        table = PathTable.of(self.place, runtime_dir, arena, workers, devices, bulk)
+        self._shm, self._collective, self._tcp = table.shm, table.collective, table.tcp
+        self._in_place, self._paths = table.in_place, table.by_name()
         self._path = path
         self._transfers = Transfers()
         self._open = False
@@ -127,11 +124,12 @@ class StateTransport:
         """Publishes ``tensors`` as ``version`` of ``key`` and returns the handle to send in messages.
 
         ``offer``: the paths that readers may choose from; None: the transport's own ``path``, or ``cuda_ipc`` if this
-        process has devices, and ``shm``. By ``shm`` any process of this host may read the state. It is
-        a copy: the tensors may change as soon as this returns. By ``local`` nothing is copied: the source is an alias
-        of the tensors, for readers of this process only. By ``cuda_ipc`` it is a copy in device memory, for processes
-        of this host that see the device. By ``collective`` it is a copy that all members of the group that this process
-        has joined get at the same time. The two newest versions of a key stay readable.
+        process has devices, ``shm``, and ``tcp`` if there are other hosts. By ``shm`` any process of this host may read
+        the state. It is a copy: the tensors may change as soon as this returns. By ``tcp`` processes of other hosts may
+        read the same copy, which is made once for both. By ``local`` nothing is copied: the source is an alias of the
+        tensors, for readers of this process only. By ``cuda_ipc`` it is a copy in device memory, for processes of this
+        host that see the device. By ``collective`` it is a copy that all members of the group that this process has
+        joined get at the same time. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
         process ends, until the same memory is set again or taken back.
@@ -155,12 +153,16 @@ class StateTransport:
         size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
         offered = []
         for path in offer:
+            if path == "shm" and "tcp" in offer:  # the path tcp offers both
+                continue
             if lent is None:
                 offering = self._paths[path].offer(key, tensors, version=version)
             else:
                 offering = self._shm.offer_in(lent, key, tensors, version=version)
             transfer = Transfer("set", key, version, path, size_bytes, timeout_s)
             offered.append(await self._transfers.set(transfer, offering))
+            if path == "tcp" and "shm" in offer:
+                offered.append(of_this_host(offered[-1]))
         return handle_of(key, version, offered)
 
     @property
@@ -168,7 +170,8 @@ class StateTransport:
         """The paths that states are offered by, unless a Set names others."""
         if self._path is not None:
             return (self._path,)
-        return ("shm",) if self._devices is None else ("cuda_ipc", "shm")
+        by_memory: tuple[PathName, ...] = ("shm",) if self._devices is None else ("cuda_ipc", "shm")
+        return by_memory if self._tcp is None else (*by_memory, "tcp")
 
     async def drop(self, key: str) -> None:
         """Frees the memory of ``key``, whose handles become stale. What was reserved stays with this process."""
@@ -233,21 +236,24 @@ class StateTransport:
 
         The fastest source that reaches the tensors is read. With ``path``, or one of the transport's own, no other is.
 
-        Raises StateMismatch and NoPath, with ``into`` untouched. Raises StaleHandle (two newer versions were set, or
-        the owner has left), CorruptState, ForeignHandle, TransferTimeout, TransportClosed: after these, and after a
-        cancellation, the contents of ``into`` are undefined and must be overwritten before use.
+        Raises StateMismatch, NoPath, FetchFailed and PeerRefused, with ``into`` untouched. Raises StaleHandle (two
+        newer versions were set, or the owner has left), CorruptState, ForeignHandle, TransferTimeout, TransportClosed:
+        after these, and after a cancellation, the contents of ``into`` are undefined and must be overwritten before
+        use.
         """
         self._check_open()
         devices = set(map(self._device_of, into.values())) if into else {CPU}
         choice = choose(
             self._reader,
-            handle.sources,
+            self._sources(handle),
             devices=devices,
             size_bytes=handle.size_bytes,
             path=path or self._path,
         )
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
-        transfer = Transfer("get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s)
+        transfer = Transfer(
+            "get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s, wanted.progress
+        )
         return await self._transfers.get(transfer, choice, self._paths[choice.path].fetch(wanted, into))
 
     @asynccontextmanager
@@ -275,15 +281,20 @@ class StateTransport:
         """
         self._check_open()
         devices = {CPU} if self._devices is None else set(self._devices.visible()[:1])
-        sources = [source for source in handle.sources if source.path != "collective"]
+        sources = [source for source in self._sources(handle) if source.path != "collective"]
         choice = choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=self._path)
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
         if like is not None:
             destinations(handle.key, wanted.tensors, like)
-        transfer = Transfer("get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s)
+        transfer = Transfer(
+            "get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s, wanted.progress
+        )
         async with AsyncExitStack() as stack:
             view = self._in_place[choice.path].view(wanted, checked=checked)
             yield await self._transfers.get(transfer, choice, stack.enter_async_context(view))
+
+    def _sources(self, handle: StateHandle) -> Sequence[Source]:
+        return handle.sources if self._tcp is None else self._tcp.sources(handle)
 
     # ----------------------------------------------------------------------- groups
 
@@ -381,6 +392,7 @@ class StateTransport:
             spare_bytes=self._arena.spare_bytes,
             devices=self._device_memory(),
             chosen=dict(self._transfers.chosen),
+            network=None if self._tcp is None else self._tcp.statistics,
         )
 
     def _device_memory(self) -> dict[str, DeviceMemory]:

@@ -18,6 +18,19 @@ class PathStatistics:
     get_s: float = 0.0
 
 
+@dataclass(slots=True)
+class NetworkStatistics:
+    """Bytes of states that were exchanged with other hosts, and of these the bytes of deltas. ``reconnects``:
+    connections that ended during a fetch. ``refused``: connections without the keys of the run."""
+
+    sent_bytes: int = 0
+    sent_delta_bytes: int = 0
+    got_bytes: int = 0
+    got_delta_bytes: int = 0
+    reconnects: int = 0
+    refused: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The path that the last Get of a key took, and the reason. ``refused``: the reason against each faster one."""
@@ -31,7 +44,7 @@ class Chosen:
 class TransportStatistics:
     """``by_path``: of the paths that were used. ``running``: copies in threads now. ``arena_bytes``: size of the host
     memory that this process has made for states, of which ``spare_bytes`` hold none. ``devices``: by
-    UUID. ``chosen``: by key."""
+    UUID. ``chosen``: by key. ``network``: None without other hosts."""
 
     by_path: dict[PathName, PathStatistics]
     running: int
@@ -39,10 +52,11 @@ class TransportStatistics:
     spare_bytes: int = 0
     devices: dict[str, DeviceMemory] = field(default_factory=dict)
     chosen: dict[str, Chosen] = field(default_factory=dict)
+    network: NetworkStatistics | None = None
 
     def numbers(self) -> dict[str, float]:
         """The numbers by name: ``transport_running``, ``transport_arena_bytes``, ``transport_spare_bytes``,
-        ``transport_device_<uuid>_free_bytes``, ``transport_<path>_<field>``."""
+        ``transport_device_<uuid>_free_bytes``, ``transport_<path>_<field>``, ``transport_network_<field>``."""
         by_path = {
             f"transport_{path}_{name}": value
             for path, statistics in self.by_path.items()
@@ -53,10 +67,12 @@ class TransportStatistics:
             for uuid, memory in self.devices.items()
             for name, value in asdict(memory).items()
         }
+        network = asdict(self.network) if self.network is not None else {}
         return {
             "transport_running": self.running,
             "transport_arena_bytes": self.arena_bytes,
             "transport_spare_bytes": self.spare_bytes,
             **devices,
             **by_path,
+            **{f"transport_network_{name}": value for name, value in network.items()},
         }

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from ..core.telemetry import get_logger
 from .errors import TransferTimeout
 from .handle import PathName
+from .paths.transfer_path import Progress
 from .select import Choice
 from .statistics import Chosen, PathStatistics
 
@@ -18,7 +19,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``size_bytes``: of the part of the state that moves."""
+    """``size_bytes``: of the part of the state that moves. ``progress``: see ``TransferTimeout``."""
 
     operation: Literal["set", "get", "exchange"]
     key: str
@@ -26,6 +27,7 @@ class Transfer:
     path: PathName
     size_bytes: int
     timeout_s: float
+    progress: Progress = field(default_factory=Progress)
 
     async def timed(self, moving: Awaitable[R]) -> tuple[R, float]:
         """Its result, and the seconds that it took. Raises TransferTimeout after the deadline, when the transfer has
@@ -36,8 +38,9 @@ class Transfer:
                 result = await moving
         except TimeoutError as expired:
             raise TransferTimeout(
-                self.operation, self.key, self.version, self.path, self.size_bytes, self.timeout_s
-            ) from expired
+                self.operation, self.key, self.version, self.path, self.size_bytes, self.timeout_s,
+                self.progress.words,
+            ) from expired  # fmt: skip
         return result, time.perf_counter() - started
 
 

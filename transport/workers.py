@@ -57,7 +57,7 @@ class CopyWorkers:
         except asyncio.CancelledError:
             stop.set()
             if not job.cancel():
-                await _wait_ended(done)
+                await wait_ended(done)
             raise
         finally:
             del self._running[done]
@@ -108,7 +108,8 @@ def _set_on_error(failed: threading.Event) -> Iterator[None]:
             failed.set()
 
 
-async def _wait_ended(done: asyncio.Future[T]) -> None:
+async def wait_ended(done: "asyncio.Future[Any]") -> None:
+    """Returns when ``done`` has ended, also if this task is cancelled meanwhile."""
     # The caller raises CancelledError afterwards: a second cancellation must not leave a copying thread behind.
     while not done.done():
         try:

@@ -14,14 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.core import Keys
 from flexmarl.transport import StateHandle
 from flexmarl.transport.devices.fake import FakeDevices
 from flexmarl.transport.errors import NoPath, StaleHandle, StateMismatch, TransportClosed
 from flexmarl.transport.handle import DTYPE_BYTES, PathName
+from flexmarl.transport.network.bulk import Bulk
 from flexmarl.transport.paths.group import GroupAddress
 from flexmarl.transport.state import StateTransport
 
 torch.set_num_threads(1)
+KEYS = Keys.make()
 
 
 @dataclass
@@ -41,9 +44,10 @@ async def open_ends(path: PathName, directory: Path) -> AsyncIterator[Ends]:
     def devices() -> FakeDevices | None:  # one object per process, as the transports play processes
         return FakeDevices(directory, {"GPU-a": 1 << 28}) if path == "cuda_ipc" else None
 
+    bulk = Bulk("127.0.0.1", KEYS) if path == "tcp" else None
     async with (
-        StateTransport(directory, devices()) as source,
-        StateTransport(directory, devices()) as other,
+        StateTransport(directory, devices(), bulk=bulk) as source,
+        StateTransport(directory, devices(), bulk=bulk) as other,
     ):
         if path == "collective":
             address = GroupAddress("weights", ("trainer", "engine"))
@@ -51,7 +55,7 @@ async def open_ends(path: PathName, directory: Path) -> AsyncIterator[Ends]:
         yield Ends(source, source if path == "local" else other, path)
 
 
-PATHS: list[PathName] = ["local", "shm", "cuda_ipc", "collective"]
+PATHS: list[PathName] = ["local", "shm", "cuda_ipc", "collective", "tcp"]
 
 
 @pytest.fixture(params=PATHS)

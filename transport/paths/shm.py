@@ -140,6 +140,15 @@ class ShmPath:
                 self._give_back(mapped.block)
             self._written.pop(key, None)
 
+    def served(self, name: str) -> tuple[Block, list[Block]]:
+        """The block of that name, of any process of this host, for readers on other hosts; and the other ones that this
+        process has published of its key. Raises StaleHandle, ForeignHandle. May be called by any thread."""
+        for written in list(self._written.values()):
+            blocks = {mapped.block.name: mapped.block for mapped in list(written.published)}
+            if block := blocks.pop(name, None):
+                return block, list(blocks.values())
+        return self._map(name, name, 0).block, []
+
     # ----------------------------------------------------------------------- lent memory
 
     async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..handle import Source, StateHandle, TensorSpec
@@ -29,6 +29,13 @@ def handle_of(key: str, version: int, offered: Sequence[Offered]) -> StateHandle
     return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources)
 
 
+@dataclass(slots=True)
+class Progress:
+    """Words about a transfer under way, for the error after its deadline; empty if the path has nothing to say."""
+
+    words: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted(Generic[S]):
     """The request of a Get to a path: ``tensors`` of ``handle`` (whole, or rows of them), from its ``source``."""
@@ -36,6 +43,7 @@ class Wanted(Generic[S]):
     handle: StateHandle
     source: S
     tensors: Sequence[TensorSpec]
+    progress: Progress = field(default_factory=Progress, compare=False)
 
     @property
     def is_whole(self) -> bool:

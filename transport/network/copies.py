@@ -1,0 +1,110 @@
+"""The copies of other hosts' states on this host: fetched by one process, read by all through shared memory.
+
+There is a lock per key, held by the process that fetches: the others wait for it, and then find the copy. A key has
+two blocks as a rule. The newest version stays while the next one is written to another block, so that a fetch that
+fails, or is killed, leaves it whole. A block goes with the process that made it.
+"""
+
+import itertools
+import os
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from ..arena import Share, populate
+from ..block import Block
+from ..errors import ForeignHandle
+from ..handle import ShmSource, StateHandle
+from ..locks import try_lock
+from ..paths.buckets import table_digest
+from ..select import Place
+
+LOCK_FILE: Final = "copies.lock"
+
+
+class NodeCopies:
+    """In ``directory``, the run's directory on tmpfs of this host."""
+
+    def __init__(self, directory: Path, place: Place) -> None:
+        self._directory = directory
+        self._place = place
+        self._known: dict[str, Block] = {}
+        self._made: dict[str, Block] = {}
+        self._numbers = itertools.count()
+
+    def find(self, handle: StateHandle) -> ShmSource | None:
+        """The source of the copy of that version on this host, if there is one."""
+        for block in self._whole(handle.key):
+            if (
+                block.version == handle.version
+                and block.size_bytes == handle.size_bytes
+                and table_digest(block.table, handle.size_bytes) == handle.digest
+            ):
+                return self.source(block, block.generation)
+        return None
+
+    def source(self, block: Block, generation: int) -> ShmSource:
+        return ShmSource("shm", self._place.host, self._place.process, block.name, generation)
+
+    def try_lock(self, key: str) -> int | None:
+        """A descriptor that has the lock of ``key`` until it is closed; None if another one has it."""
+        path = self._directory / LOCK_FILE
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        if try_lock(descriptor, _number(key) >> 2, exclusive=True):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def begin(self, handle: StateHandle, share: Share) -> tuple[Block, Block | None]:
+        """A block for the version, which is marked as being written, and the newest version that changes can be applied
+        to, if there is one. To be called with the lock of the key. Raises ArenaSpace."""
+        newest = max(self._whole(handle.key), key=lambda block: block.version, default=None)
+        base = newest if newest is not None and newest.size_bytes == handle.size_bytes else None
+        for block in self._blocks(handle.key):
+            if block is newest or block.in_use:
+                continue
+            if handle.size_bytes <= block.capacity and block.begin(handle.version, handle.size_bytes):
+                return block, base
+            block.unlink()
+        return self._new(handle, share), base
+
+    def _new(self, handle: StateHandle, share: Share) -> Block:
+        name = f"copy-{_number(handle.key):016x}-{self._place.process}-{next(self._numbers)}.arena"
+        block = Block.create(self._directory, name, handle.size_bytes)
+        self._made[name] = self._known[name] = block
+        block.begin(handle.version, handle.size_bytes)
+        populate(block, share)
+        return block
+
+    def drop(self, key: str) -> None:
+        """Removes the copies of ``key``."""
+        for block in self._blocks(key):
+            block.unlink()
+
+    def close(self) -> None:
+        """Removes the copies that this process has made."""
+        for block in self._made.values():
+            block.unlink()
+            block.close()
+        self._made.clear()
+        self._known.clear()
+
+    def _whole(self, key: str) -> list[Block]:
+        return [block for block in self._blocks(key) if block.generation and block.generation % 2 == 0]
+
+    def _blocks(self, key: str) -> list[Block]:
+        """Those that exist, of any process."""
+        names = {path.name for path in self._directory.glob(f"copy-{_number(key):016x}-*.arena")}
+        for name in [name for name, block in list(self._known.items()) if not block.is_linked]:
+            self._known.pop(name, None)
+        for name in names - self._known.keys():
+            try:
+                self._known[name] = Block.open(self._directory, name, writable=True)
+            except (FileNotFoundError, ForeignHandle):  # removed, or made, at this moment
+                continue
+        return [self._known[name] for name in sorted(names & self._known.keys())]
+
+
+def _number(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode())
