@@ -39,7 +39,7 @@ def main() -> None:
         uvloop.run(serve_joined(socket) if pattern == "joined" else _Router(socket).serve())
 
 
-def _reply_to(message: bytes) -> bytes:
+def reply_to(message: bytes) -> bytes:
     _kind, call_id, _actor, _endpoint, _timeout_s, arguments, _keywords = msgpack.unpackb(message)
     packed: bytes = msgpack.packb([call_id, arguments[0] if arguments else None])
     return packed
@@ -47,7 +47,7 @@ def _reply_to(message: bytes) -> bytes:
 
 def _echo(socket: "zmq.Socket[bytes]") -> NoReturn:
     while True:
-        socket.send(_reply_to(socket.recv()))
+        socket.send(reply_to(socket.recv()))
 
 
 def _take_arrays(socket: "zmq.Socket[bytes]", buffer: bytearray) -> NoReturn:
@@ -78,7 +78,7 @@ class _Router:
             # Until EAGAIN: then no edge of the descriptor was missed.
             while True:
                 identity, message = receive(zmq.NOBLOCK)
-                send((identity, _reply_to(message)), zmq.NOBLOCK)
+                send((identity, reply_to(message)), zmq.NOBLOCK)
         except zmq.Again:
             return
 

@@ -338,6 +338,37 @@ def tensors(as_json: bool, rounds: int | None, quick: bool) -> int:
     return _show(result, as_json, result_tables.tensors_tables)
 
 
+@bench.command()
+@click.option(
+    "--plain", is_flag=True, help="States without encryption (network.bulk: trusted), beside bare plain TCP."
+)
+@_common_options(rounds=3, quick_time="half a minute")
+def network(as_json: bool, plain: bool, rounds: int | None, quick: bool) -> int:
+    """Measure states and calls between two hosts: network namespaces of this machine, or loopback without root.
+
+    Set on one, Get of 1 GiB into existing memory on the other, against bare receiving with the same encryption; four
+    readers against one; a state of which 1 % is new against a new one; an empty call against bare ZeroMQ with CURVE.
+
+    \b
+    Examples:
+      flexmarl bench network
+      flexmarl bench network --json > network.json
+
+    Nothing else should be running on the machine. Needs 12 GiB of memory. Progress is on standard error; ctrl-C stops
+    it.
+    """
+    from . import result_tables
+    from .network import SIZE, Options, measure, parts
+
+    options = Options(
+        rounds=rounds or (1 if quick else 3), size_bytes=SIZE // 8 if quick else SIZE, encrypted=not plain
+    )
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = uvloop.run(measure(options, report))
+    return _show(result, as_json, result_tables.network_tables)
+
+
 def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:
     if as_json:
         click.echo(json.dumps(result))

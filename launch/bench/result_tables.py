@@ -112,6 +112,15 @@ def tensors_tables(console: Console, result: Mapping[str, Any]) -> None:
     _warn_if_busy(console, result)
 
 
+def network_tables(console: Console, result: Mapping[str, Any]) -> None:
+    size = f"{result['settings']['size_bytes'] >> 20} MiB"
+    console.print(_goals_table(f"between hosts, states of {size}", result["goals"]))
+    console.print(
+        Text(f"{result['network']}; {compact(result['get_gb_s'])} GB/s, bare {compact(result['bare_gb_s'])}")
+    )
+    _warn_if_busy(console, result)
+
+
 def rollout_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table(", ".join(result["contenders"].values()), result["goals"], "beside"))
     gap, whole, step = (compact(result[key]) for key in ("gap_ms", "gap_in_one_piece_ms", "step_ms"))
