@@ -129,8 +129,9 @@ async def _round(
 
 async def _get(owner: "_Side", readers: list["_Side"], share: float) -> list[dict[str, Any]]:
     """Sets a version, of which that share of the values is new, and gets it by all ``readers`` at once."""
-    digest = (await owner.ask("set", share=share)) | (await owner.ask("digest"))
-    return list(await asyncio.gather(*(reader.ask("get", **digest) for reader in readers)))
+    expected = await owner.ask("change", share=share)
+    expected |= await owner.ask("set")
+    return list(await asyncio.gather(*(reader.ask("get", **expected) for reader in readers)))
 
 
 @asynccontextmanager

@@ -91,20 +91,20 @@ class Peer:
                 start, end = int.from_bytes(request[:8]), int.from_bytes(request[8:])
                 connection.sendall(self._memory[start:end])
 
-    async def set(self, share: float) -> dict[str, Any]:
-        """Sets the next version, in which that share of the values is different: all, or some at random places."""
+    async def change(self, share: float) -> dict[str, Any]:
+        """Makes that share of the values different: all, or some at random places. Returns the digest."""
         words = self._state["w"].view(torch.int16)
         if share == 1:
-            words.bitwise_xor_(self._version % 127 + 1)
+            words.bitwise_xor_(1)
         else:
             places = torch.randint(0, len(words), (round(share * len(words)),))
             words[places] ^= 1
+        return {"digest": self._sum()}
+
+    async def set(self) -> dict[str, Any]:
         self._version += 1
         handle = await self._transport.set(_KEY, self._state, version=self._version, timeout_s=600)
         return {"handle": _HANDLES.dump_python(handle, mode="json")}
-
-    async def digest(self) -> dict[str, Any]:
-        return {"digest": self._sum()}
 
     def _sum(self) -> int:
         return int(self._state["w"].view(torch.int64).sum())

@@ -8,6 +8,7 @@ A gap is the number of unchanged words before a changed one. If more than 65,535
 among the changed ones. All chunks have a multiple of 8 bytes: memory of states ends with a page.
 """
 
+import threading
 from typing import Any, Final
 
 import numpy as np
@@ -23,22 +24,40 @@ class BadDelta(Exception):
     """The changes don't fit the chunk."""
 
 
+class _Scratch(threading.local):
+    """Memory of a thread that is not allocated for every chunk: its pages would cost as much as comparing."""
+
+    memory = np.empty(0, np.bool_)
+
+
+_SCRATCH: Final = _Scratch()
+
+
+def _scratch(size: int) -> Any:
+    if len(_SCRATCH.memory) < size:
+        _SCRATCH.memory = np.empty(size, np.bool_)
+    return _SCRATCH.memory[:size]
+
+
 def encode(old: memoryview, new: memoryview) -> bytes | None:
     """The changes from ``old`` to ``new``, of equal length; None if they take more than ``MOST_SHARE`` of it."""
     before, after = np.frombuffer(old, np.uint64), np.frombuffer(new, np.uint64)
-    quads = np.flatnonzero(before != after)
+    quads = np.flatnonzero(np.not_equal(before, after, out=_scratch(len(before))))
     if 4 * len(quads) > len(new) * MOST_SHARE:  # each has a changed word
         return None
-    words = np.flatnonzero((before[quads] ^ after[quads]).view(np.uint16))
+    values = after.take(quads)
+    words = np.flatnonzero((before.take(quads) ^ values).view(np.uint16) != 0)
     positions = 4 * quads[words >> 2] + (words & 3)
+    changed = values.view("<u2")[words]
     gaps = np.diff(positions, prepend=-1) - 1
     if len(gaps) and gaps.max() > _MOST_GAP:
         positions = _with_fillers(positions, gaps)
         gaps = np.diff(positions, prepend=-1) - 1
+        changed = after.view("<u2")[positions]
     if _COUNT_BYTES + 4 * len(positions) > len(new) * MOST_SHARE:
         return None
     count = len(positions).to_bytes(_COUNT_BYTES, "little")
-    return b"".join((count, gaps.astype("<u2").tobytes(), after.view("<u2")[positions].tobytes()))
+    return b"".join((count, gaps.astype("<u2").tobytes(), changed.tobytes()))
 
 
 def _with_fillers(positions: Any, gaps: Any) -> Any:
