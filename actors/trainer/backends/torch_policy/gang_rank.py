@@ -65,6 +65,7 @@ class GangRank:
 
 
 c10d: Any = distributed  # half of its names have no types
+distributed_c10d: Any = distributed.distributed_c10d
 
 _LOOPBACK: Final = "gloo_loopback"
 
@@ -89,6 +90,8 @@ def joined(rank: int, size: int, meeting: Path, device: torch.device, timeout_s:
     timeout = timedelta(seconds=timeout_s)
     store = c10d.FileStore(str(meeting), size)
     store.set_timeout(timeout)
+    # torch numbers groups, and caches meshes by their ranks alone: every gang of a process must get the same number.
+    distributed_c10d._world.group_count = 0
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield GangRank(rank, size, init_device_mesh(device.type, (size,)))

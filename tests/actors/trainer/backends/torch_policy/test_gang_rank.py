@@ -329,3 +329,13 @@ def test_a_gang_that_does_not_come_together_is_an_error_after_the_deadline(tmp_p
         pass
     with joined(0, 1, tmp_path / "gang", torch.device("cpu"), 0.5) as gang:
         assert gang is ALONE
+
+
+def test_gangs_train_after_one_that_did_not_come_together(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), joined(0, 2, tmp_path / "gang", torch.device("cpu"), 0.1):
+        pass
+    ranks = Ranks(2, tmp_path)  # forks of this process, with what torch has kept
+    calls: list[Call] = [("accumulate", make_samples(1)), STEP]
+    first, second = (ranks.run(2, train_as_configured, SETUPS["dapo"], calls) for _ in range(2))
+    assert first[0].results[-1] == second[0].results[-1]
+    ranks.close()
