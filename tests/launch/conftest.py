@@ -49,7 +49,9 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PA
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The whole lines: the last one may be half written."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 class Launched:
