@@ -56,15 +56,15 @@ class StateTooLarge(FlexmarlError):
     """The training state of a policy does not fit a slot of the training pool."""
 
     def __init__(self, policy: str, base_bytes: int, gradient_bytes: int, slot_bytes: int) -> None:
-        needed_bytes = base_bytes + gradient_bytes
         super().__init__(
-            f"the training state of policy {policy} takes {needed_bytes} bytes on a slot, which has {slot_bytes} "
-            f"(pool.slot_memory_gib): {base_bytes} of weights and moments, {gradient_bytes} of gradient, and the "
-            "activations of a forward (trainer.tokens_per_forward) come on top. Divide the policy over more ranks, or "
-            "give it a smaller model"
+            f"the training state of policy {policy} takes {base_bytes + gradient_bytes} bytes on a slot, which has "
+            f"{slot_bytes} (pool.slot_memory_gib): {base_bytes} of weights and moments, {gradient_bytes} of gradient, "
+            "and the activations of a forward (trainer.tokens_per_forward) come on top. Divide the policy over more "
+            "ranks, or give it a smaller model"
         )
         self.policy = policy
-        self.needed_bytes = needed_bytes
+        self.base_bytes = base_bytes
+        self.gradient_bytes = gradient_bytes
         self.slot_bytes = slot_bytes
 
 
