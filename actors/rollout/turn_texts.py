@@ -20,6 +20,7 @@ class TurnText:
             raise RecipeError(f"on_text={on_text!r}: it must be a plain function of the text so far")
         self._on_text = on_text
         self._text = ""
+        self._has_shown = False
         self._answer: asyncio.Future[Generation] | None = None
         self._error: Exception | None = None
 
@@ -46,9 +47,9 @@ class TurnText:
             self._answer.cancel()
 
     def show(self, text: str) -> None:
-        """Calls ``on_text`` if the text has changed."""
-        if text != self._text:
-            self._text = text
+        """Calls ``on_text`` if the text has changed, and the first time: an answer may be empty."""
+        if text != self._text or not self._has_shown:
+            self._text, self._has_shown = text, True
             self._on_text(text)
 
 

@@ -83,6 +83,10 @@ async def test_all_of_the_text_is_shown_once(house: House) -> None:
     assert await run(house, speaker, SHOWN.format(shown=["on", "once"], text="once")) == []
 
 
+async def test_an_empty_answer_is_shown_once(house: House) -> None:
+    assert await run(house, Speaker([], ""), SHOWN.format(shown=[""], text="")) == []
+
+
 async def test_nothing_is_sent_unless_it_is_asked_for(house: House) -> None:
     speaker = Speaker([(0, "once")], "once")
     body = 'await agents["solver"].generate(query.text); return Rewards(solver=1.0)'
