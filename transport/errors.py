@@ -96,6 +96,10 @@ class ArenaSpace(TransportError):
         self.directory = directory
         self.key = key
 
+    def of(self, key: str) -> "ArenaSpace":
+        """The same error, of the state ``key``."""
+        return ArenaSpace(self.needed_bytes, self.free_bytes, self.directory, key)
+
 
 class MemoryInUse(TransportError):
     """The memory for a state is written by another process, or a reader uses it in place. Nothing was written."""

@@ -87,9 +87,9 @@ async def test_without_room_in_memory_it_stays_on_the_disk(
         await owner.store_away(pair, [first], file)
         with monkeypatch.context() as full:
             full.setattr(block, "free_bytes", lambda _: 100)
-            with pytest.raises(ArenaSpace, match="100 bytes are free"):
+            with pytest.raises(ArenaSpace, match="state other: .* 100 bytes are free"):
                 await owner.lend("other", SIZE)
-            with pytest.raises(ArenaSpace, match="100 bytes are free"):
+            with pytest.raises(ArenaSpace, match="state policy: .* 100 bytes are free"):
                 await owner.bring_back(pair, [first], file)
         assert not list(private.iterdir())
         back, _ = await owner.bring_back(pair, [first], file)

@@ -105,7 +105,7 @@ class ShmPath:
             try:
                 block = self._arena.take(size_bytes, key)
             except ArenaSpace as full:
-                raise ArenaSpace(full.needed_bytes, full.free_bytes, full.directory, key) from full
+                raise full.of(key) from full
             if block.begin(version, size_bytes):
                 mapped = self._mapped[block.name] = _Mapped(block)
                 return mapped
@@ -166,9 +166,11 @@ class ShmPath:
         blocks: list[Block] = []
         try:
             blocks.extend(take(size_bytes, f"lent-{key}") for size_bytes in sizes)
-        except BaseException:
+        except BaseException as error:
             for block in blocks:
                 self._arena.give_back(block)
+            if isinstance(error, ArenaSpace):
+                raise error.of(key) from error
             raise
         return blocks
 
