@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import VllmEngineConfig
 
 # One thread per process: with two threads and any other busy process on the machine, the throughput of small models
@@ -56,9 +57,16 @@ def use_vllm_in_one_process() -> None:
 
 def runtime_base() -> Path:
     """The folder for the directories of runs, with their sockets and shared memory: the variable
-    ``FLEXMARL_RUNTIME_BASE``, else /dev/shm, or the folder for temporary files if /dev/shm can't be written."""
+    ``FLEXMARL_RUNTIME_BASE``, else /dev/shm, or the folder for temporary files if /dev/shm can't be written.
+
+    Raises ConfigError if the variable does not name a folder that can be written.
+    """
     if given := os.environ.get("FLEXMARL_RUNTIME_BASE"):
-        return Path(given)
+        base = Path(given)
+        if not base.is_dir() or not os.access(base, os.W_OK):
+            problem = "it can't be written" if base.is_dir() else "there is no such folder"
+            raise ConfigError(f"environment variable FLEXMARL_RUNTIME_BASE={given}: {problem}")
+        return base
     shared_memory = Path("/dev/shm")
     if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):
         return shared_memory

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.errors import ConfigError
 from flexmarl.launch import env
 
 
@@ -23,6 +24,14 @@ def test_without_shared_memory_they_are_in_the_folder_for_temporary_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert env.runtime_base() == tmp_path
+
+
+def test_a_folder_that_is_missing_is_refused_with_the_variable_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="FLEXMARL_RUNTIME_BASE=.*nowhere: there is no such folder"):
+        env.runtime_base()
 
 
 def test_a_process_s_cuda_devices_are_named_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
