@@ -151,9 +151,10 @@ def split_step(step: StepMetrics) -> tuple[float, ...]:
         summed(lambda policy: policy.optimizer_s),
         summed(lambda policy: policy.publish_s),
     )
-    scale = min(1.0, after / total) if (total := math.fsum(wanted)) else 0.0
+    total = math.fsum(wanted)
+    scale = min(1.0, after / total) if total else 0.0
     training, optimizer, publishing = (seconds * scale for seconds in wanted)
-    other = max(0.0, after - training - optimizer - publishing)
+    other = max(0.0, after - total)
     return rollout - both, both, training, optimizer, publishing, other
 
 

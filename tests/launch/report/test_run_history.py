@@ -90,6 +90,13 @@ def test_the_parts_of_a_step_add_up_and_are_never_negative(values: list[float]) 
     assert sum(parts) == pytest.approx(step_s, rel=1e-6, abs=1e-6)
 
 
+def test_nothing_is_left_of_a_step_whose_policies_worked_in_parallel() -> None:
+    """No rounding error is shown as other time."""
+    line = record(1, ["a"]) | {"step_s": 0.08, "rollout_s": 0.0, "overlap_s": 0.0}
+    parts = split_step(step_of(line | {"backward_s/a": 0.29, "optimizer_s/a": 0.28, "publish_s/a": 0.06}))
+    assert dict(zip(PARTS, parts, strict=True))["other"] == 0.0
+
+
 def test_first_and_last() -> None:
     points = [(float(step), float(step)) for step in range(1, 41)]
     assert first_and_last(points) == (1.5, 39.5)
