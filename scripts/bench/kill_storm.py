@@ -11,7 +11,8 @@ The run ends with an error that names it, and ``flexmarl train --resume`` contin
 by itself. After the last strike the run continues to its end. ``--clock`` steps the wall clocks of all processes with
 each strike, by up to a day. ``--only`` strikes actors that are restarted alone, ``rollout``, ``instances`` or ``slots``
 (the workers of a shared training pool) or several kinds, within one run of several of each of them, which must come to
-its end without a restart of the run.
+its end without a restart of the run. ``gangs`` are slots too; their policies have one or two ranks, by the slots that
+are free.
 
 The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
 no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
@@ -53,11 +54,17 @@ RESTARTED = {
     "rollout": tuple(f"rollout-{number}" for number in range(3)),
     "instances": tuple(f"{policy}-{number}" for policy in TURNS for number in range(2)),
     "slots": tuple(f"slot-{number}" for number in range(2)),
+    "gangs": tuple(f"slot-{number}" for number in range(3)),
 }
 SEVERAL = {
     "rollout": ("rollout.workers=3",),
     "instances": ("agent_defaults.instances=2",),
     "slots": ("pool={name: shared, slots: 2}",),
+    "gangs": (
+        "pool={name: shared, slots: 3}",
+        "agent_defaults.trainer.ranks=2",
+        "agent_defaults.trainer.min_ranks=1",
+    ),
 }
 # A call notices a stopped actor within 2 s, the launcher within 4 s. Then it has a few seconds until it is ended.
 STOPPED_S = (2.5, 9.0)
@@ -272,7 +279,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
     parser.add_argument("--restarts", action="store_true", help="the run continues by itself")
-    parser.add_argument("--only", help="kinds of actors, with commas: rollout,instances,slots")
+    parser.add_argument("--only", help=f"kinds of actors, with commas: {', '.join(RESTARTED)}")
     parser.add_argument("--clock", action="store_true", help="step the wall clocks too")
     options = parser.parse_args()
     steps = options.steps or (3 if options.faults == "kill" else 6) * options.strikes

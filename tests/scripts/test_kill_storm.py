@@ -36,9 +36,10 @@ def test_a_run_whose_rollout_workers_are_struck_ends_by_itself(tmp_path: Path) -
     kill_storm.check_losses(tmp_path / "run")
 
 
-def test_a_run_whose_slot_workers_are_struck_ends_by_itself(tmp_path: Path) -> None:
-    strikes = kill_storm.drawn(4, seed=6, faults="mixed", actors=kill_storm.RESTARTED["slots"])
-    storm = kill_storm.Storm(tmp_path, 20, strikes, restarts=False, clock=False, several=["slots"])
+@pytest.mark.parametrize("kind", ["slots", "gangs"])
+def test_a_run_whose_slot_workers_are_struck_ends_by_itself(tmp_path: Path, kind: str) -> None:
+    strikes = kill_storm.drawn(4, seed=6, faults="mixed", actors=kill_storm.RESTARTED[kind])
+    storm = kill_storm.Storm(tmp_path, 20, strikes, restarts=False, clock=False, several=[kind])
     (life,) = storm.blow()
     assert life.status == 0 and len(life.struck) == 4
     assert kill_storm.check(tmp_path / "run", 20) == 20 * 4 * 2 * 9
