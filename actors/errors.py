@@ -1,6 +1,7 @@
 """Errors of the roles: recipes, samples, policies, engines, checkpoints."""
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -55,17 +56,44 @@ class GangTooLarge(FlexmarlError):
 class StateTooLarge(FlexmarlError):
     """The training state of a policy does not fit a slot of the training pool."""
 
-    def __init__(self, policy: str, base_bytes: int, gradient_bytes: int, slot_bytes: int) -> None:
+    def __init__(
+        self,
+        policy: str,
+        base_bytes: int,
+        gradient_bytes: int,
+        frozen_bytes: int,
+        ranks: int,
+        slot_bytes: int,
+    ) -> None:
+        """All bytes are of one slot. ``frozen_bytes``: the base of a LoRA policy. ``ranks``: the fewest slots that the
+        policy is divided over."""
+        needed_bytes = base_bytes + gradient_bytes + frozen_bytes
+        divided = f" (divided over {ranks})" if ranks > 1 else ""
+        frozen = f", {frozen_bytes} of the base of its adapter" if frozen_bytes else ""
+        ranks_too = "" if frozen_bytes else "more ranks (trainer.ranks, trainer.min_ranks) or "
         super().__init__(
-            f"the training state of policy {policy} takes {base_bytes + gradient_bytes} bytes on a slot, which has "
-            f"{slot_bytes} (pool.slot_memory_gib): {base_bytes} of weights and moments, {gradient_bytes} of gradient, "
-            "and the activations of a forward (trainer.tokens_per_forward) come on top. Divide the policy over more "
-            "ranks, or give it a smaller model"
+            f"the training state of policy {policy} takes {needed_bytes} bytes on a slot{divided}, which has "
+            f"{slot_bytes} (pool.slot_memory_gib): {base_bytes} of weights and moments, {gradient_bytes} of "
+            f"gradient{frozen}, and the activations of a forward (trainer.tokens_per_forward) come on top. It needs "
+            f"{ranks_too}a smaller model"
         )
         self.policy = policy
         self.base_bytes = base_bytes
         self.gradient_bytes = gradient_bytes
+        self.frozen_bytes = frozen_bytes
+        self.ranks = ranks
         self.slot_bytes = slot_bytes
+
+
+class UnequalSlots(FlexmarlError):
+    """The slot workers of a training pool have different versions of PyTorch. ``versions``: by slot."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        listed = ", ".join(f"{slot} has {version}" for slot, version in versions.items())
+        super().__init__(
+            f"the slots of a pool need one version of torch: {listed}. Install one version, and resume the run"
+        )
+        self.versions = dict(versions)
 
 
 class StoreError(FlexmarlError):
@@ -251,7 +279,7 @@ class PromptTooLong(FlexmarlError):
         limit = "context" if limited_by == "max_context" else "memory for keys and values"
         super().__init__(
             f"request {request_id}: {prompt_tokens} prompt tokens + {max_new_tokens} new ones exceed the "
-            f"engine's {limit} of {max_context}: shorten the prompt or raise {limited_by}"
+            f"engine's {limit} of {max_context} tokens: shorten the prompt or raise {limited_by}"
         )
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens

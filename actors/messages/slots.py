@@ -24,10 +24,11 @@ from .training import MicroBatchTrained, StepStats
 
 @dataclass(frozen=True, slots=True)
 class SlotLife:
-    """One life of a slot worker, from its start to its end. ``incarnation``: of its system."""
+    """One life of a slot worker, from its start to its end. ``incarnation``: of its system. ``torch``: its version."""
 
     life: str
     incarnation: int
+    torch: str
 
 
 @dataclass(frozen=True, slots=True)

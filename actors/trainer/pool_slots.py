@@ -16,7 +16,7 @@ from ...core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_
 from ...core.ref import ActorRef
 from ...core.supervision.system_api import FOR_EVER
 from ...core.telemetry import get_logger
-from ..errors import WorkerReplaced
+from ..errors import UnequalSlots, WorkerReplaced
 from ..messages import WORK_TIMEOUT_S, GangPlace, SlotApi, SlotLife
 from ..names import SlotName
 from .gangs import Slots
@@ -86,6 +86,7 @@ class PoolSlots:
         self._supervisor = pool.supervisor
         self._listener, self._background, self._watch = listener, background, watch
         self._lives: dict[SlotName, SlotLife] = {}
+        self._versions: dict[str, str] = {}
         self._ended: set[str] = set()
         self._stopped: set[SlotName] = set()
         self._losing = {slot: asyncio.Lock() for slot in self._refs}
@@ -151,7 +152,7 @@ class PoolSlots:
     # ------------------------------------------------------------------ lives
 
     async def _tend(self, ref: ActorRef[SlotApi]) -> None:
-        """Takes in one life of a worker after the other."""
+        """Takes in one life of a worker after the other. Raises UnequalSlots."""
         slot = SlotName(ref.name)
         while True:
             life: SlotLife | None = None
@@ -174,6 +175,9 @@ class PoolSlots:
     def _enlisted(self, slot: SlotName, life: SlotLife) -> None:
         if life.life in self._ended:  # given up, and not killed yet
             return
+        self._versions[slot] = life.torch
+        if len(set(self._versions.values())) > 1:
+            raise UnequalSlots(self._versions)
         self._lives[slot] = life
         self._watch(self._refs[slot])
         self._joined.set()

@@ -69,7 +69,7 @@ class SharedPool(TrainingPool):
         self._transport = StateTransport(system.directory)
         self._slots = PoolSlots(pool, self, system.directory, background, watch)
         self._moves = StateMoves(
-            pool, self._transport, self._slots, self._policies, self._hosts, system.clock
+            pool, self._transport, self._slots, self._fewest_ranks, self._hosts, system.clock
         )
         self._memory = self._moves.memory
         self._allocator: Allocator | None = None

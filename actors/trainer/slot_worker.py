@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ class SlotWorker(Actor, SlotApi):
     async def on_start(self) -> None:
         directory, setup = self.system.directory, self._setup
         self._life = self.system.new_id()
+        self._torch = version("torch")
         self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
         self._transport = await StateTransport(directory, find_devices(setup.devices)).__aenter__()
 
@@ -77,7 +79,7 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, self.system.incarnation)
+        yield SlotLife(self._life, self.system.incarnation, self._torch)
         await asyncio.Event().wait()
 
     def _check_meant(self, life: str) -> None:

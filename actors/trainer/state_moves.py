@@ -3,13 +3,13 @@
 import asyncio
 import math
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ...transport.state import StateTransport
 from ..errors import StateTooLarge
-from ..messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi
+from ..messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes
 from ..names import PolicyName
 from ..run_events import PolicyResumed, PolicySuspended, RunEvent
 from .host_memory import HostMemory
@@ -26,22 +26,23 @@ StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
 
 
 class StateMoves:
-    """``memory``: the host's. ``records``: of all policies. ``hosts``: is the gang still the policy's? None of its
-    slots was lost."""
+    """``memory``: the host's. ``records``: of all policies. ``fewest_ranks``: of each policy. ``hosts``: is the gang
+    still the policy's? None of its slots was lost."""
 
     def __init__(
         self,
         pool: SharedPoolSetup,
         transport: StateTransport,
         slots: PoolSlots,
-        policies: Sequence[PolicyName],
+        fewest_ranks: Mapping[PolicyName, int],
         hosts: Callable[[PolicyName, HostedGang], bool],
         clock: Callable[[], float],
     ) -> None:
         limit_gib = pool.config.host_memory_gib
         limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
-        self.memory = HostMemory(transport, policies, limit_bytes, pool.spill_dir)
-        self.records = {policy: PoolRecord() for policy in policies}
+        self.memory = HostMemory(transport, [*fewest_ranks], limit_bytes, pool.spill_dir)
+        self.records = {policy: PoolRecord() for policy in fewest_ranks}
+        self._fewest_ranks = fewest_ranks
         self._clock = clock
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
@@ -122,12 +123,19 @@ class StateMoves:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
         await self._slots.at(gang, lambda slot, life, rank: slot.build(life, policy, gang.places[rank]))
         needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
-        room_gib = self._pool.config.slot_memory_gib
-        for size in needed:
-            if room_gib is not None and size.on_slot > room_gib * 2**30:
-                raise StateTooLarge(policy, size.base, size.step, int(room_gib * 2**30))
+        self._check_room(policy, needed)
         self.memory.was_built(policy, needed)
         await self.set_base(policy, gang)
+
+    def _check_room(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
+        """Raises StateTooLarge if a slot has too little memory for the policy on its fewest ranks."""
+        room_gib, ranks = self._pool.config.slot_memory_gib, self._fewest_ranks[policy]
+        largest = max(needed, key=lambda size: size.on_slot)
+        more = len(needed) / ranks  # it may be resumed on fewer slots than it was built on
+        base, step = math.ceil(largest.base * more), math.ceil(largest.step * more)
+        frozen = largest.on_slot - largest.base - largest.step
+        if room_gib is not None and base + step + frozen > room_gib * 2**30:
+            raise StateTooLarge(policy, base, step, frozen, ranks, int(room_gib * 2**30))
 
     # ------------------------------------------------------------------ from the slots
 

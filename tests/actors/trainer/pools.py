@@ -50,13 +50,15 @@ def simulated_policy(name: str, **costs: Any) -> PolicySetup:
 @dataclass
 class Fate:
     """``dies_at``: the number of the call, over all slots, in which the worker dies; ``before`` the call does anything,
-    or after it, so that its answer is lost. ``calls``: all that came, by name. ``ends``: all that have ended."""
+    or after it, so that its answer is lost. ``calls``: all that came, by name. ``ends``: all that have ended.
+    ``torch``: its version, of the first life of all slots and of the later ones."""
 
     dies_at: int = 0
     before: bool = True
     calls: list[str] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
+    torch: tuple[str, str] = ("2.9.0", "2.9.0")
 
 
 class MortalSlot(SlotWorker):
@@ -71,7 +73,7 @@ class MortalSlot(SlotWorker):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, self.number_of_life)
+        yield SlotLife(self._life, self.number_of_life, self._fate.torch[self.number_of_life > 1])
         await self._death.wait()
 
     def die(self) -> None:

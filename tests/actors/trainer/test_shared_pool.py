@@ -4,12 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flexmarl.actors.errors import StateTooLarge
 from flexmarl.actors.names import PolicyName, Version
+from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.core.errors import FlexmarlError
 from flexmarl.core.testing import virtual_time
 
 from .pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
@@ -109,6 +112,33 @@ def test_a_policy_that_does_not_fit_a_slot_is_refused(tmp_path: Path) -> None:
     config = SharedPoolConfig(slots=1, slot_memory_gib=1e-9)
     with pytest.raises(StateTooLarge, match="takes 24 bytes on a slot, which has 1 .* 16 of weights .* 8 of"):
         run(tmp_path, config)
+
+
+def test_the_base_of_an_adapter_counts_as_memory_of_a_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimulatedPolicy, "frozen_state", lambda _: {"base": np.zeros(100, np.uint8)})
+    config = SharedPoolConfig(slots=1, slot_memory_gib=100 / 2**30)
+    text = "takes 124 bytes on a slot, which has 100 .* 16 of weights .* 8 of gradient, 100 of the base of"
+    with pytest.raises(StateTooLarge, match=text):
+        run(tmp_path, config)
+
+
+def test_a_policy_that_does_not_fit_its_fewest_slots_is_refused(tmp_path: Path) -> None:
+    """``min_ranks`` of 1: on one slot it has three times the state of its three ranks."""
+    config = SharedPoolConfig(slots=3, slot_memory_gib=48 / 2**30)
+    with pytest.raises(StateTooLarge, match="takes 72 bytes on a slot, which has 48 .* 48 of weights"):
+        run(tmp_path, config, policies=ELASTIC)
+    fixed = {**ELASTIC, SOLVER: GANGS[SOLVER]}
+    with pytest.raises(StateTooLarge, match=r"takes 24 bytes on a slot \(divided over 2\), which has 23 "):
+        run(tmp_path / "fixed", SharedPoolConfig(slots=3, slot_memory_gib=23 / 2**30), policies=fixed)
+
+
+def test_a_slot_worker_with_another_torch_is_refused(tmp_path: Path) -> None:
+    """It was restarted after another version had been installed."""
+    fate = Fate(dies_at=9, torch=("2.9.0", "2.10.1"))
+    with pytest.raises(FlexmarlError, match=r"one version of torch: slot-0 has .*, slot-1 has .*Install one"):
+        run(tmp_path, SharedPoolConfig(slots=2), fate)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
