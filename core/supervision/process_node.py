@@ -8,6 +8,7 @@ process, a restarted actor keeps it, and callers that connect meanwhile wait in 
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -214,11 +215,24 @@ def is_ending(pid: int) -> bool:
 
 
 def _last_lines(log_path: Path) -> str:
-    """The end of an actor's log, as a paragraph that begins a new line; empty if the log is."""
+    """The end of an actor's log, as a paragraph that begins a new line: warnings, errors, and what was not logged as a
+    record, such as a traceback. Empty if there is none."""
     try:
         with log_path.open("rb") as log_file:
             log_file.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
-            lines = log_file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            if log_file.tell():
+                log_file.readline()  # a part of a line
+            lines = log_file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"\nIts log can't be read: {error}"
-    return f"\nThe last lines of {log_path}:\n" + "\n".join(lines) if lines else ""
+    last = [line for line in lines if not _is_routine(line)][-_LOG_TAIL_LINES:]
+    return f"\nThe last lines of {log_path}:\n" + "\n".join(last) if last else ""
+
+
+def _is_routine(line: str) -> bool:
+    """True for a record of level info or debug: it says nothing about a death."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("level") in ("info", "debug")

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
-from flexmarl.core.supervision.process_node import ChildProcess, is_ending
+from flexmarl.core.supervision.process_node import ChildProcess, _last_lines, is_ending
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.zeromq import Tcp
@@ -129,3 +129,20 @@ class TestStart:
                 await eventually(lambda: fate(echo.api.crash_in_background()), lambda how: how == "answered")
             failure = await asyncio.wait_for(system.failure, PATIENCE_S)
         assert isinstance(failure, TooManyRestarts) and (failure.actor, failure.restarts) == ("echo", 1)
+
+
+def test_the_end_of_a_log_has_no_routine_records(tmp_path: Path) -> None:
+    log = tmp_path / "actor.log"
+    log.write_text('{"level": "info", "event": "started"}\n' * 20)
+    assert _last_lines(log) == ""
+    warning, traceback = '{"level": "warning", "event": "slow"}', "Traceback (most recent call last):"
+    log.write_text(f'{warning}\n{{"level": "info", "event": "chosen"}}\n{traceback}\n7\n')
+    assert _last_lines(log) == f"\nThe last lines of {log}:\n{warning}\n{traceback}\n7"
+
+
+def test_the_end_of_a_long_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+    log = tmp_path / "actor.log"
+    log.write_text("".join(f"{number:06} {'x' * 9000}\n" for number in range(20)))
+    lines = _last_lines(log).splitlines()[2:]
+    assert [line[:6] for line in lines] == [f"{number:06}" for number in range(20 - len(lines), 20)]
+    assert 1 < len(lines) < 15
