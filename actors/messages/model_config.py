@@ -1,5 +1,6 @@
 """The model of a policy and its adapter, as the config, the trainer and the instances know them."""
 
+import json
 from typing import Annotated, Any, Literal
 
 import xxhash
@@ -35,8 +36,9 @@ class ModelConfig(Config):
         return self
 
     def weights_seed(self, run_seed: int) -> int:
-        """The seed of random weights that policies with this same model share, the same in every process of a run."""
-        return xxhash.xxh3_64_intdigest(f"{run_seed}/{self.model_dump_json()}".encode()) >> 1
+        """The seed of random weights that policies with this same ``config`` share, the same in every process of a run
+        and wherever its recipe lies."""
+        return xxhash.xxh3_64_intdigest(f"{run_seed}/{json.dumps(self.config, sort_keys=True)}".encode()) >> 1
 
     @property
     def tokenizer_source(self) -> str:

@@ -305,4 +305,4 @@ def check_base(path: Path, base: FrozenBase | None) -> None:
     own, found = _plain_base(base).get("base"), read_json(path).get("base")
     digests = [each["digest"] if isinstance(each, dict) else "of a whole model" for each in (own, found)]
     if digests[0] != digests[1]:
-        raise CheckpointMismatch(path, "base", *digests)
+        raise CheckpointMismatch(path, "digest of the base model", *digests)
