@@ -60,7 +60,7 @@ def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, W
     whole = expanded(complete)
     keys = WrittenKeys(raw, defaults, whole.own, top)
     config = _checked(whole, keys, str(folder / "config.yaml"))
-    check_weights(config.policies)
+    check_weights(config.policies, config.seed)
     return config, keys
 
 

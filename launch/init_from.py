@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..actors.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
+from ..actors.json_files import read_json
 from ..actors.names import PolicyName
 from ..actors.trainer.backends.simulated_policy import STATE_FILE as SIMULATED_FILE
-from ..actors.trainer.saved_policy import ADAPTER_FILE, WEIGHTS_FILE
+from ..actors.trainer.saved_policy import ADAPTER_FILE, POSITION_FILE, WEIGHTS_FILE
 from .config_sections import PolicyConfig
 from .errors import RunDirectoryError
 from .run_directory import RunDirectory
@@ -35,9 +36,9 @@ def with_init_from(sections: Mapping[str, Any], key: str, folder: Path) -> None:
                 raise ConfigError(f"{key}.{name}.init_from={written!r}: {error}") from None
 
 
-def check_weights(policies: Mapping[PolicyName, PolicyConfig]) -> None:
-    """Compares names and shapes of the weights with those of each policy's model. Raises ConfigError if they differ, or
-    if the model can't be made. Takes seconds if there are any, as it imports torch."""
+def check_weights(policies: Mapping[PolicyName, PolicyConfig], seed: int) -> None:
+    """Compares names and shapes of the weights with those of each policy's model, and an adapter's random base with the
+    one that ``seed``, the run's, makes. Raises ConfigError if they differ, or if the model can't be made. Takes seconds if there are any, as it imports torch."""
     for name, policy in policies.items():
         if policy.init_from is None:
             continue
@@ -51,6 +52,7 @@ def check_weights(policies: Mapping[PolicyName, PolicyConfig]) -> None:
             )
         if not policy.simulated:
             _check_tensors(name, policy.init_from, policy)
+            _check_base(name, policy.init_from, policy, seed)
 
 
 def _weights_file(policy: PolicyConfig) -> str:
@@ -84,6 +86,18 @@ def _check_tensors(name: str, saved: Path, policy: PolicyConfig) -> None:
             check_adapter(saved, policy.real_model, policy.lora)
     except (CheckpointIncomplete, CheckpointMismatch, OSError, ValueError) as error:
         raise ConfigError(f"init_from of policy {name} does not fit its model: {error}") from None
+
+
+def _check_base(name: str, saved: Path, policy: PolicyConfig, seed: int) -> None:
+    """Raises ConfigError if the adapter is over other random weights. An exported one does not name its base."""
+    if policy.lora is None or policy.real_model.config is None or not (saved / POSITION_FILE).exists():
+        return
+    base = read_json(saved / POSITION_FILE).get("base")
+    if isinstance(base, dict) and base.get("seed") != policy.real_model.weights_seed(seed):
+        raise ConfigError(
+            f"init_from of policy {name}: its adapter is over other random weights than those that this run makes of "
+            f"seed={seed} and the model's config: write the seed and the model of the run that it comes from"
+        )
 
 
 def _source(written: str, policy: str, folder: Path) -> Path:

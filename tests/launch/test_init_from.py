@@ -127,7 +127,8 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
 
 
 def test_a_policy_starts_from_an_adapter(adapters: RunDirectory) -> None:
-    config = resolve(str(TINY), [f"agents.solver.init_from={adapters.path}", "agents.solver.lora={rank: 2}"])
+    settings = ["seed=3", f"agents.solver.init_from={adapters.path}", "agents.solver.lora={rank: 2}"]
+    config = resolve(str(TINY), settings)
     policy = config.policies[PolicyName("solver")]
     assert policy.init_from == adapters.checkpoints / "step_000002" / "solver" and policy.lora == LORA
 
@@ -147,6 +148,10 @@ def test_a_policy_starts_from_an_adapter(adapters: RunDirectory) -> None:
         (
             ["agents.solver.init_from={adapters}", "agents.solver.lora={{rank: 2, targets: [q_proj]}}"],
             "init_from of policy solver does not fit its model: .*adapter_model.safetensors: ",
+        ),
+        (
+            ["seed=4", "agents.solver.init_from={adapters}", "agents.solver.lora={{rank: 2}}"],
+            "policy solver: its adapter is over other random weights .* seed=4 .*: write the seed and the model",
         ),
         (
             [*SIMULATED, "agents.solver.init_from={adapters}"],

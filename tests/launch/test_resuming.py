@@ -74,6 +74,8 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
         ("supervision.silence_s=60", {"supervision.silence_s": "300.0 -> 60.0"}),
         ("rollout.workers=2", {"rollout.workers": "1 -> 2"}),
         ("rollout.max_failed_share=0.5", {"rollout.max_failed_share": "0.25 -> 0.5"}),
+        ("balance.threshold=2", {"balance.threshold": "5.0 -> 2.0"}),
+        ("weights.path=shm", {"weights.path": "auto -> shm"}),
     ],
 )
 def test_settings_that_may_change_are_taken_and_recorded(
