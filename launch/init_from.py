@@ -38,7 +38,10 @@ def with_init_from(sections: Mapping[str, Any], key: str, folder: Path) -> None:
 
 def check_weights(policies: Mapping[PolicyName, PolicyConfig], seed: int) -> None:
     """Compares names and shapes of the weights with those of each policy's model, and an adapter's random base with the
-    one that ``seed``, the run's, makes. Raises ConfigError if they differ, or if the model can't be made. Takes seconds if there are any, as it imports torch."""
+    one that ``seed``, the run's, makes.
+
+    Raises ConfigError if they differ, or if the model can't be made. Takes seconds if there are any, as it imports torch.
+    """
     for name, policy in policies.items():
         if policy.init_from is None:
             continue

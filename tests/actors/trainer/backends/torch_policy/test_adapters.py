@@ -289,7 +289,10 @@ def test_a_policy_starts_from_an_adapter_alone(
         ({"lora": LoraConfig(rank=2, alpha=8)}, "adapter_config.json: r: .*2.*4"),
         ({"lora": LoraConfig(rank=4, alpha=16)}, "adapter_config.json: lora_alpha: .*16.*8"),
         ({"lora": LoraConfig(rank=4, alpha=8, targets=("q_proj",))}, "lora_A.weight"),
-        ({"model": SMALLER_MODEL | {"initializer_range": 0.1}}, "training_state.json: digest of the base model: "),
+        (
+            {"model": SMALLER_MODEL | {"initializer_range": 0.1}},
+            "training_state.json: digest of the base model: ",
+        ),
     ],
 )
 def test_an_adapter_of_another_kind_or_base_is_refused(
