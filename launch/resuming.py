@@ -78,14 +78,14 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
     CheckpointIncomplete naming the damaged file: the user decides about an older checkpoint.
     """
     newest = _newest(directory)
-    written = check(read_yaml(directory.config), str(directory.config))
+    written = _relocated(check(read_yaml(directory.config), str(directory.config)), overrides)
     made = _made_with(directory)
     warnings = _warnings(directory, newest is not None, made)
     if newest is None or made is None:
         config = with_overrides(written, overrides, str(directory.config))
         return Resumption(config, newest, _as_text(differences(written, config)), warnings)
     source = f"{directory.made_with}, overrides included"
-    before = check(made.config, str(directory.made_with))
+    before = _relocated(check(made.config, str(directory.made_with)), overrides)
     config = with_overrides(before, overrides, source)
     problems = list(_refused_settings(before, config, written, overrides, directory.path))
     if config.training.steps < newest[1].step:
@@ -106,6 +106,22 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
         newest = newest[0], replace(newest[1], queries={}, evaluation_queries="")
         changes[DATA] = "not compared"
     return Resumption(config, newest, changes, warnings)
+
+
+def _relocated(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Models and tokenizers in the recipe's folder have moved with it, if ``overrides`` name another folder."""
+    moves = [override.partition("=")[2] for override in overrides if override_key(override) == "recipe"]
+    if not moves:
+        return config
+    raw = config.model_dump(mode="json")
+    old, new = Path(config.recipe), Path(moves[-1]).resolve()
+    for policy in raw["policies"].values():
+        model = policy.get("model") or {}
+        for part in ("path", "tokenizer"):
+            file = Path(model.get(part) or "")
+            if file.is_relative_to(old) and (moved := new / file.relative_to(old)).exists():
+                model[part] = str(moved)
+    return check(raw, "the recipe's new folder")
 
 
 def record(directory: RunDirectory, config: RunConfig) -> None:

@@ -166,7 +166,10 @@ def test_a_recipe_that_has_moved_is_found_by_its_new_place(run: RunDirectory, re
     recipe.rename(new)
     with pytest.raises(ConfigError, match=r"recipe's folder .* is missing: .* recipe=FOLDER"):
         resuming.prepare(run, [], [])
-    assert resuming.prepare(run, [f"recipe={new}"], []).changes == {"recipe": f"{recipe} -> {new}"}
+    found = resuming.prepare(run, [f"recipe={new}"], [])
+    assert found.changes == {"recipe": f"{recipe} -> {new}"}
+    models = [policy.real_model for policy in found.config.policies.values()]
+    assert {model.tokenizer for model in models} == {str(new / "tokenizer")}, "it moved with the recipe"
 
 
 def test_accepted_data_is_not_compared(run: RunDirectory) -> None:
