@@ -40,7 +40,8 @@ def check_weights(policies: Mapping[PolicyName, PolicyConfig], seed: int) -> Non
     """Compares names and shapes of the weights with those of each policy's model, and an adapter's random base with the
     one that ``seed``, the run's, makes.
 
-    Raises ConfigError if they differ, or if the model can't be made. Takes seconds if there are any, as it imports torch.
+    Raises ConfigError if they differ, or if the model can't be made. Takes seconds if there are any, as it imports
+    torch.
     """
     for name, policy in policies.items():
         if policy.init_from is None:
