@@ -220,11 +220,12 @@ def _last_lines(log_path: Path) -> str:
     try:
         with log_path.open("rb") as log_file:
             log_file.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
-            if log_file.tell():
-                log_file.readline()  # a part of a line
+            is_cut = log_file.tell() > 0
             lines = log_file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"\nIts log can't be read: {error}"
+    if is_cut and lines[0].endswith("}"):  # a part of a record
+        del lines[0]
     last = [line for line in lines if not _is_routine(line)][-_LOG_TAIL_LINES:]
     return f"\nThe last lines of {log_path}:\n" + "\n".join(last) if last else ""
 

@@ -1,6 +1,7 @@
 """The start of an actor in a process of its own, and starts that fail."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -140,9 +141,10 @@ def test_the_end_of_a_log_has_no_routine_records(tmp_path: Path) -> None:
     assert _last_lines(log) == f"\nThe last lines of {log}:\n{warning}\n{traceback}\n7"
 
 
-def test_the_end_of_a_long_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+def test_the_end_of_a_long_log_has_whole_records(tmp_path: Path) -> None:
     log = tmp_path / "actor.log"
-    log.write_text("".join(f"{number:06} {'x' * 9000}\n" for number in range(20)))
+    records = [json.dumps({"level": "warning", "text": "x" * 9000, "number": number}) for number in range(20)]
+    log.write_text("".join(f"{record}\n" for record in records))
     lines = _last_lines(log).splitlines()[2:]
-    assert [line[:6] for line in lines] == [f"{number:06}" for number in range(20 - len(lines), 20)]
+    assert lines == records[20 - len(lines) :]
     assert 1 < len(lines) < 15

@@ -133,13 +133,15 @@ def test_bases_are_told_apart_by_their_model_and_equal_in_every_process() -> Non
 def test_any_order_and_split_gives_the_one_batch_gradient(data: st.DataObject, seed: int) -> None:
     samples = make_samples(seed)
     whole, cut = lora_policy(), lora_policy()
+    for policy in (whole, cut):
+        policy.model.double()  # only the order of sums is left to differ
     whole.accumulate(samples)
     shuffled = data.draw(st.permutations(samples))
     while shuffled:
         size = data.draw(st.integers(1, len(shuffled)))
         cut.accumulate(shuffled[:size])
         shuffled = shuffled[size:]
-    assert relative_error(gradient(cut), gradient(whole)) < 1e-6
+    assert relative_error(gradient(cut), gradient(whole)) < 1e-12
 
 
 def test_the_gradient_is_that_of_the_whole_model_through_the_adapter() -> None:
