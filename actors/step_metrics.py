@@ -27,7 +27,7 @@ class AgentMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetrics:
-    """One policy in one step. Without an optimizer step, the fields from ``samples`` on are None."""
+    """Figures of one policy in one step. Without an optimizer step, ``samples`` and the fields after it are None."""
 
     version: Version
     """The version after the step."""

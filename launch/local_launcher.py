@@ -227,7 +227,7 @@ async def _watch_processes(
 
 
 async def _watch_devices(console: RunConsole) -> None:
-    """Keeps the console's figures of the machine's GPUs up to date. Ends if there are none."""
+    """Keeps the console's figures of the machine's GPUs up to date. Returns without GPUs, or if their driver fails."""
     with contextlib.closing(DeviceMonitor()) as monitor:
         while devices := await asyncio.to_thread(monitor.read):
             console.devices_read(devices)

@@ -33,7 +33,7 @@ class NoPath(TransportError):
 
 
 class StaleHandle(TransportError):
-    """A newer version has replaced the handle's, or its owner has left: then ``found`` is None."""
+    """A newer version has replaced the handle's. ``found``: that version; None if the owner has left."""
 
     def __init__(self, key: str, asked: int, found: int | None) -> None:
         there = "nothing: its owner has left" if found is None else f"version {found}"

@@ -216,7 +216,7 @@ def is_ending(pid: int) -> bool:
 
 def _last_lines(log_path: Path) -> str:
     """The end of an actor's log, as a paragraph that begins a new line: warnings, errors, and what was not logged as a
-    record, such as a traceback. Empty if there is none."""
+    record, such as a traceback. Empty if the log has no such line."""
     try:
         with log_path.open("rb") as log_file:
             log_file.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))

@@ -100,7 +100,7 @@ class MemoryNode(Node):
         return sorted(name for name, process in self._running.items() if not process.has_exited())
 
     def kill(self, actor: str) -> None:
-        """Ends an actor as SIGKILL does. Raises KeyError if there is none."""
+        """Ends an actor as SIGKILL does. Raises KeyError if it does not run."""
         self._running[actor].end()
 
     def freeze(self, actor: str) -> None:

@@ -51,7 +51,7 @@ Dealer: TypeAlias = "zmq.Socket[bytes]"
 
 @dataclass(frozen=True, slots=True)
 class Tcp:
-    """Address to listen on for peers on other hosts. Port 0 takes any free one.
+    """An address at which a system listens for peers on other hosts. With port 0 the kernel chooses a free port.
 
     Connections are encrypted and only clients of the keys' allow-list are admitted; if ``keys`` is None, the system
     makes new ones. ``plain`` does without: on loopback, or beyond it by ``plain_beyond_loopback``, for networks

@@ -34,7 +34,7 @@ class Phase:
 
 
 class Mean:
-    """An exponential mean; ``value`` is None until the first number comes."""
+    """An exponential mean. ``value``: None before the first number."""
 
     def __init__(self) -> None:
         self.value: float | None = None

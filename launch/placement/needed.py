@@ -14,7 +14,7 @@ SHARE_GPUS: Final = "hosts.share_gpus=true"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An actor's needs. ``key``: the key of the config, with its value, that decides about them.
+    """An actor's needs. ``key``: the config's key, with its value, that decides about these needs.
 
     ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
     host, ``gpu_bytes``: of each GPU; both are the part that is known and certain, 0 if there is none.

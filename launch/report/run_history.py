@@ -30,7 +30,7 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """A line of ``events.jsonl``. ``event`` is None for an unknown name or a missing field."""
+    """A line of ``events.jsonl``. ``event``: None if the line has an unknown name or lacks a field."""
 
     line: Mapping[str, Any]
     event: RunEvent | None

@@ -68,8 +68,7 @@ class DeviceUse:
 
 
 class DeviceMonitor:
-    """Reads the load of all devices of the machine again and again. Without devices, or after an error of the driver,
-    there is none. Each call may block for some milliseconds."""
+    """Reads the load of all devices of the machine, again and again. A call may block for some milliseconds."""
 
     def __init__(self, nvml: Any = None) -> None:
         """``nvml``: as in ``read_devices``."""
@@ -77,7 +76,7 @@ class DeviceMonitor:
         self._handles: dict[str, Any] | None = None
 
     def read(self) -> dict[str, DeviceUse]:
-        """By UUID."""
+        """The load by UUID. Empty without devices, and from the first error of the driver on."""
         if self._nvml is None:
             return {}
         try:
@@ -103,24 +102,6 @@ class DeviceMonitor:
     def _use(self, handle: Any) -> DeviceUse:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         return DeviceUse(memory.total - memory.free, _utilisation(self._nvml, handle))
-
-
-def process_memory(process_id: int, nvml: Any = None) -> dict[str, int]:
-    """Bytes that a process holds on each device, by UUID; empty without devices."""
-    nvml = nvml or _installed()
-    if nvml is None:
-        return {}
-    held: dict[str, int] = {}
-    try:
-        with _initialised(nvml):
-            for number in range(nvml.nvmlDeviceGetCount()):
-                handle = nvml.nvmlDeviceGetHandleByIndex(number)
-                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                    if process.pid == process_id and process.usedGpuMemory is not None:
-                        held[_text(nvml.nvmlDeviceGetUUID(handle))] = process.usedGpuMemory
-    except nvml.NVMLError:
-        return {}
-    return held
 
 
 def _all_parts(nvml: Any) -> list[tuple[int, Any]]:

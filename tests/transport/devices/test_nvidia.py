@@ -11,7 +11,6 @@ from flexmarl.transport.devices.nvidia import (
     DeviceProcess,
     DeviceUse,
     NvidiaDevice,
-    process_memory,
     read_devices,
 )
 
@@ -136,13 +135,6 @@ def test_without_a_driver_or_a_device_there_is_a_reason() -> None:
 def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     assert nvidia.read_devices().reason.startswith("nvidia-ml-py is not installed")
-    assert nvidia.process_memory(7) == {}
-
-
-def test_the_memory_of_a_process_is_read_by_device() -> None:
-    assert process_memory(7, Driver()) == {"GPU-handle0": 5, "GPU-handle1": 5}
-    assert process_memory(8, Driver()) == {}
-    assert process_memory(7, Driver(fails="nvmlDeviceGetComputeRunningProcesses")) == {}
 
 
 def test_the_load_is_read_again_and_again_within_one_use_of_the_driver() -> None:

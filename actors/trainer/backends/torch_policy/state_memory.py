@@ -16,8 +16,8 @@ class StateMemory:
         self.tensors = tensors or {}
 
     def taken(self, name: str, like: Tensor) -> Tensor:
-        """The tensor of that name with its contents, no more in here. Zeros if there is none of the shape and dtype of
-        ``like``."""
+        """Hands over the tensor ``name`` with its contents. Zeros if there is no such tensor with the shape, dtype
+        and device of ``like``."""
         found = self.tensors.get(name)
         if found is None or (found.shape, found.dtype, found.device) != (like.shape, like.dtype, like.device):
             return torch.zeros_like(like)
