@@ -14,8 +14,10 @@ import socket
 import ssl
 from dataclasses import dataclass
 
+from zmq.utils import z85
+
+from ...core.errors import InvalidKeys
 from ...core.wire.curve import Keys
-from .certificate import certificate, pem, secret_of
 
 _NONCE_BYTES = 32
 # Sent instead of a proof, so that a reader with other keys does not try again.
@@ -41,6 +43,16 @@ class Bulk:
         secret_of(self.keys, "check")
         if self.host in ("", "0.0.0.0", "::") and self.advertise is None:
             raise ValueError(f"readers can't connect to {self.host!r}: name the host, by advertise=")
+
+
+def secret_of(keys: Keys, purpose: str) -> bytes:
+    """32 bytes that the nodes of a run share. Raises InvalidKeys if ``keys`` are those of a client from outside."""
+    if keys.server_secret is None:
+        raise InvalidKeys(
+            "these are a client's keys: bulk is for the nodes of a run, which have server_secret too"
+        )
+    shared = z85.decode(keys.server_secret) + z85.decode(keys.client_secret)
+    return hmac.digest(shared, f"flexmarl bulk 1: {purpose}".encode(), "sha256")
 
 
 class Refused(Exception):
@@ -82,6 +94,11 @@ def refusal(error: OSError) -> Refused | None:
 
 @functools.lru_cache(maxsize=8)
 def _context(keys: Keys, server: bool) -> ssl.SSLContext:
+    from .certificate import (  # imported here: of cryptography, and most processes make no connection
+        certificate,
+        pem,
+    )
+
     seed = secret_of(keys, "certificate")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
