@@ -114,8 +114,8 @@ class Block:
         path = directory / name
         descriptor = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            # Locked before anything else: a file without a living owner is removed by others.
-            if not try_lock(descriptor, OWNER, exclusive=True):
+            # Locked before anything else: a file without a living owner is removed by others, perhaps just before.
+            if not try_lock(descriptor, OWNER, exclusive=True) or not os.fstat(descriptor).st_nlink:
                 raise FileExistsError(errno.EEXIST, "taken for an abandoned file", str(path))
             # Without this, a full file system would kill the writer with SIGBUS in the middle of a copy.
             os.posix_fallocate(descriptor, 0, size)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.transport.arena import Arena
 from flexmarl.transport.block import (
     Block,
     check_directory,
@@ -14,6 +15,7 @@ from flexmarl.transport.block import (
     remove_abandoned,
 )
 from flexmarl.transport.errors import ArenaSpace, ForeignHandle, UnsafeDirectory
+from flexmarl.transport.locks import try_lock
 
 
 def test_a_block_is_private_and_whole_from_the_start(tmp_path: Path) -> None:
@@ -210,3 +212,19 @@ def test_a_directory_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     with pytest.raises(UnsafeDirectory, match="0750"):
         check_directory(tmp_path)
+
+
+def test_a_file_that_was_taken_for_abandoned_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[list[str]] = []
+
+    def after_another_has_looked(descriptor: int, byte: int, *, exclusive: bool) -> bool:
+        monkeypatch.setattr("flexmarl.transport.block.try_lock", try_lock)
+        removed.append(remove_abandoned(tmp_path))
+        return try_lock(descriptor, byte, exclusive=exclusive)
+
+    monkeypatch.setattr("flexmarl.transport.block.try_lock", after_another_has_looked)
+    block = Arena(tmp_path, "process").make(100, "weights")
+    assert removed == [["process-0-weights.arena"]]
+    assert [path.name for path in tmp_path.iterdir()] == [block.name] == ["process-1-weights.arena"]
