@@ -13,6 +13,7 @@ import secrets
 import socket
 import ssl
 from dataclasses import dataclass
+from typing import Any
 
 from zmq.utils import z85
 
@@ -59,6 +60,19 @@ class Refused(Exception):
     """The peer has not proved that it belongs to the run."""
 
 
+class _Connected(ssl.SSLSocket):
+    """A socket that was connected, although its peer may have gone: then the handshake fails.
+
+    ``ssl`` asks for the peer's name to learn if there is a connection, and can leave the socket open if there is none.
+    """
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError:
+            return None
+
+
 def secured(raw: socket.socket, bulk: Bulk, *, server: bool) -> socket.socket:
     """The connection to use instead of ``raw``, whose peer has proved that it belongs to the run.
 
@@ -67,7 +81,6 @@ def secured(raw: socket.socket, bulk: Bulk, *, server: bool) -> socket.socket:
     if not bulk.encrypted:
         _prove(raw, bulk.keys, server=server)
         return raw
-    raw.getpeername()  # raises OSError if the connection has ended: ``wrap_socket`` would leave its socket open then
     connection = _context(bulk.keys, server).wrap_socket(
         raw, server_side=server, suppress_ragged_eofs=False, do_handshake_on_connect=False
     )
@@ -102,6 +115,7 @@ def _context(keys: Keys, server: bool) -> ssl.SSLContext:
     seed = secret_of(keys, "certificate")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.sslsocket_class = _Connected
     context.check_hostname = False  # the certificate is the run's: there is one
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate(seed))

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
+import struct
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from flexmarl.transport.errors import (
     PeerRefused,
     TransferTimeout,
 )
-from flexmarl.transport.network.bulk import Bulk
+from flexmarl.transport.network.bulk import Bulk, secured
 from flexmarl.transport.state import StateTransport
 
 from .hosts import (
@@ -102,3 +104,14 @@ def test_a_client_from_outside_exchanges_no_states() -> None:
         Bulk("127.0.0.1", Keys.for_client(KEYS.server_public))
     with pytest.raises(ValueError, match="advertise"):
         Bulk("0.0.0.0", KEYS)
+
+
+async def test_a_connection_that_ended_before_the_handshake_leaves_no_socket_open(bulk: Bulk) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = socket.create_connection(listener.getsockname())
+        connection, _ = listener.accept()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reader.close()  # with a reset: the connection has no peer any more
+    with connection, pytest.raises(OSError):
+        await asyncio.to_thread(secured, connection, bulk, server=True)
+    gc.collect()  # an open socket would be reported
