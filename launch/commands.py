@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,26 +12,24 @@ import click
 import uvloop
 
 from ..actors.errors import ConfigError
-from ..actors.names import Step
 from ..actors.orchestrator import checkpoint
-from ..actors.run_events import RunEnded, RunResumed, RunStarted
-from ..core.errors import ActorFailed, FlexmarlError, is_loss
+from ..core.errors import FlexmarlError, is_loss
 from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
-from . import env, local_launcher, resuming
+from . import resuming
 from .bench.command import bench
-from .config_reading import resolve_written, to_yaml
+from .config_reading import to_yaml
 from .console.output import Form, Output, print_error
 from .doctor import doctor
 from .errors import Interrupted, LostActor
-from .event_log import EventLog
+from .new_run import PreparedRun, checked, new_run
 from .placement.plan_table import plan_as_comment
 from .placement.run_placement import place_here
 from .preflight.preflight import check_before_start
 from .report.report import write_report
-from .resuming import Resumption
-from .run_config import RunConfig
+from .run import Run
 from .run_directory import RunDirectory
-from .run_endings import closing_words, error_words, failure_words
+from .run_endings import closing_words, failure_words
+from .signals import train_until_signal
 from .stored_runs.command import completion, export, runs
 from .written_keys import WrittenKeys
 
@@ -158,17 +154,13 @@ def train(
             f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
         )
     recipe = recipes[0] if recipes else "sort-digits"
-    config, keys = resolve_written(recipe, overrides)
-    folder = runs / _run_name(name, config)
-    RunDirectory.check_new(folder)
-    check_before_start(config, keys)
     if dry_run:
+        config, _, _ = checked(recipe, overrides, runs, name)
         click.echo(f"{to_yaml(config)}{plan_as_comment(place_here(config))}", nl=False)
         click.echo("# checked; nothing was started or written")
         return 0
-    directory = RunDirectory.create(folder, to_yaml(config))
-    with directory.locked():
-        return _train(config, directory, options)
+    with new_run(recipe, overrides, runs, name) as prepared:
+        return _train(prepared, prepared.directory, options)
 
 
 @cli.command()
@@ -243,17 +235,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return int(status or 0)
 
 
-def _run_name(name: str | None, config: RunConfig) -> str:
-    """The name of the run's folder. Raises ConfigError if ``name`` can't be one."""
-    if name is None:
-        return f"{Path(config.recipe).name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        raise ConfigError(
-            f"--name {name!r}: a run's name is the name of one folder; --runs is the folder of all runs"
-        )
-    return name
-
-
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """Options of ``flexmarl train`` that are not part of the run's configuration. ``restarts``: after the loss of an
@@ -265,7 +246,7 @@ class RunOptions:
 
 
 def _train(
-    config: RunConfig | None,
+    first: PreparedRun | None,
     directory: RunDirectory,
     options: RunOptions,
     overrides: Sequence[str] = (),
@@ -273,66 +254,54 @@ def _train(
 ) -> int:
     """Runs until the end, and again after the loss of an actor. Returns the exit status.
 
-    ``config``: of a new run; None: the run continues from its newest checkpoint, or from the beginning before the
-    first; so does every restart. ``overrides``, ``accepted``: see ``resuming.prepare``.
+    ``first``: a new run; None: the run continues from its newest checkpoint, or from the beginning before the first;
+    so does every restart. ``overrides``, ``accepted``: see ``resuming.prepare``.
     """
-    life = None if config is None else Resumption(config, None, {}, [])
+    prepared = first
     left = options.restarts
     while True:
-        life = life or _continued(directory, overrides, accepted, options.output)
+        prepared = prepared or _continued(directory, overrides, accepted, options.output)
+        life = prepared.life
         if life.is_complete:
             options.output.answer(f"{directory.path} is complete: all {life.step} steps are trained")
             return 0
-        resuming.record(directory, life.config)
         try:
-            return _run(life, directory, options)
+            return _run(prepared, options)
         except LostActor:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
             if folders and (life.checkpoint is None or folders[-1] != life.checkpoint[0]):
                 left = options.restarts
             if not left:
                 return EXIT_FAILED
-            left, life = left - 1, None
+            left, prepared = left - 1, None
 
 
 def _continued(
     directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str], output: Output
-) -> Resumption:
+) -> PreparedRun:
     """The run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
     life = resuming.prepare(directory, overrides, accepted)
     if life.is_complete:
-        return life
-    check_before_start(life.config, WrittenKeys())
+        return PreparedRun(directory, life, {})
+    environment = check_before_start(life.config, WrittenKeys())
     damaged = directory.forget_after(life.step)
     output.note(f"continuing after step {life.step}" if life.step else "no checkpoint yet: starting again")
-    return replace(life, warnings=life.warnings + damaged)
+    return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
 
 
-def _run(life: Resumption, directory: RunDirectory, options: RunOptions) -> int:
+def _run(prepared: PreparedRun, options: RunOptions) -> int:
     """Runs until the end or a failure, and reports it. Raises LostActor, reported too: a restart may follow."""
-    config, first = life.config, life.step
+    directory, config, first = prepared.directory, prepared.life.config, prepared.life.step
     display = options.output.display(config, directory.path.name, first)
-    events = EventLog(directory.events, display)
-    machine, folder = env.describe_machine(), str(directory.path)
-    if life.checkpoint:
-        events.write(RunResumed(Step(first), **machine, folder=folder, changes=life.changes))
-    else:
-        events.write(RunStarted(Step(first), **machine, folder=folder))
     try:
-        with (directory.logs / "launcher.log").open("a") as log, display:
+        with (directory.logs / "launcher.log").open("a") as log:
             configure_logging("launcher", log, options.log_level)
-            for text in [*life.warnings, *config.warnings()]:
-                display.warn(text)
-            display.phase("starting actors")
-            running = local_launcher.run(config, directory, display, life.checkpoint, options.log_level)
-            result = uvloop.run(running)
-        step, saved = Step(result.last_step), result.checkpoint or None
-        events.write(RunEnded(result.stopped, step, wall_s=_rounded(display.wall_s), checkpoint=saved))
-        events.close()
+            run = Run.of(prepared, display, options.log_level)
+            result = uvloop.run(train_until_signal(run, display))
     except KeyboardInterrupt:  # before the run's own signal handlers are set
-        return _failed(Interrupted("stopped by SIGINT"), directory, events, options.output)
+        return _failed(Interrupted("stopped by SIGINT"), directory, options.output)
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
-        status = _failed(error, directory, events, options.output)
+        status = _failed(error, directory, options.output)
         if is_loss(error):
             raise LostActor(str(error)) from error
         return status
@@ -340,29 +309,17 @@ def _run(life: Resumption, directory: RunDirectory, options: RunOptions) -> int:
         result,
         first=first,
         folder=directory.path,
-        report=write_report(directory.path),
-        wall_s=_rounded(display.wall_s),
+        report=directory.report,
+        wall_s=round(display.wall_s, 3),
         held_out=config.evaluation.held_out,
     )
     options.output.result(words)
     return EXIT_STOPPED if result.stopped else 0
 
 
-def _failed(error: BaseException, directory: RunDirectory, events: EventLog, output: Output) -> int:
-    stopped = isinstance(error, Interrupted)
-    traceback = error.remote_traceback if isinstance(error, ActorFailed) else None
-    wall_s = _rounded(events.display.wall_s)
-    # If the disk is full, the output below is the only report.
-    with contextlib.suppress(OSError), contextlib.closing(events):
-        events.write(RunEnded(stopped, error=error_words(error), traceback=traceback, wall_s=wall_s))
+def _failed(error: BaseException, directory: RunDirectory, output: Output) -> int:
     newest = None
     with contextlib.suppress(OSError):
         newest = next(reversed(checkpoint.complete(directory.checkpoints)), None)
-        if directory.metrics.exists():
-            write_report(directory.path)
     output.result(failure_words(error, directory.path, newest))
-    return EXIT_STOPPED if stopped else EXIT_FAILED
-
-
-def _rounded(seconds: float) -> float:
-    return round(seconds, 3)
+    return EXIT_STOPPED if isinstance(error, Interrupted) else EXIT_FAILED

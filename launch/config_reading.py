@@ -5,6 +5,7 @@
 A run directory keeps the resolved config as ``config.yaml``, which resolves to itself.
 """
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,30 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
 def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
     """The same, and the places at which its values are written."""
     folder = recipe_folder(recipe)
-    raw = read_yaml(folder / "config.yaml")
+    source = folder / "config.yaml"
+    return _resolved(read_yaml(source), folder, overrides, str(source))
+
+
+def resolve_mapping(
+    config: Mapping[str, Any], overrides: Sequence[str], source: str
+) -> tuple[RunConfig, WrittenKeys]:
+    """The same for a mapping with the keys of a ``config.yaml``, and the name or the folder of the recipe as
+    ``recipe``. A resolved config resolves to itself."""
+    raw = copy.deepcopy(dict(config))
+    recipe = raw.pop("recipe", None)
+    if not isinstance(recipe, str | Path):
+        raise ConfigError(f"{source} has no key recipe: write the name or the folder of one")
+    return _resolved(raw, recipe_folder(str(recipe)), overrides, source)
+
+
+def resolve_file(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
+    """The same for a YAML file. Without the key ``recipe``, its folder is the recipe's."""
+    return resolve_mapping({"recipe": path.parent, **read_yaml(path)}, overrides, str(path))
+
+
+def _resolved(
+    raw: dict[str, Any], folder: Path, overrides: Sequence[str], source: str
+) -> tuple[RunConfig, WrittenKeys]:
     for override in overrides:
         _apply_override(raw, override)
     if "recipe" in raw:
@@ -59,7 +83,7 @@ def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, W
             with_init_from(sections, kind, folder)
     whole = expanded(complete)
     keys = WrittenKeys(raw, defaults, whole.own, top)
-    config = _checked(whole, keys, str(folder / "config.yaml"))
+    config = _checked(whole, keys, source)
     check_weights(config.policies, config.seed)
     return config, keys
 

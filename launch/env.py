@@ -43,9 +43,9 @@ def preflight_environment() -> dict[str, str]:
     return {**actor_environment(), **_WRITES_NOTHING}
 
 
-def use_cached_models_only() -> None:
-    """From now on no process of this run asks the Hugging Face hub."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+def cached_models_only() -> dict[str, str]:
+    """The variables of a process that never asks the Hugging Face hub."""
+    return {"HF_HUB_OFFLINE": "1"}
 
 
 def use_vllm_in_one_process() -> None:

@@ -1,11 +1,4 @@
-"""One run on this machine: the actor processes, from their start to the last of them gone.
-
-    launcher ── RunSupervision ──┬─ store
-             └─ RunConsole       ├─ trainer
-                                 ├─ <policy>-0, <policy>-1, ...   (instances)
-                                 ├─ router
-                                 ├─ rollout-0, rollout-1, ...
-                                 └─ orchestrator
+"""The actors of a run within its supervision: their start, and the watch over them.
 
 An actor whose spec says so is restarted alone (``actor_specs.py``). The first other one that dies ends the run, and
 with it all actors.
@@ -14,12 +7,11 @@ with it all actors.
 import asyncio
 import contextlib
 import shutil
-import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ..actors.messages import (
     InstanceApi,
@@ -35,21 +27,13 @@ from ..actors.orchestrator.checkpoint import RunState
 from ..actors.rollout.block_watch import report_file
 from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
 from ..actors.trainer.pool_config import SharedPoolConfig
-from ..core.errors import ActorDead, FlexmarlError, is_loss, text_of
-from ..core.private_directory import private_directory
+from ..core.errors import ActorDead, FlexmarlError, text_of
 from ..core.ref import ActorRef
-from ..core.supervision.process_node import ProcessNode
 from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S
-from ..core.system import ActorSystem
 from ..core.task_groups import first_error
-from ..core.telemetry import LogLevel
 from ..transport.devices.nvidia import DeviceMonitor
-from . import env
 from .actor_specs import References, actor_specs
-from .console.display import Display
 from .console.run_console import RunConsole
-from .errors import Interrupted
-from .placement.run_placement import place_here
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision
@@ -58,63 +42,6 @@ _STATISTICS_INTERVAL_S = 1.0
 # A longer round means that the launcher itself was stopped: ctrl-Z, a frozen container.
 _LONGEST_ROUND_S = 3 * STATISTICS_TIMEOUT_S
 _SLOW_START_S = 60.0
-
-
-async def run(
-    config: RunConfig,
-    directory: RunDirectory,
-    display: Display,
-    resume: tuple[Path, RunState] | None,
-    log_level: LogLevel = "info",
-) -> RunResult:
-    """Trains until the last step, a stop signal, or a failure.
-
-    The first ctrl-C (SIGINT), SIGTERM or SIGHUP ends the run after the steps under way, with a checkpoint; a second
-    one, or one before the training begins, ends it at once (Interrupted). Raises an error that ``is_loss`` if an actor
-    was lost, ActorFailed if one failed for another reason. In every case no process, socket or shared memory is left.
-    """
-    with _Signals(display) as signals:  # outermost: a signal during the cleanup must not interrupt it
-        async with (
-            private_directory(env.runtime_base()) as runtime_dir,
-            ActorSystem("launcher", runtime_dir, settings=config.supervision.settings()) as system,
-            RunSupervision(
-                system,
-                ProcessNode(system, runtime_dir, directory.logs, env.actor_environment()),
-                config.supervision.intensity(),
-                log_level,
-            ) as supervision,
-        ):
-            console = RunConsole(directory, display)
-            await system.add(console, "console")
-            local_run = LocalRun(config, directory, supervision, console, resume, _own_gpus)
-            work = asyncio.create_task(local_run.train(signals))
-            death = asyncio.create_task(supervision.wait_failed())
-            ends: list[asyncio.Future[Any]] = [signals.interrupted, death, system.failure, work]
-            try:
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                signals.stop_gracefully = None
-                await _cancelled(work, death)
-            if signals.interrupted.done():
-                await supervision.kill_all()
-                raise Interrupted(f"stopped by {signals.interrupted.result()}")
-            try:
-                # In this order: a death makes calls fail, so it is the cause if both are there.
-                if death.done() and not death.cancelled():
-                    death.result()
-                if system.failure.done():
-                    raise system.failure.result()
-                return work.result()
-            except FlexmarlError as error:
-                if signals.asked and is_loss(error):  # nothing is restarted any more
-                    raise Interrupted(
-                        f"stopped by {signals.asked}, before its last checkpoint was saved: {error}"
-                    ) from error
-                raise
-
-
-def _own_gpus(config: RunConfig) -> Mapping[str, tuple[str, ...]]:
-    return place_here(config).own_gpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +56,10 @@ class LocalRun:
     resume: tuple[Path, RunState] | None
     own_gpus: Callable[[RunConfig], Mapping[str, tuple[str, ...]]]
 
-    async def train(self, signals: "_Signals") -> RunResult:
+    async def train(self, began: Callable[[ActorRef[OrchestratorApi]], None]) -> RunResult:
+        """``began`` is called when the training has begun: from then on the orchestrator can be asked to stop."""
         orchestrator = await self.begin()
-        signals.stop_gracefully = lambda: orchestrator.tell_nowait("stop")
+        began(orchestrator)
         workers = (f"rollout-{n}" for n in range(self.config.rollout.workers))
         blocked = {name: report_file(self.console.system.directory, name) for name in workers}
         silence_s = self.config.supervision.silence_s
@@ -246,53 +174,6 @@ def _line_in(report: Path) -> str:
         return report.read_text(errors="replace")
     except OSError:
         return ""
-
-
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Signals:
-    """SIGINT, SIGTERM and SIGHUP during a run: the first asks it to stop, the second ends it.
-
-    ``interrupted`` is set to the name of the signal that ends it; ``asked`` is the first one's name, empty before. A
-    closed terminal may send SIGHUP twice, from the shell and from the kernel: after another signal it changes nothing.
-    It is ignored if it was when the process began (``nohup``).
-    """
-
-    def __init__(self, display: Display) -> None:
-        self.interrupted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.stop_gracefully: Callable[[], None] | None = None
-        self._display = display
-        self.asked = ""
-        self._handled = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            self._handled.append(signal.SIGHUP)
-
-    def __enter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        for number in self._handled:
-            loop.add_signal_handler(number, self._received, number)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self._handled:
-            loop.remove_signal_handler(number)
-        self.interrupted.cancel()
-
-    def _received(self, number: signal.Signals) -> None:
-        name = signal.Signals(number).name
-        if self.stop_gracefully is not None and not self.asked:
-            self.asked = name
-            self._display.warn(
-                f"{name}: stopping after the steps under way; once more stops at once", at_once=True
-            )
-            self.stop_gracefully()
-        elif not self.interrupted.done() and not (self.asked and number == signal.SIGHUP):
-            self.interrupted.set_result(name)
 
 
 async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:

@@ -39,6 +39,7 @@ class RunDirectory:
         self.store = path / "store"
         self.store_address = self.store / "address"
         self.suspended = path / "suspended"
+        self.report = path / "report.html"
         self.lock = path / "lock"
 
     @staticmethod

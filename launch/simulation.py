@@ -18,12 +18,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ..actors.messages import RunResult
-from ..actors.run_events import RunEvent
-from ..actors.step_metrics import StepMetrics
 from ..core.actor import Actor
 from ..core.errors import FlexmarlError, is_loss
 from ..core.system import ActorSystem
@@ -33,6 +30,7 @@ from ..core.wire.faults import NO_FAULTS, Faults
 from ..core.wire.memory import MemoryNetwork
 from . import env, resuming
 from .config_reading import to_yaml
+from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
 from .local_launcher import LocalRun
 from .resuming import Resumption
@@ -79,7 +77,7 @@ def simulate(
     """Trains until the last step. ``folder``: of the run, a new one. It starts a loop, so no loop may run in this
     thread.
 
-    Raises the errors of ``local_launcher.run`` but losses, and VirtualTimeExceeded or Deadlock for a run that hangs.
+    Raises the errors of ``Run`` but losses, and VirtualTimeExceeded or Deadlock for a run that hangs.
     """
     simulation = Simulation(RunDirectory.create(folder, to_yaml(config)))
     resuming.record(simulation.directory, config)
@@ -125,7 +123,7 @@ class _Simulator:
                     ) as system,
                     RunSupervision(system, node, config.supervision.intensity()) as supervision,
                 ):
-                    console = RunConsole(directory, _Nothing(), asyncio.get_running_loop().time)
+                    console = RunConsole(directory, NoDisplay(), asyncio.get_running_loop().time)
                     await system.add(console, "console")
                     run = LocalRun(config, directory, supervision, console, life.checkpoint, lambda _: {})
                     return await self._until_the_end(run, node)
@@ -176,26 +174,3 @@ async def _close_files(actor: Actor) -> None:
 async def _node_directory() -> AsyncIterator[Path]:
     with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
         yield Path(directory)
-
-
-class _Nothing:
-    """A display that shows nothing."""
-
-    wall_s = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def step(self, metrics: StepMetrics) -> None: ...
-
-    def phase(self, text: str, done: int | None = None, total: int | None = None) -> None: ...
-
-    def event(self, event: RunEvent) -> None: ...
-
-    def warn(self, text: str, *, at_once: bool = False) -> None: ...
-
-    def tick(self) -> None: ...

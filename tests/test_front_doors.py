@@ -13,7 +13,7 @@ from flexmarl.core.front_door import lazy_exports
 from .patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-DOORS = ("flexmarl.core", "flexmarl.transport", "flexmarl.actors", "flexmarl.testing")
+DOORS = ("flexmarl", "flexmarl.core", "flexmarl.transport", "flexmarl.actors", "flexmarl.testing")
 HEAVY = {"torch", "numpy", "transformers"}
 
 
@@ -52,6 +52,7 @@ def test_the_runtime_needs_no_arrays_and_logs_without_structlog() -> None:
 
 
 def test_a_door_imports_nothing_before_it_is_used() -> None:
+    assert not loaded_by("import flexmarl") & {"flexmarl.launch", "asyncio"}
     loaded = loaded_by("import flexmarl.core, flexmarl.transport, flexmarl.testing")
     assert not {"flexmarl.core.system", "flexmarl.core.actor", "flexmarl.core.testing.virtual_time"} & loaded
     assert "flexmarl.core.wire.memory" in loaded_by("from flexmarl.testing import MemoryNetwork")

@@ -38,13 +38,17 @@ from ...actors.step_metrics import StepMetrics
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.backends.simulated_policy import micro_batch_s
 from ...core.testing import virtual_time
-from .. import env, local_launcher
+from .. import env
 from ..config_reading import resolve, to_yaml
 from ..config_sections import PolicyConfig
 from ..console.progress import Progress
 from ..errors import BenchmarkFailed, Interrupted
+from ..new_run import PreparedRun
+from ..resuming import Resumption
+from ..run import Run
 from ..run_config import RunConfig
 from ..run_directory import RunDirectory
+from ..signals import train_until_signal
 from . import machine
 from .call_goals import PIPELINE, judge_all
 from .measure import Report, in_turns, rounded
@@ -246,7 +250,8 @@ def _timed_run(config: RunConfig) -> _Run:
     watch = _Watch(config)
     with tempfile.TemporaryDirectory(prefix="flexmarl-") as folder, _interrupts():
         directory = RunDirectory.create(Path(folder) / "run", to_yaml(config))
-        result = uvloop.run(local_launcher.run(config, directory, watch, None))
+        prepared = PreparedRun(directory, Resumption(config, None, {}, []), {})
+        result = uvloop.run(train_until_signal(Run.of(prepared, watch), watch))
         if result.stopped:
             raise KeyboardInterrupt
     return watch.run

@@ -19,11 +19,12 @@ _TIMEOUT_S = 1800.0
 _LAST_LINES = 15
 
 
-def check_before_start(config: RunConfig, keys: WrittenKeys) -> None:
+def check_before_start(config: RunConfig, keys: WrittenKeys) -> dict[str, str]:
     """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written.
 
-    If the hub can't be reached and its cache has all that is needed, the actors of this run use the cache alone. Raises
-    ConfigError with every mistake, each with its key; ``keys`` has the keys as they are written.
+    Returns further variables for the environment of the run's actors: if the hub can't be reached and its cache has all
+    that is needed, they use the cache alone. Raises ConfigError with every mistake, each with its key; ``keys`` has the
+    keys as they are written.
     """
     findings = _findings(config)
     problems = [
@@ -36,8 +37,7 @@ def check_before_start(config: RunConfig, keys: WrittenKeys) -> None:
     if problems:
         listed = "\n".join(_indented(problem) for problem in problems)
         raise ConfigError(f"{config.recipe}, checked before the start:\n{listed}")
-    if findings["cached"]:
-        env.use_cached_models_only()
+    return env.cached_models_only() if findings["cached"] else {}
 
 
 def _of_placement(config: RunConfig) -> list[str]:

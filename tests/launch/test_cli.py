@@ -17,12 +17,12 @@ from flexmarl.actors.messages import RunResult
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
-from flexmarl.launch import commands, local_launcher
+from flexmarl.launch import commands, new_run
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, resolve, to_yaml
-from flexmarl.launch.console.display import Display
 from flexmarl.launch.errors import Interrupted
 from flexmarl.launch.json_lines import JsonLines
+from flexmarl.launch.run import Run
 from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import SOURCES, TINY
@@ -33,9 +33,10 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(local_launcher, "run", refuse)
+    monkeypatch.setattr(Run, "_until_the_end", refuse)
     # tests/launch/preflight/ has the checks: each takes a second
-    monkeypatch.setattr(commands, "check_before_start", lambda *_: None)
+    for module in (commands, new_run):
+        monkeypatch.setattr(module, "check_before_start", lambda *_: {})
     monkeypatch.chdir(tmp_path)
 
 
@@ -133,14 +134,14 @@ class TestEndings:
 
     @staticmethod
     def ends_with(monkeypatch: pytest.MonkeyPatch, ending: BaseException | RunResult) -> None:
-        async def run(_config: object, _directory: object, progress: Display, *_: object) -> RunResult:
+        async def train(run: Run) -> RunResult:
             for n in range(20):
-                progress.warn(f"warning {n}", at_once=True)
+                run._broadcast.warn(f"warning {n}", at_once=True)
             if isinstance(ending, BaseException):
                 raise ending
             return ending
 
-        monkeypatch.setattr(local_launcher, "run", run)
+        monkeypatch.setattr(Run, "_until_the_end", train)
 
     @staticmethod
     def last_event() -> dict[str, Any]:
@@ -230,11 +231,11 @@ class TestEndings:
     ) -> None:
         given: list[object] = []
 
-        async def run(*arguments: object) -> RunResult:
-            given.append(arguments[-1])
+        async def train(run: Run) -> RunResult:
+            given.append(run._log_level)
             return RunResult(6, False, {}, "")
 
-        monkeypatch.setattr(local_launcher, "run", run)
+        monkeypatch.setattr(Run, "_until_the_end", train)
         flexmarl("train", str(TINY), "--name", "plain")
         flexmarl("train", str(TINY), "--name", "debug", "--log-level", "debug")
         assert given == ["info", "debug"]
@@ -347,11 +348,11 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
 ) -> None:
     started: list[object] = []
 
-    async def run(_config: object, _directory: object, _progress: object, resume: object, _: object) -> None:
-        started.append(resume)
+    async def train(run: Run) -> None:
+        started.append(run._prepared.life.checkpoint)
         raise Interrupted("enough seen")
 
-    monkeypatch.setattr(local_launcher, "run", run)
+    monkeypatch.setattr(Run, "_until_the_end", train)
     partial = checkpoint.partial_folder(stopped_run.checkpoints, Step(6))
     shutil.copytree(stopped_run.checkpoints / "step_000004", partial)
     result = flexmarl("train", "--resume", str(stopped_run.path))

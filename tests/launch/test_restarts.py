@@ -235,13 +235,14 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, signal\n"
         "from types import SimpleNamespace\n"
-        "from flexmarl.launch.local_launcher import _Signals\n"
+        "from flexmarl.launch.signals import StopSignals\n"
         "async def main():\n"
-        "    progress = SimpleNamespace(warn=print)\n"
-        "    with _Signals(progress) as signals:\n"
+        "    asked = asyncio.get_running_loop().create_future()\n"
+        "    run = SimpleNamespace(request_stop=asked.set_result)\n"
+        "    with StopSignals(run, SimpleNamespace(warn=print)):\n"
         "        os.kill(os.getpid(), signal.SIGHUP)\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "        print(await signals.interrupted)\n"
+        "        print(await asked)\n"
         "asyncio.run(main())\n"
     )
     sources = str(Path(__file__).parents[2] / "scripts" / "src")

@@ -2,6 +2,18 @@
 
 The packages are ``flexmarl.core`` (actor runtime), ``flexmarl.transport`` (Set/Get of training
 states), ``flexmarl.actors`` (the four roles) and ``flexmarl.launch`` (processes, files, people).
+``flexmarl.Run`` is a run within a program; it is imported when it is first used.
 """
 
+from typing import TYPE_CHECKING
+
+from .core.front_door import lazy_exports
+
+if TYPE_CHECKING:
+    from .launch.run import Run
+else:
+    __getattr__ = lazy_exports(__name__, {"launch.run": ["Run"]})
+
 __version__ = "0.1.0"
+
+__all__ = ["Run"]

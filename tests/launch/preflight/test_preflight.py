@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from flexmarl.actors.errors import ConfigError
-from flexmarl.launch import host_description, local_launcher
+from flexmarl.launch import host_description
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve_written
 from flexmarl.launch.preflight import adapter_checks, preflight
 from flexmarl.launch.preflight.preflight import check_before_start
+from flexmarl.launch.run import Run
 
 from ..conftest import SOURCES, TINY
 from ..fake_nvml import FakeGpu, devices_of
@@ -25,7 +26,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def refuse(*_: object) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(local_launcher, "run", refuse)
+    monkeypatch.setattr(Run, "_until_the_end", refuse)
     monkeypatch.setenv("PYTHONPATH", str(SOURCES))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)

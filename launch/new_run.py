@@ -1,0 +1,85 @@
+"""A run before its first actor starts: its config is resolved and checked, its folder made and locked."""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..actors.errors import ConfigError
+from .config_reading import resolve_file, resolve_mapping, resolve_written, to_yaml, with_overrides
+from .preflight.preflight import check_before_start
+from .resuming import Resumption
+from .run_config import RunConfig
+from .run_directory import RunDirectory
+from .written_keys import WrittenKeys
+
+GivenConfig = RunConfig | Mapping[str, Any] | str | Path
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run, checked, whose folder is locked. ``environment``: variables of its actors, beside this process's."""
+
+    directory: RunDirectory
+    life: Resumption
+    environment: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def new_run(
+    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None
+) -> Iterator[PreparedRun]:
+    """Makes a new run, whose folder is locked until the end of the context. It takes seconds: the recipe is tried in a
+    process of its own. Raises ConfigError with every mistake, RunDirectoryError if the folder exists; in both cases
+    nothing is written."""
+    resolved, folder, environment = checked(config, settings, runs, name)
+    directory = RunDirectory.create(folder, to_yaml(resolved))
+    with directory.locked():
+        yield PreparedRun(directory, Resumption(resolved, None, {}, []), environment)
+
+
+def checked(
+    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None
+) -> tuple[RunConfig, Path, Mapping[str, str]]:
+    """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""
+    resolved, keys = resolve_given(config, settings)
+    folder = runs / (_default_name(resolved) if name is None else _checked_name(name))
+    RunDirectory.check_new(folder)
+    return resolved, folder, check_before_start(resolved, keys)
+
+
+def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
+    """The config, and the places at which its values are written. ``settings``: ``key.key=value``, applied to it.
+
+    A text or path names a recipe, its folder, or a file with the keys of ``config.yaml``. A mapping has these keys, and
+    the recipe as ``recipe``. Raises ConfigError."""
+    if isinstance(config, RunConfig):
+        return with_overrides(config, settings, "the given config"), WrittenKeys()
+    if isinstance(config, Mapping):
+        return resolve_mapping(config, settings, "the given config")
+    if Path(config).suffix == ".yaml":
+        return resolve_file(Path(config), settings)
+    return resolve_written(str(config), settings)
+
+
+def _default_name(config: RunConfig) -> str:
+    """Recipe, time, process, and from this process's second run on a number."""
+    number = next(_numbers)
+    recipe = Path(config.recipe).name.replace("_", "-")
+    words = [recipe, time.strftime("%Y%m%d-%H%M%S"), str(os.getpid())]
+    return "-".join([*words, str(number)] if number > 1 else words)
+
+
+def _checked_name(name: str) -> str:
+    """``name``. Raises ConfigError if it can't be that of a run's folder."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise ConfigError(
+            f"--name {name!r}: a run's name is the name of one folder; --runs is the folder of all runs"
+        )
+    return name

@@ -1,0 +1,289 @@
+"""One run on this host, as a context of the loop that is running.
+
+    async with flexmarl.Run("sort-digits", settings=["training.steps=50"], name="first") as run:
+        async for step in run.steps():
+            print(step.step, step.tokens)
+
+Nothing outside of the run is changed: no signal handler, no logging, no environment variable. A program may have
+several runs, at once too.
+
+    launcher ── RunSupervision ──┬─ store
+             └─ RunConsole       ├─ trainer
+                                 ├─ <policy>-0, <policy>-1, ...   (instances)
+                                 ├─ router
+                                 ├─ rollout-0, rollout-1, ...
+                                 └─ orchestrator
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ..actors.messages import OrchestratorApi, RunResult
+from ..actors.run_events import RunEvent
+from ..actors.step_metrics import StepMetrics
+from ..core.errors import FlexmarlError, is_loss
+from ..core.private_directory import private_directory
+from ..core.ref import ActorRef
+from ..core.supervision.process_node import ProcessNode
+from ..core.system import ActorSystem
+from ..core.telemetry import LogLevel
+from . import env
+from .console.display import Display
+from .console.no_display import NoDisplay
+from .console.run_console import RunConsole
+from .errors import Interrupted
+from .local_launcher import LocalRun
+from .new_run import GivenConfig, PreparedRun, new_run
+from .placement.run_placement import place_here
+from .run_config import RunConfig
+from .run_directory import RunDirectory
+from .run_feed import Broadcast
+from .run_record import RunRecord
+from .run_supervision import RunSupervision
+
+_NOT_ENTERED: Final = "this Run has not been entered: async with Run(...) as run"
+
+
+class Run:
+    """A run from its start to its last process gone. ``directory``: its files.
+
+    Entering checks the config, makes the run's folder and begins to start the actors. Leaving the block stops the run
+    as ``stop`` does, but at once if the block was cancelled or the steps under way take longer than
+    ``stop_timeout_s``. In every case no process, socket or shared memory is left. An error of the run is raised by the
+    iterations, ``wait`` and ``result``, and if none of them has raised it, at the end of the block: an error that
+    ``is_loss`` if an actor was lost, ActorFailed if one failed for another reason.
+    """
+
+    directory: RunDirectory
+
+    def __init__(
+        self,
+        config: GivenConfig,
+        *,
+        settings: Sequence[str] = (),
+        runs: Path | str = "runs",
+        name: str | None = None,
+        stop_timeout_s: float = 300.0,
+        log_level: LogLevel = "info",
+    ) -> None:
+        """``config``: the name or folder of a recipe, a YAML file, a mapping with the keys of ``config.yaml`` and
+        ``recipe``, or a RunConfig. ``settings``: ``key.key=value``, as on the command line. ``runs``: the folder of all
+        runs. ``name``: the run's; None: recipe and time. ``log_level``: of the files in ``logs/``.
+
+        Entering raises ConfigError with every mistake in the config, RunDirectoryError if the folder exists, OSError.
+        """
+        self._preparing: Callable[[], AbstractContextManager[PreparedRun]] = partial(
+            new_run, config, settings, Path(runs), name
+        )
+        self._stop_timeout_s = stop_timeout_s
+        self._log_level = log_level
+        self._broadcast = Broadcast(NoDisplay(), self._raise_failure)
+        self._life: asyncio.Task[RunResult] | None = None
+        self._exits = ExitStack()
+        self._entered = False
+        self._stop_gracefully: Callable[[], None] | None = None
+        self._at_once = asyncio.Event()
+        self._stopped_by = ""
+        self._reported = False
+
+    @classmethod
+    def of(cls, prepared: PreparedRun, display: Display, log_level: LogLevel = "info") -> "Run":
+        """A run that is prepared, new or resumed, on ``display``."""
+        run = cls(prepared.life.config, log_level=log_level)
+        run._preparing = lambda: nullcontext(prepared)
+        run._broadcast = Broadcast(display, run._raise_failure)
+        return run
+
+    # ------------------------------------------------------------------ from start to end
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("this Run has been used: make another one")
+        self._entered = True
+        with ExitStack() as exits:
+            self._prepared = await asyncio.to_thread(exits.enter_context, self._preparing())
+            self.directory = self._prepared.directory
+            self._record = RunRecord(self.directory, self._prepared.life, self._broadcast)
+            self._exits = exits.pop_all()
+        self._life = asyncio.create_task(self._live(), name=f"run {self.directory.path.name}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._life is not None
+        by = "the end of its block"
+        try:
+            if not self._life.done() and (error is None or isinstance(error, Exception)):
+                self.request_stop(by)
+                await asyncio.wait([self._life], timeout=self._stop_timeout_s)
+        finally:
+            self.request_stop(by, now=True)
+            with self._exits:
+                await _settled(self._life)
+        if not self._life.cancelled():
+            self._life.exception()  # now asyncio logs no error that the block's own one hides
+        if error is None and not self._reported:
+            self._raise_failure()
+
+    async def _live(self) -> RunResult:
+        life, display = self._prepared.life, self._broadcast
+        try:
+            with display:
+                for text in [*life.warnings, *life.config.warnings()]:
+                    display.warn(text)
+                display.phase("starting actors")
+                result = await self._until_the_end()
+            self._record.complete(result)
+            await asyncio.to_thread(self._record.report)
+            return result
+        except KeyboardInterrupt:  # no await: it ends the loop
+            self._record.fail(Interrupted("stopped by SIGINT"))
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            self._record.fail(error)
+            await asyncio.to_thread(self._record.report_if_any)
+            raise
+        finally:
+            display.end()
+
+    async def _until_the_end(self) -> RunResult:
+        config, directory = self._prepared.life.config, self.directory
+        environment = {**env.actor_environment(), **self._prepared.environment}
+        async with (
+            private_directory(env.runtime_base()) as runtime_dir,
+            ActorSystem("launcher", runtime_dir, settings=config.supervision.settings()) as system,
+            RunSupervision(
+                system,
+                ProcessNode(system, runtime_dir, directory.logs, environment),
+                config.supervision.intensity(),
+                self._log_level,
+            ) as supervision,
+        ):
+            console = RunConsole(directory, self._broadcast)
+            await system.add(console, "console")
+            checkpoint = self._prepared.life.checkpoint
+            local_run = LocalRun(config, directory, supervision, console, checkpoint, _own_gpus)
+            return await self._trained(local_run, system)
+
+    async def _trained(self, local_run: LocalRun, system: ActorSystem) -> RunResult:
+        supervision = local_run.supervision
+        work = asyncio.create_task(local_run.train(self._training_begins))
+        death = asyncio.create_task(supervision.wait_failed())
+        stop = asyncio.create_task(self._at_once.wait())
+        ends: list[asyncio.Future[Any]] = [stop, death, system.failure, work]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._stop_gracefully = None
+            await _cancelled(work, death, stop)
+        if self._at_once.is_set():
+            await supervision.kill_all()
+            raise Interrupted(f"stopped by {self._stopped_by}")
+        try:
+            # In this order: a death makes calls fail, so it is the cause if both are there.
+            if death.done() and not death.cancelled():
+                death.result()
+            if system.failure.done():
+                raise system.failure.result()
+            return work.result()
+        except FlexmarlError as error:
+            if self._stopped_by and is_loss(error):  # nothing is restarted any more
+                raise Interrupted(
+                    f"stopped by {self._stopped_by}, before its last checkpoint was saved: {error}"
+                ) from error
+            raise
+
+    def _training_begins(self, orchestrator: ActorRef[OrchestratorApi]) -> None:
+        self._stop_gracefully = lambda: orchestrator.tell_nowait("stop")
+
+    # ------------------------------------------------------------------ while it runs
+
+    def steps(self) -> AsyncIterator[StepMetrics]:
+        """The steps that are complete from now on, as ``metrics.jsonl`` has them, until the run ends or is stopped.
+        Raises the run's error at its end."""
+        return self._broadcast.steps.reader()
+
+    def events(self) -> AsyncIterator[RunEvent]:
+        """The events from now on, as ``events.jsonl`` has them; the last one is ``RunEnded``. Raises the run's error
+        at its end."""
+        return self._broadcast.events.reader()
+
+    @property
+    def result(self) -> RunResult | None:
+        """None while it runs. Raises the run's error; Interrupted if it was stopped at once."""
+        if self._life is None or not self._life.done():
+            return None
+        self._reported = True
+        if self._life.cancelled():
+            raise Interrupted("stopped: its task was cancelled")
+        return self._life.result()
+
+    async def wait(self) -> RunResult:
+        """Waits for the run's end. Raises the run's error; Interrupted if it was stopped at once."""
+        if self._life is None:
+            raise RuntimeError(_NOT_ENTERED)
+        await asyncio.wait([self._life])
+        result = self.result
+        assert result is not None
+        return result
+
+    async def stop(self, *, now: bool = False) -> RunResult | None:
+        """Ends the run after the steps under way, with a checkpoint, and returns its result. At once, and None: with
+        ``now``, or before the training has begun. Raises the run's error."""
+        if self._life is None:
+            raise RuntimeError(_NOT_ENTERED)
+        self.request_stop("the program", now=now)
+        await asyncio.wait([self._life])
+        self._raise_failure()
+        return None if self._at_once.is_set() else self.result
+
+    def request_stop(self, by: str, *, now: bool = False) -> bool:
+        """Asks the run to end, as ``stop`` does, without waiting for it. True: it ends after the steps under way.
+        ``by``: the reason, for messages."""
+        if self._at_once.is_set() or (self._life is not None and self._life.done()):
+            return False
+        if not now and self._stop_gracefully is not None:
+            if not self._stopped_by:
+                self._stopped_by = by
+                self._stop_gracefully()
+            return True
+        self._stopped_by = by
+        self._at_once.set()
+        return False
+
+    def _raise_failure(self) -> None:
+        """Raises the run's error, if it has failed. A stop counts as one only if an actor was lost before its
+        checkpoint."""
+        try:
+            _ = self.result
+        except Interrupted as error:
+            if error.__cause__ is not None:
+                raise
+
+
+def _own_gpus(config: RunConfig) -> Mapping[str, tuple[str, ...]]:
+    return place_here(config).own_gpus()
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _settled(task: asyncio.Task[Any]) -> None:
+    """Waits for the end of ``task``, also if the waiter is cancelled meanwhile, which is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

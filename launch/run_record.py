@@ -1,0 +1,66 @@
+"""The beginning and the end of one life of a run, in its files."""
+
+import contextlib
+
+from ..actors.messages import RunResult
+from ..actors.names import Step
+from ..actors.run_events import RunEnded, RunResumed, RunStarted
+from ..core.errors import ActorFailed
+from . import env, resuming
+from .console.display import Display
+from .errors import Interrupted
+from .event_log import EventLog
+from .report.report import write_report
+from .resuming import Resumption
+from .run_directory import RunDirectory
+from .run_endings import error_words
+
+
+class RunRecord:
+    """Writes ``made_with.json``, the first and the last event, and the report. Each life has one end: later ones are
+    ignored."""
+
+    def __init__(self, directory: RunDirectory, life: Resumption, display: Display) -> None:
+        """Raises OSError, ConfigError if the recipe's folder is missing."""
+        self._directory, self._display = directory, display
+        resuming.record(directory, life.config)
+        self._events = EventLog(directory.events, display)
+        self._ended = False
+        machine, folder = env.describe_machine(), str(directory.path)
+        if life.checkpoint:
+            self._events.write(RunResumed(Step(life.step), **machine, folder=folder, changes=life.changes))
+        else:
+            self._events.write(RunStarted(Step(life.step), **machine, folder=folder))
+
+    def complete(self, result: RunResult) -> None:
+        """Raises OSError if the end can't be written."""
+        step, checkpoint = Step(result.last_step), result.checkpoint or None
+        self._events.write(RunEnded(result.stopped, step, wall_s=self._wall_s(), checkpoint=checkpoint))
+        self._events.close()
+        self._ended = True
+
+    def fail(self, error: BaseException) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        traceback = error.remote_traceback if isinstance(error, ActorFailed) else None
+        stopped = isinstance(error, Interrupted)
+        event = RunEnded(stopped, error=error_words(error), traceback=traceback, wall_s=self._wall_s())
+        # A disk may be full: then the error itself is the only report.
+        with contextlib.suppress(OSError), contextlib.closing(self._events):
+            self._events.write(event)
+
+    def report(self) -> None:
+        """Writes ``report.html``; warns if it can't be written: the run has its result without it."""
+        try:
+            write_report(self._directory.path)
+        except OSError as error:
+            self._display.warn(f"the report can't be written: {error}", at_once=True)
+
+    def report_if_any(self) -> None:
+        """The same, if the run has come as far as to measure something."""
+        if self._directory.metrics.exists():
+            self.report()
+
+    def _wall_s(self) -> float:
+        return round(self._display.wall_s, 3)

@@ -1,0 +1,57 @@
+"""Signals during a run of the command line."""
+
+import asyncio
+import signal
+from typing import Self
+
+from ..actors.messages import RunResult
+from .console.display import Display
+from .run import Run
+
+
+async def train_until_signal(run: Run, display: Display) -> RunResult:
+    """Trains until the last step, a stop signal, or a failure.
+
+    The first ctrl-C (SIGINT), SIGTERM or SIGHUP ends the run after the steps under way, with a checkpoint; a second
+    one, or one before the training begins, ends it at once (Interrupted). Raises the errors of ``Run``.
+    """
+    with StopSignals(run, display):  # outermost: a signal during the cleanup must not interrupt it
+        async with run:
+            return await run.wait()
+
+
+class StopSignals:
+    """SIGINT, SIGTERM and SIGHUP during a run: the first asks it to stop, the second ends it.
+
+    A closed terminal may send SIGHUP twice, from the shell and from the kernel: after another signal it changes
+    nothing. It is ignored if it was when the process began (``nohup``).
+    """
+
+    def __init__(self, run: Run, display: Display) -> None:
+        self._run, self._display = run, display
+        self._asked = False
+        self._handled = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._handled.append(signal.SIGHUP)
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in self._handled:
+            loop.add_signal_handler(number, self._received, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._handled:
+            loop.remove_signal_handler(number)
+
+    def _received(self, number: signal.Signals) -> None:
+        name = signal.Signals(number).name
+        if self._asked:
+            if number != signal.SIGHUP:
+                self._run.request_stop(name, now=True)
+        elif self._run.request_stop(name):
+            self._asked = True
+            self._display.warn(
+                f"{name}: stopping after the steps under way; once more stops at once", at_once=True
+            )
