@@ -19,6 +19,7 @@ from . import resuming
 from .bench.command import bench
 from .config_reading import to_yaml
 from .console.output import Form, Output, print_error
+from .control_commands import logs, status, stop
 from .doctor import doctor
 from .errors import Interrupted, LostActor
 from .new_run import PreparedRun, checked, new_run
@@ -52,7 +53,7 @@ def cli() -> None:
     """
 
 
-for command in (bench, runs, export, completion, doctor):
+for command in (bench, runs, export, completion, doctor, status, stop, logs):
     cli.add_command(command)
 
 

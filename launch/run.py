@@ -16,7 +16,9 @@ several runs, at once too.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,8 @@ from .local_launcher import LocalRun
 from .new_run import GivenConfig, PreparedRun, new_run
 from .placement.run_placement import place_here
 from .run_config import RunConfig
+from .run_control import NAME as CONTROL
+from .run_control import RunControl
 from .run_directory import RunDirectory
 from .run_feed import Broadcast
 from .run_record import RunRecord
@@ -167,9 +171,12 @@ class Run:
         ):
             console = RunConsole(directory, self._broadcast)
             await system.add(console, "console")
-            checkpoint = self._prepared.life.checkpoint
-            local_run = LocalRun(config, directory, supervision, console, checkpoint, _own_gpus)
-            return await self._trained(local_run, system)
+            life = self._prepared.life
+            control = RunControl(config, life.step, self._broadcast, console, self.request_stop)
+            await system.add(control, CONTROL)
+            local_run = LocalRun(config, directory, supervision, console, life.checkpoint, _own_gpus)
+            with _published(system.address, directory.control_address):
+                return await self._trained(local_run, system)
 
     async def _trained(self, local_run: LocalRun, system: ActorSystem) -> RunResult:
         supervision = local_run.supervision
@@ -269,6 +276,18 @@ class Run:
 
 def _own_gpus(config: RunConfig) -> Mapping[str, tuple[str, ...]]:
     return place_here(config).own_gpus()
+
+
+@contextlib.contextmanager
+def _published(address: str, path: Path) -> Iterator[None]:
+    """Writes ``address`` to a file for this user alone, and removes it at the end. A killed run leaves one behind."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(address)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:

@@ -10,6 +10,7 @@
         store/           the journal of the experience store, and samples beyond its memory limit
         suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
+        address          of the launcher, while it runs
         lock             locked by the process that works on the run
 
 A new run never touches an existing folder; a resumed run first removes the metrics of later steps than its checkpoint.
@@ -40,6 +41,7 @@ class RunDirectory:
         self.store_address = self.store / "address"
         self.suspended = path / "suspended"
         self.report = path / "report.html"
+        self.control_address = path / "address"
         self.lock = path / "lock"
 
     @staticmethod

@@ -75,6 +75,8 @@ class Broadcast:
         self._display = display
         self.steps = Feed[StepMetrics](at_end)
         self.events = Feed[RunEvent](at_end)
+        self.last_step = 0
+        self.last_phase = ""
 
     def __enter__(self) -> Self:
         self._display.__enter__()
@@ -91,9 +93,11 @@ class Broadcast:
 
     def step(self, metrics: StepMetrics) -> None:
         self.steps.put(metrics)
+        self.last_step = metrics.step
         self._display.step(metrics)
 
     def phase(self, text: str, done: int | None = None, total: int | None = None) -> None:
+        self.last_phase = text
         self._display.phase(text, done, total)
 
     def event(self, event: RunEvent) -> None:

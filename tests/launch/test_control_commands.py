@@ -1,0 +1,75 @@
+"""``flexmarl status``, ``stop`` and ``logs``, on a real run whose engines and trainer are simulated."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexmarl.launch.cli import main
+from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.run_directory import RunDirectory
+
+from .conftest import SIMULATED, TINY, Launcher
+
+Flexmarl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flexmarl(capsys: pytest.CaptureFixture[str]) -> Flexmarl:
+    """Status, standard output, standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        return (main(list(words)), *capsys.readouterr())
+
+    return run
+
+
+def test_a_run_is_shown_and_stopped_with_a_checkpoint(launcher: Launcher, flexmarl: Flexmarl) -> None:
+    run = launcher.train("endless", *SIMULATED, "training.steps=100000")
+    run.wait_for_step(2)
+    folder = str(run.directory)
+    assert (run.directory / "address").stat().st_mode & 0o777 == 0o600
+    status, out, _ = flexmarl("status", folder, "--json")
+    shown = json.loads(out)
+    assert status == 0 and shown["state"] == "running" and 2 <= shown["step"] < shown["steps"] == 100000
+    assert shown["instances"] == {"solver": 1}
+    pids = {name: process["pid"] for name, process in shown["processes"].items()}
+    assert pids == {"launcher": run.process.pid, **{name: one.pid for name, one in run.actors().items()}}
+    assert all(process["rss_mib"] > 0 for process in shown["processes"].values())
+    assert "policies   solver x1" in flexmarl("status", folder)[1]
+    assert flexmarl("stop", folder) == (
+        0,
+        f"{folder} stops after the steps under way, with a checkpoint\n",
+        "",
+    )
+    assert run.wait() == 130
+    assert run.events[-1]["stopped"] and Path(run.events[-1]["checkpoint"]).exists()
+    assert flexmarl("status", folder)[1].startswith(f"{folder}: stopped, step ")
+    status, _, err = flexmarl("stop", folder)
+    assert status == 2 and "endless is not running" in err
+    status, _, err = flexmarl("logs", folder, "nothing")
+    assert status == 2 and "has no log of 'nothing'; there are: launcher, " in err
+    assert flexmarl("logs", folder, "store")[:2] == (0, (run.directory / "logs" / "store.log").read_text())
+
+
+def test_now_stops_it_though_a_step_waits(launcher: Launcher, flexmarl: Flexmarl) -> None:
+    hold = launcher.runs / "hold"
+    hold.write_text("2")
+    run = launcher.train("held", *SIMULATED, f"data.hold={hold}")
+    run.wait_for_step(1)
+    assert flexmarl("stop", str(run.directory))[0] == 0
+    assert json.loads(flexmarl("stop", str(run.directory), "--now", "--json")[1]) == {"checkpoint": False}
+    assert run.wait() == 130
+    assert run.events[-1]["error"] == "stopped by flexmarl stop"
+    run.assert_nothing_is_left()
+
+
+def test_other_folders_are_refused_by_name(tmp_path: Path, flexmarl: Flexmarl) -> None:
+    for command in ("status", "stop", "logs"):
+        status, _, err = flexmarl(command, str(tmp_path / "none"))
+        assert status == 2 and "none is not a run directory" in err
+    RunDirectory.create(tmp_path / "new", to_yaml(resolve(str(TINY), [])))
+    assert "not started" in flexmarl("status", str(tmp_path / "new"))[1]
+    (tmp_path / "new" / "address").write_text("ipc:///nowhere")  # a killed run leaves it behind
+    assert "new is not running" in flexmarl("stop", str(tmp_path / "new"))[2]
