@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -15,24 +15,21 @@ from ..actors.errors import ConfigError
 from ..actors.orchestrator import checkpoint
 from ..core.errors import FlexmarlError, is_loss
 from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
-from . import resuming
 from .bench.command import bench
 from .config_reading import to_yaml
 from .console.output import Form, Output, print_error
 from .control_commands import logs, status, stop
 from .doctor import doctor
 from .errors import Interrupted, LostActor
-from .new_run import PreparedRun, checked, new_run
 from .placement.plan_table import plan_as_comment
 from .placement.run_placement import place_here
-from .preflight.preflight import check_before_start
+from .prepared_run import PreparedRun, checked, new_run, next_life
 from .report.report import write_report
 from .run import Run
 from .run_directory import RunDirectory
 from .run_endings import closing_words, failure_words
 from .signals import train_until_signal
 from .stored_runs.command import completion, export, runs
-from .written_keys import WrittenKeys
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -261,11 +258,15 @@ def _train(
     prepared = first
     left = options.restarts
     while True:
-        prepared = prepared or _continued(directory, overrides, accepted, options.output)
+        prepared = prepared or next_life(directory, overrides, accepted)
         life = prepared.life
         if life.is_complete:
             options.output.answer(f"{directory.path} is complete: all {life.step} steps are trained")
             return 0
+        if prepared is not first:
+            options.output.note(
+                f"continuing after step {life.step}" if life.step else "no checkpoint yet: starting again"
+            )
         try:
             return _run(prepared, options)
         except LostActor:  # already reported
@@ -275,19 +276,6 @@ def _train(
             if not left:
                 return EXIT_FAILED
             left, prepared = left - 1, None
-
-
-def _continued(
-    directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str], output: Output
-) -> PreparedRun:
-    """The run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
-    life = resuming.prepare(directory, overrides, accepted)
-    if life.is_complete:
-        return PreparedRun(directory, life, {})
-    environment = check_before_start(life.config, WrittenKeys())
-    damaged = directory.forget_after(life.step)
-    output.note(f"continuing after step {life.step}" if life.step else "no checkpoint yet: starting again")
-    return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
 
 
 def _run(prepared: PreparedRun, options: RunOptions) -> int:

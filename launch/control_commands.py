@@ -38,8 +38,15 @@ def status(run_dir: Path, as_json: bool) -> int:
     directory = RunDirectory.existing(run_dir)
     if not stored_run.is_alive(directory):
         run = stored_run.read_run(run_dir)
-        found: dict[str, object] = {"state": run.state, "step": run.step, "steps": run.steps}
-        words = f"{run_dir}: {run.state}, step {run.step}/{run.steps}"
+        found: dict[str, object] = {
+            "state": run.state,
+            "error": run.error,
+            "step": run.step,
+            "steps": run.steps,
+        }
+        words = f"{run_dir}: {run.state}, step {run.step}/{run.steps}" + (
+            f"\n{run.error}" if run.error else ""
+        )
     else:
         answer = _ask(directory, lambda control: control.status())
         found = {"state": "running", **dataclasses.asdict(answer)}

@@ -40,8 +40,8 @@ from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
 from .errors import Interrupted
 from .local_launcher import LocalRun
-from .new_run import GivenConfig, PreparedRun, new_run
 from .placement.run_placement import place_here
+from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
 from .run_config import RunConfig
 from .run_control import NAME as CONTROL
 from .run_control import RunControl
@@ -94,6 +94,25 @@ class Run:
         self._at_once = asyncio.Event()
         self._stopped_by = ""
         self._reported = False
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path | str,
+        *,
+        settings: Sequence[str] = (),
+        accept: Sequence[str] = (),
+        stop_timeout_s: float = 300.0,
+        log_level: LogLevel = "info",
+    ) -> "Run":
+        """The run in ``folder``, continued from its newest checkpoint, as ``flexmarl train --resume`` does. ``accept``:
+        changed files of the recipe, by name.
+
+        Entering raises ResumeRefused if a setting or a file has changed that may not, or if all steps are trained;
+        CheckpointIncomplete, RunDirectoryError and the errors of a new run's config."""
+        run = cls({}, stop_timeout_s=stop_timeout_s, log_level=log_level)
+        run._preparing = partial(resumed_run, Path(folder), settings, accept)
+        return run
 
     @classmethod
     def of(cls, prepared: PreparedRun, display: Display, log_level: LogLevel = "info") -> "Run":

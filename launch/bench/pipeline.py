@@ -43,7 +43,7 @@ from ..config_reading import resolve, to_yaml
 from ..config_sections import PolicyConfig
 from ..console.progress import Progress
 from ..errors import BenchmarkFailed, Interrupted
-from ..new_run import PreparedRun
+from ..prepared_run import PreparedRun
 from ..resuming import Resumption
 from ..run import Run
 from ..run_config import RunConfig

@@ -21,14 +21,16 @@ State = Literal["running", "done", "stopped", "failed", "killed", "not started"]
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """``killed``: the run's process ended without a word. ``step``: the last complete one, of ``steps`` in its config
-    (None if the config can't be read). ``evaluation``: metrics of the last one by name, after ``evaluated_step``.
+    """``killed``: the run's process ended without a word. ``error``: of a run that failed or was stopped at once.
+    ``step``: the last complete one, of ``steps`` in its config (None if the config can't be read). ``evaluation``:
+    metrics of the last one by name, after ``evaluated_step``.
     ``rewards``: by agent, the mean over the last twentieth of the steps. ``age_s``: since the run began.
     ``size_bytes``: of all its files. ``config``: by dotted key."""
 
     path: Path
     recipe: str
     state: State
+    error: str | None
     step: int
     steps: int | None
     evaluated_step: int | None
@@ -55,7 +57,10 @@ def read_run(path: Path) -> StoredRun:
     return StoredRun(
         path=path,
         recipe=Path(str(config.get("recipe", "?"))).name.replace("_", "-"),
-        state=_state(directory, history),
+        state=(state := _state(directory, history)),
+        error=ends[-1].error
+        if state in ("failed", "stopped") and (ends := history.found(RunEnded))
+        else None,
         step=history.steps[-1].step if history.steps else 0,
         steps=steps if isinstance(steps, int) else None,
         evaluated_step=evaluated,

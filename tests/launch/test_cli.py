@@ -17,7 +17,7 @@ from flexmarl.actors.messages import RunResult
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
-from flexmarl.launch import commands, new_run
+from flexmarl.launch import commands, prepared_run
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, resolve, to_yaml
 from flexmarl.launch.errors import Interrupted
@@ -35,8 +35,7 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(Run, "_until_the_end", refuse)
     # tests/launch/preflight/ has the checks: each takes a second
-    for module in (commands, new_run):
-        monkeypatch.setattr(module, "check_before_start", lambda *_: {})
+    monkeypatch.setattr(prepared_run, "check_before_start", lambda *_: {})
     monkeypatch.chdir(tmp_path)
 
 

@@ -62,6 +62,7 @@ def test_now_stops_it_though_a_step_waits(launcher: Launcher, flexmarl: Flexmarl
     assert json.loads(flexmarl("stop", str(run.directory), "--now", "--json")[1]) == {"checkpoint": False}
     assert run.wait() == 130
     assert run.events[-1]["error"] == "stopped by flexmarl stop"
+    assert flexmarl("status", str(run.directory))[1].endswith("\nstopped by flexmarl stop\n")
     run.assert_nothing_is_left()
 
 

@@ -17,9 +17,9 @@ from flexmarl.actors.run_events import RunEnded
 from flexmarl.core.errors import ActorDead
 from flexmarl.launch import env
 from flexmarl.launch.config_reading import resolve, to_yaml
-from flexmarl.launch.errors import Interrupted, RunDirectoryError
+from flexmarl.launch.errors import Interrupted, ResumeRefused, RunDirectoryError
 from flexmarl.launch.json_lines import metrics_from_json
-from flexmarl.launch.new_run import GivenConfig, resolve_given
+from flexmarl.launch.prepared_run import GivenConfig, resolve_given
 from flexmarl.launch.run import Run
 
 from ..patience import PATIENCE_S
@@ -111,6 +111,21 @@ async def test_leaving_the_block_stops_it_in_good_order() -> None:
         async for _ in left.steps():
             break
     assert left.result is not None and left.result.stopped and Path(left.result.checkpoint).exists()
+
+
+async def test_it_is_resumed_from_its_newest_checkpoint() -> None:
+    settings = [*SIMULATED, "training.steps=4"]
+    async with run("resumed", *settings) as first:
+        async for _ in first.steps():
+            await first.stop()
+    assert first.result is not None
+    last = first.result.last_step
+    async with flexmarl.Run.resume("runs/resumed", settings=["training.steps=6"]) as second:
+        assert [step.step async for step in second.steps()] == list(range(last + 1, 7))
+    assert [line["step"] for line in json_lines(second.directory.metrics)] == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ResumeRefused, match="all 6 steps are trained"):
+        async with flexmarl.Run.resume("runs/resumed"):
+            pytest.fail("it has begun")
 
 
 async def test_an_error_of_the_block_stops_it_in_good_order_too() -> None:

@@ -1,16 +1,18 @@
-"""A run before its first actor starts: its config is resolved and checked, its folder made and locked."""
+"""A run before its first actor starts: its config is resolved and checked, its folder locked."""
 
 import contextlib
 import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..actors.errors import ConfigError
+from . import resuming
 from .config_reading import resolve_file, resolve_mapping, resolve_written, to_yaml, with_overrides
+from .errors import ResumeRefused
 from .preflight.preflight import check_before_start
 from .resuming import Resumption
 from .run_config import RunConfig
@@ -42,6 +44,30 @@ def new_run(
     directory = RunDirectory.create(folder, to_yaml(resolved))
     with directory.locked():
         yield PreparedRun(directory, Resumption(resolved, None, {}, []), environment)
+
+
+@contextlib.contextmanager
+def resumed_run(folder: Path, settings: Sequence[str], accepted: Sequence[str]) -> Iterator[PreparedRun]:
+    """The run in ``folder``, locked until the end of the context, from its newest checkpoint on. ``settings``,
+    ``accepted``: see ``resuming.prepare``, whose errors it raises; also RunDirectoryError if the folder is not a run's
+    or the run is running, ResumeRefused if the run is complete."""
+    directory = RunDirectory.existing(folder)
+    with directory.locked():
+        prepared = next_life(directory, settings, accepted)
+        if prepared.life.is_complete:
+            complete = f"all {prepared.life.step} steps are trained: training.steps=... adds more"
+            raise ResumeRefused(folder, [complete])
+        yield prepared
+
+
+def next_life(directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str]) -> PreparedRun:
+    """A locked run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
+    life = resuming.prepare(directory, settings, accepted)
+    if life.is_complete:
+        return PreparedRun(directory, life, {})
+    environment = check_before_start(life.config, WrittenKeys())
+    damaged = directory.forget_after(life.step)
+    return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
 
 
 def checked(
