@@ -7,8 +7,9 @@ If the second one gives up, the run ends too, with an error that ``is_loss``.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from ..actors.errors import EngineFailed
@@ -26,11 +27,12 @@ from .actor_specs import ActorSpec
 Api = TypeVar("Api")
 
 RESTARTING: Final = "restarting-supervisor"
+_NOWHERE_ELSE: Final[Mapping[str, Node]] = MappingProxyType({})
 
 
 class RunSupervision:
-    """``node``: the one that all actors run on; it is closed at the end. ``intensity``: of the restarts of all actors
-    that are restarted alone."""
+    """``node``: the one that actors run on, but for those of ``placed``, which have another one; all are closed at the
+    end. ``intensity``: of the restarts of all actors that are restarted alone."""
 
     def __init__(
         self,
@@ -38,9 +40,11 @@ class RunSupervision:
         node: Node,
         intensity: Intensity,
         log_level: LogLevel = "info",
+        placed: Mapping[str, Node] = _NOWHERE_ELSE,
     ) -> None:
         self._system = system
         self._node = node
+        self._placed = placed
         self._ending = Supervisor(system, node, log_level=log_level)
         self._restarting = Supervisor(
             system,
@@ -56,7 +60,8 @@ class RunSupervision:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as exits:
-            exits.callback(self._node.close)
+            for node in {id(node): node for node in (self._node, *self._placed.values())}.values():
+                exits.callback(node.close)
             for supervisor in self._both:
                 await exits.enter_async_context(supervisor)
             self._exits = exits.pop_all()
@@ -76,11 +81,16 @@ class RunSupervision:
     async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
         supervisor = self._restarting if spec.restarted else self._ending
         device = {} if spec.cuda_devices is None else env.cuda_devices(spec.cuda_devices)
-        return await supervisor.spawn(spec.actor_class, name, spec.setup, env=spec.env | device)
+        environment = spec.env | device
+        node = self._node_of(name)
+        return await supervisor.spawn(spec.actor_class, name, spec.setup, env=environment, node=node)
 
     async def reserve(self, name: str, api: type[Api]) -> ActorRef[Api]:
         """A reference to an actor that will be spawned. Raises OSError."""
-        return self._system.ref(name, await self._node.reserve(name), api)
+        return self._system.ref(name, await self._node_of(name).reserve(name), api)
+
+    def _node_of(self, actor: str) -> Node:
+        return self._placed.get(actor, self._node)
 
     def report_restarts(self, report: Callable[[str, FlexmarlError], None]) -> None:
         """Has ``report`` called for each actor that is restarted alone, with the reason."""

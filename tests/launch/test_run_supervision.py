@@ -14,12 +14,18 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.testing import virtual_time
+from flexmarl.core.testing.memory_node import MemoryNode
+from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.launch.actor_specs import ActorSpec
 from flexmarl.launch.run_supervision import RunSupervision
 
 from ..core.echo import Worker
 from ..core.supervision.workers import ENVIRONMENT, WORKER, eventually, pid_of
 from ..patience import PATIENCE_S
+
+
+IN_MEMORY = f"{Worker.__module__}:{Worker.__name__}"
 
 
 class Bench:
@@ -82,6 +88,41 @@ async def test_another_ends_the_run_at_its_first_loss(private: Path, tmp_path: P
         assert isinstance(failure, ActorDead) and failure.actor == "ending"
         assert made.supervision.running == ["restarted"]
     assert made.written()[-1] == "stop restarted"
+
+
+def test_each_actor_runs_on_its_node(tmp_path: Path) -> None:
+    """Before and after a restart; the nodes are closed at the end."""
+    directories = [tmp_path / name for name in ("head", "other")]
+    diary = tmp_path / "diary"
+    for directory in directories:
+        directory.mkdir(mode=0o700)
+    closed: list[str] = []
+
+    class Node(MemoryNode):
+        def close(self) -> None:
+            closed.append(self.name)
+
+    async def main() -> list[Path]:
+        network = MemoryNetwork()
+        head, other = (Node(network, directory, name=directory.name) for directory in directories)
+        async with (
+            ActorSystem("tests", directories[0], wire=network.wire("tests")) as system,
+            RunSupervision(system, head, Intensity(1, 60), placed={"a": other}) as supervision,
+        ):
+            a, c = await supervision.reserve("a", Worker), await supervision.reserve("c", Worker)
+            for name in ("a", "c"):
+                await supervision.spawn(
+                    name, ActorSpec(IN_MEMORY, {"diary": str(diary)}, restarted=name == "a")
+                )
+            first = [Path(await worker.api.directory()) for worker in (a, c)]
+            other.kill("a")
+            while diary.read_text().count("start a") < 2:
+                await asyncio.sleep(0.1)
+            return [*first, Path(await a.api.directory())]
+
+    head, other = directories
+    assert virtual_time.run(main()) == [other, head, other]
+    assert sorted(closed) == ["head", "other"]
 
 
 async def test_a_defect_of_one_that_is_restarted_ends_the_run(private: Path, tmp_path: Path) -> None:
