@@ -24,7 +24,6 @@ from ..core.echo import Worker
 from ..core.supervision.workers import ENVIRONMENT, WORKER, eventually, pid_of
 from ..patience import PATIENCE_S
 
-
 IN_MEMORY = f"{Worker.__module__}:{Worker.__name__}"
 
 
