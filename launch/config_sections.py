@@ -25,6 +25,7 @@ from ..actors.trainer.backends.backend_config import (
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 from ..core.protocol.session import DEFAULT_SETTINGS, Settings
 from ..core.supervision.restart_policy import Intensity
+from ..core.wire.zeromq import Tcp
 
 
 @contextmanager
@@ -144,6 +145,24 @@ class HostsConfig(Config):
     free; without it they are left out, and a run that needs them is refused."""
 
     share_gpus: bool = False
+
+
+class NetworkConfig(Config):
+    """The network between the hosts of a run. ``listen``: an address of this host, at which the run's processes listen
+    over TCP, encrypted, each at a free port; without it they have sockets in a private folder, which no other host
+    reaches."""
+
+    listen: str | None = None
+
+    def tcp(self) -> Tcp | None:
+        return None if self.listen is None else Tcp(self.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _is_reached_by_others(cls, listen: str | None) -> str | None:
+        if listen is not None:
+            Tcp(listen)  # raises ValueError
+        return listen
 
 
 class SupervisionConfig(Config):

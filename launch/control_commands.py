@@ -14,6 +14,7 @@ from ..core.errors import ActorDead, CallTimeout
 from ..core.system import ActorSystem
 from .errors import RunDirectoryError
 from .formatting import duration
+from .run_address import RunAddress
 from .run_control import NAME, RunControl, RunStatus
 from .run_directory import RunDirectory
 from .stored_runs import stored_run
@@ -108,7 +109,7 @@ def _ask(directory: RunDirectory, question: Callable[[RunControl], Awaitable[Ans
     if not stored_run.is_alive(directory):
         raise RunDirectoryError(f"{directory.path} is not running")
     try:
-        address = directory.control_address.read_text()
+        address = RunAddress.load(directory.control_address)
     except FileNotFoundError:
         raise RunDirectoryError(
             f"{directory.path} starts or ends: it can't be asked yet, or any more"
@@ -122,6 +123,6 @@ def _ask(directory: RunDirectory, question: Callable[[RunControl], Awaitable[Ans
         raise RunDirectoryError(f"{directory.path} does not answer: has it ended? {error}") from None
 
 
-async def _answer(address: str, question: Callable[[RunControl], Awaitable[Answer]]) -> Answer:
-    async with ActorSystem(f"look-{os.getpid()}") as system:
-        return await question(system.ref(NAME, address, RunControl).within(_TIMEOUT_S))
+async def _answer(run: RunAddress, question: Callable[[RunControl], Awaitable[Answer]]) -> Answer:
+    async with ActorSystem(f"look-{os.getpid()}", keys=run.keys) as system:
+        return await question(system.ref(NAME, run.address, RunControl).within(_TIMEOUT_S))

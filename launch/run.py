@@ -16,9 +16,7 @@ several runs, at once too.
 """
 
 import asyncio
-import contextlib
-import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -42,6 +40,7 @@ from .errors import Interrupted
 from .local_launcher import LocalRun
 from .placement.run_placement import place_here
 from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
+from .run_address import RunAddress
 from .run_config import RunConfig
 from .run_control import NAME as CONTROL
 from .run_control import RunControl
@@ -180,7 +179,9 @@ class Run:
         environment = {**env.actor_environment(), **self._prepared.environment}
         async with (
             private_directory(env.runtime_base()) as runtime_dir,
-            ActorSystem("launcher", runtime_dir, settings=config.supervision.settings()) as system,
+            ActorSystem(
+                "launcher", runtime_dir, tcp=config.network.tcp(), settings=config.supervision.settings()
+            ) as system,
             RunSupervision(
                 system,
                 ProcessNode(system, runtime_dir, directory.logs, environment),
@@ -194,7 +195,7 @@ class Run:
             control = RunControl(config, life.step, self._broadcast, console, self.request_stop)
             await system.add(control, CONTROL)
             local_run = LocalRun(config, directory, supervision, console, life.checkpoint, _own_gpus)
-            with _published(system.address, directory.control_address):
+            with RunAddress.of(system).published(directory.control_address):
                 return await self._trained(local_run, system)
 
     async def _trained(self, local_run: LocalRun, system: ActorSystem) -> RunResult:
@@ -295,18 +296,6 @@ class Run:
 
 def _own_gpus(config: RunConfig) -> Mapping[str, tuple[str, ...]]:
     return place_here(config).own_gpus()
-
-
-@contextlib.contextmanager
-def _published(address: str, path: Path) -> Iterator[None]:
-    """Writes ``address`` to a file for this user alone, and removes it at the end. A killed run leaves one behind."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(address)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:

@@ -23,7 +23,14 @@ from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoo
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
 from ..actors.workflow import RecipeConfig
-from .config_sections import AgentConfig, HostsConfig, PolicyConfig, SupervisionConfig, config_errors
+from .config_sections import (
+    AgentConfig,
+    HostsConfig,
+    NetworkConfig,
+    PolicyConfig,
+    SupervisionConfig,
+    config_errors,
+)
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -57,6 +64,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     hosts: HostsConfig = HostsConfig()
+    network: NetworkConfig = NetworkConfig()
 
     # ------------------------------------------------------------------ checks
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import uvloop
 from rich.console import Console
@@ -11,7 +12,9 @@ from rich.table import Table
 from ..actors.messages import Selection, StoreApi
 from ..core.errors import ActorDead
 from ..core.system import ActorSystem
+from ..core.wire.curve import Keys
 from .errors import RunDirectoryError
+from .run_address import RunAddress
 from .run_directory import RunDirectory
 
 _TIMEOUT_S = 30.0
@@ -58,13 +61,22 @@ def _ask(directory: RunDirectory, question: Callable[[StoreApi], Awaitable[Selec
     except FileNotFoundError:
         raise RunDirectoryError(f"{directory.path} has no store: has the run begun?") from None
     try:
-        return uvloop.run(_answer(address, question))
+        return uvloop.run(_answer(address, _keys(directory), question))
     except ActorDead as error:
         raise RunDirectoryError(
             f"the store of {directory.path} can't be read, as the run has ended: {error}"
         ) from None
 
 
-async def _answer(address: str, question: Callable[[StoreApi], Awaitable[Selection]]) -> Selection:
-    async with ActorSystem(f"look-{os.getpid()}") as system:
+def _keys(directory: RunDirectory) -> Keys | None:
+    """Those of a run that listens over TCP."""
+    with suppress(FileNotFoundError):
+        return RunAddress.load(directory.control_address).keys
+    return None
+
+
+async def _answer(
+    address: str, keys: Keys | None, question: Callable[[StoreApi], Awaitable[Selection]]
+) -> Selection:
+    async with ActorSystem(f"look-{os.getpid()}", keys=keys) as system:
         return await question(system.ref("store", address, StoreApi).within(_TIMEOUT_S))

@@ -35,7 +35,7 @@ log = get_logger(__name__)
 # --------------------------------------------------------------------------- keys
 
 _KEY_CHARACTERS: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85: RFC 32
-_MAX_FILE_BYTES: Final = 64 * 1024  # about 1400 allowed clients
+MAX_FILE_BYTES: Final = 64 * 1024  # about 1400 allowed clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +92,15 @@ class Keys:
 
         Raises InvalidKeys if there are too many allowed clients for ``load`` to accept the file.
         """
+        content = self.to_json()
+        if len(content) > MAX_FILE_BYTES:
+            raise InvalidKeys(f"{len(self.allowed)} allowed clients make a file over {MAX_FILE_BYTES} bytes")
+        write_private(path, content)
+
+    def to_json(self) -> str:
+        """The content of a file of keys: a secret."""
         fields = {**dataclasses.asdict(self), "allowed": sorted(self.allowed), "calls": dict(self.calls)}
-        content = json.dumps(fields, indent=2) + "\n"
-        if len(content) > _MAX_FILE_BYTES:
-            raise InvalidKeys(f"{len(self.allowed)} allowed clients make a file over {_MAX_FILE_BYTES} bytes")
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(
-            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(content)
-            draft.replace(path)
-        except BaseException:
-            draft.unlink()
-            raise
+        return json.dumps(fields, indent=2) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
@@ -114,7 +108,11 @@ class Keys:
 
         Raises OSError if it is missing or unreadable.
         """
-        content = _read_private(path)
+        return cls.from_json(read_private(path), path)
+
+    @classmethod
+    def from_json(cls, content: bytes, path: Path) -> "Keys":
+        """The keys of ``to_json``, which come from ``path``. Raises UnsafeKeys if the content is invalid."""
         remedy = "make new keys, or copy the file again from where it is whole"
         try:
             fields = json.loads(content)
@@ -162,7 +160,20 @@ def _check_pair(whose: str, public: Any, secret: Any) -> None:
         raise InvalidKeys(f"{whose}_public does not belong to {whose}_secret")
 
 
-def _read_private(path: Path) -> bytes:
+def write_private(path: Path, content: str) -> None:
+    """Writes a file, readable by this user alone; it appears whole or not at all. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink()
+        raise
+
+
+def read_private(path: Path) -> bytes:
     """The bytes of a small file that only this user can read or write. Raises UnsafeKeys, OSError."""
     try:
         # O_NONBLOCK: a pipe of that name without a writer must not block
@@ -187,10 +198,10 @@ def _read_private(path: Path) -> bytes:
                 f"its mode is {stat.S_IMODE(status.st_mode):04o}, open to other users",
                 f"`chmod 600 {path}` if no other user can have read it, else make new keys",
             )
-        content = file.read(_MAX_FILE_BYTES + 1)
-    if len(content) > _MAX_FILE_BYTES:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
         raise UnsafeKeys(
-            path, f"it is larger than {_MAX_FILE_BYTES} bytes", "name a file that Keys.save wrote"
+            path, f"it is larger than {MAX_FILE_BYTES} bytes", "name a file that Keys.save wrote"
         )
     return content
 

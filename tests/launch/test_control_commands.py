@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from flexmarl.core.wire.curve import Keys
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve, to_yaml
 from flexmarl.launch.run_directory import RunDirectory
@@ -74,3 +76,23 @@ def test_other_folders_are_refused_by_name(tmp_path: Path, flexmarl: Flexmarl) -
     assert "not started" in flexmarl("status", str(tmp_path / "new"))[1]
     (tmp_path / "new" / "address").write_text("ipc:///nowhere")  # a killed run leaves it behind
     assert "new is not running" in flexmarl("stop", str(tmp_path / "new"))[2]
+
+
+def test_a_run_over_tcp_is_asked_with_its_keys(launcher: Launcher, flexmarl: Flexmarl) -> None:
+    run = launcher.train("tcp", *SIMULATED, "training.steps=100000", "network.listen=127.0.0.1")
+    run.wait_for_step(2)
+    folder, address = str(run.directory), run.directory / "address"
+    assert address.stat().st_mode & 0o777 == 0o600 and address.read_text().startswith("tcp://127.0.0.1:")
+    listening = {found.laddr.port for found in psutil.Process(run.process.pid).net_connections("tcp4")}
+    assert len(listening) >= len(run.actors()), "the launcher listens for its actors"
+    assert json.loads(flexmarl("status", folder, "--json")[1])["state"] == "running"
+    assert "samples" in flexmarl("store", folder)[1]
+    stranger = address.read_text().splitlines()[0]
+    content = address.read_text()
+    address.write_text(f"{stranger}\n{Keys.make().to_json()}")
+    assert "does not answer" in flexmarl("status", folder)[2]
+    address.write_text(content)
+    assert flexmarl("stop", folder)[0] == 0 and run.wait() == 130
+    assert not address.exists()
+    run.assert_nothing_is_left()
+    run.assert_logs_are_clean()

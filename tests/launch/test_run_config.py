@@ -288,3 +288,9 @@ class TestEngines:
         monkeypatch.setattr(EmbeddedEngineConfig, "resumable", False)
         assert note in resolve(str(TINY), ["mode=async"]).warnings()
         assert note not in resolve(str(TINY), []).warnings()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "*", "::"])
+def test_an_address_that_others_could_not_use_is_refused(listen: str) -> None:
+    with pytest.raises(ConfigError, match=r"network.listen=.*: peers can't connect to"):
+        resolve(str(TINY), [f"network.listen={listen!r}"])

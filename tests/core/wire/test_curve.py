@@ -110,7 +110,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_no_file_is_saved_that_could_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     KEYS.save(tmp_path / "keys.json")
-    monkeypatch.setattr(curve, "_MAX_FILE_BYTES", (tmp_path / "keys.json").stat().st_size)
+    monkeypatch.setattr(curve, "MAX_FILE_BYTES", (tmp_path / "keys.json").stat().st_size)
     KEYS.save(tmp_path / "keys.json")
     with pytest.raises(InvalidKeys, match="2 allowed clients"):
         KEYS.allowing(Keys.make().client_public).save(tmp_path / "keys.json")

@@ -1,0 +1,49 @@
+"""The address of a run's launcher, in a file for this user alone. With it other programs reach the run.
+
+    tcp://10.0.0.1:41234
+    {"server_public": ...}
+
+The second part has the run's keys. A run of one host has none: its address is a socket in a private folder.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ..core.system import ActorSystem
+from ..core.wire.curve import Keys, read_private, write_private
+
+
+@dataclass(frozen=True, slots=True)
+class RunAddress:
+    address: str
+    keys: Keys | None
+
+    @classmethod
+    def of(cls, system: ActorSystem) -> Self:
+        return cls(system.address, system.keys)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises UnsafeKeys if others may have read or written the file, or its content is invalid; OSError."""
+        return cls.parse(read_private(path), path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: Path) -> Self:
+        """``path``: the place that the content comes from, for errors. Raises UnsafeKeys."""
+        address, _, keys = content.partition(b"\n")
+        return cls(address.decode(errors="replace"), Keys.from_json(keys, path) if keys else None)
+
+    def text(self) -> str:
+        return self.address + ("" if self.keys is None else f"\n{self.keys.to_json()}")
+
+    @contextlib.contextmanager
+    def published(self, path: Path) -> Iterator[None]:
+        """Writes the file, and removes it at the end. A killed run leaves it behind."""
+        write_private(path, self.text())
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
