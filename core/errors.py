@@ -125,6 +125,12 @@ class ActorFailed(FlexmarlError):
         self.raised_in = raised_in
 
 
+def failure_of(actor: str, error: BaseException) -> ActorFailed:
+    """The failure of ``actor``, in which ``error`` was raised."""
+    raised_in, kind, text = origin_of(error, actor)
+    return ActorFailed(actor, text, traceback_of(error), kind=kind, raised_in=raised_in)
+
+
 class RemoteError(FlexmarlError):
     """The endpoint raised. ``kind`` is the exception's class name, ``remote_traceback`` its text.
 

@@ -29,7 +29,7 @@ from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
 from ..actors.trainer.pool_config import SharedPoolConfig
 from ..core.errors import ActorDead, FlexmarlError, text_of
 from ..core.ref import ActorRef
-from ..core.supervision.supervisor import STATISTICS_TIMEOUT_S
+from ..core.supervision.asked_statistics import STATISTICS_TIMEOUT_S
 from ..core.task_groups import first_error
 from ..transport.devices.nvidia import DeviceMonitor
 from .actor_specs import References, actor_specs

@@ -3,8 +3,10 @@
 import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
 from ..telemetry import get_logger
 from .local_actors import LocalActors
@@ -36,11 +38,10 @@ class ChildOwner(Protocol):
 
 class Child(ABC):
     """An actor under supervision, through all of its incarnations. ``address``: empty until it is known. ``runs``: it
-    has been started, and has not ended since. ``spec``: its last launch, or the first one to be."""
+    has been started, and has not ended since."""
 
-    def __init__(self, spec: Launch, local: LocalActors, address: str) -> None:
-        self.name = spec.name
-        self.spec = spec
+    def __init__(self, name: str, local: LocalActors, address: str) -> None:
+        self.name = name
         self.address = address
         self.runs = False
         self._local = local
@@ -71,12 +72,16 @@ class Child(ABC):
 
 
 class LocalChild(Child):
-    """An actor of the supervisor's process."""
+    """An actor of the supervisor's process. ``setup``: see ``Supervisor.spawn``."""
+
+    def __init__(self, name: str, actor_class: type[Actor] | str, setup: object, local: LocalActors) -> None:
+        super().__init__(name, local, local.address)
+        self._class = actor_class
+        self._setup = setup
 
     async def launch(self) -> None:
-        known = self.spec.actor_class
-        actor_class: Any = import_class(known) if isinstance(known, str) else known
-        args, kwargs = constructor_arguments(self.spec.setup)
+        actor_class: Any = import_class(self._class) if isinstance(self._class, str) else self._class
+        args, kwargs = constructor_arguments(self._setup)
         actor = actor_class(*args, **kwargs)
         if self._local.has_actor(self.name):
             await self._local.restart(self.name, actor)
@@ -104,10 +109,12 @@ class LocalChild(Child):
 
 
 class NodeChild(Child):
-    """An actor on a node. ``running``: its newest incarnation. ``watches``: one per incarnation that has not ended."""
+    """An actor on a node. ``spec``: its last launch, or the first one to be. ``running``: its newest incarnation.
+    ``watches``: one per incarnation that has not ended."""
 
     def __init__(self, spec: Launch, node: Node, local: LocalActors, owner: ChildOwner) -> None:
-        super().__init__(spec, local, "")
+        super().__init__(spec.name, local, "")
+        self.spec = spec
         self.node = node
         self.running: Running | None = None
         self._owner = owner
@@ -155,10 +162,19 @@ class NodeChild(Child):
             running.kill()
 
     async def _watch(self, running: Running) -> None:
+        node, address = self.node, self.address  # it may be moved
         reason = await running.wait_ended()
         self._exited(running, reason)
         final = self._owner.final_error(reason)
-        self._local.network.process_ended(self.address, final or _as_dead(reason), for_good=final is not None)
+        for_good = final is not None or node.lost is not None
+        self._local.network.process_ended(address, final or _as_dead(reason), for_good=for_good)
+
+    def move(self, node: Node, env: Mapping[str, str]) -> None:
+        """Its next incarnation will be on ``node``, at another address, with the variables of ``env`` too; the present
+        node is lost."""
+        self._local.network.unwatch_process(self.address)
+        self.spec = dataclasses.replace(self.spec, env={**self.spec.env, **env})
+        self.node, self.address = node, ""
 
     def _exited(self, running: Running, reason: FlexmarlError) -> None:
         if running.stop_requested or running.exit_handled or self.running is not running:

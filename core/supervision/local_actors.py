@@ -12,11 +12,10 @@ from ..delivery.mailbox import Mailbox
 from ..delivery.peers import Network
 from ..errors import (
     ActorDead,
-    ActorFailed,
     FlexmarlError,
     LocalProtocolError,
     SystemClosed,
-    origin_of,
+    failure_of,
     text_of,
     traceback_of,
 )
@@ -251,8 +250,7 @@ class LocalActors:
         decides about a restart. Without a supervisor ``failure`` is set."""
         actor = self._actors.pop(name)
         words = f"{type(error).__name__}: {text_of(error)}"
-        raised_in, kind, text = origin_of(error, name)
-        failed = ActorFailed(name, text, traceback_of(error), kind=kind, raised_in=raised_in)
+        failed = failure_of(name, error)
         self._mailboxes[name].fail(failed)
         self._cancel_background(actor)
         self.monitors.notify(name, words, stopped=False)

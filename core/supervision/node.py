@@ -2,11 +2,9 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..actor import Actor
 from ..errors import ActorDead, FlexmarlError
 from ..protocol.incarnations import new_epoch
 from ..ref import ActorRef
@@ -28,17 +26,19 @@ _KILL_GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One incarnation of an actor that is started. ``actor_class``: a class, or its import path. ``setup``, ``env``:
-    see ``Supervisor.spawn``. ``supervisor``: the name of the actor that it reports to, and the address of its system.
-    ``epoch``: of the incarnation, one more than the last one's. ``log_level``: the least one of its log's lines."""
+    """One incarnation of an actor that is started; plain data. ``actor_class``: its import path. ``args``, ``kwargs``:
+    for its constructor. ``env``: see ``Supervisor.spawn``. ``supervisor``: the name of the actor that it reports to,
+    and the address of its system. ``epoch``: of the incarnation, one more than the last one's. ``log_level``: the least
+    one of its log's lines."""
 
     name: str
-    actor_class: type[Actor] | str
-    setup: object
+    actor_class: str
+    args: list[Any]
+    kwargs: dict[str, Any]
     supervisor: tuple[str, str]
     epoch: int
     log_level: LogLevel = "info"
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
 
 
 class Running(ABC):
@@ -165,6 +165,12 @@ class Node(Protocol):
     def check(self, launch: Launch) -> None:
         """Raises LocalProtocolError or ValueError for a ``launch`` that this node can't start."""
         ...
+
+    @property
+    def lost(self) -> ActorDead | None:
+        """The reason why nothing can be started on this node any more; all its actors have ended, as far as others
+        know."""
+        return None
 
     async def reserve(self, actor: str) -> str:
         """The address at which the actor will listen, in all of its incarnations. Repeated, the same address. Raises

@@ -22,7 +22,7 @@ from ..protocol.session import Settings
 from ..wire.curve import Keys
 from ..wire.zeromq import Tcp, ipc_address, listening_socket, tcp_address
 from .node import NODE_DIRECTORY, Launch, Node, Running
-from .worker_init import WorkerInit, constructor_arguments, import_path, search_path, write_init
+from .worker_init import WorkerInit, search_path, write_init
 
 # PF_EXITING of include/linux/sched.h
 _PF_EXITING = 0x4
@@ -66,7 +66,6 @@ class ProcessNode(Node):
         self._listening: dict[str, socket.socket] = {}
 
     def check(self, launch: Launch) -> None:
-        import_path(launch.actor_class)  # raises here what the process would raise
         if launch.env and self._env is None:
             raise ValueError(
                 f"{launch.name}: its supervisor inherits its environment, and has none to add variables to"
@@ -113,8 +112,9 @@ class ProcessNode(Node):
                 system.keys.save(keys_file)
         name, address = launch.supervisor
         return WorkerInit(
-            import_path(launch.actor_class),
-            *constructor_arguments(launch.setup),
+            launch.actor_class,
+            launch.args,
+            launch.kwargs,
             {"name": name, "address": address},
             None if system.tcp is None else dataclasses.replace(system.tcp, keys=None),
             None if listening is None else listening.fileno(),

@@ -18,21 +18,20 @@ from ..actor import Actor, endpoint
 from ..errors import (
     ActorDead,
     ActorFailed,
-    CallTimeout,
     FlexmarlError,
     TooManyRestarts,
-    origin_of,
+    failure_of,
     text_of,
-    traceback_of,
 )
 from ..names import checked_name
 from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
+from .asked_statistics import statistics_of
 from .children import Child, LocalChild, NodeChild, SupervisedSystem
 from .node import Launch, Node
 from .process_statistics import ProcessStatistics
 from .restart_policy import Escalate, Intensity, Restart, Restarts, Strategy
-from .system_api import SystemApi
+from .worker_init import constructor_arguments, import_path
 
 log = get_logger(__name__)
 
@@ -40,9 +39,9 @@ Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
 Setup = TypeVar("Setup")
 Env: TypeAlias = Mapping[str, str] | None
+AnotherNode: TypeAlias = Callable[[str, ActorDead], tuple[Node, Mapping[str, str]] | None]
 
 NO_RESTARTS = Intensity(max_restarts=0)
-STATISTICS_TIMEOUT_S = 10.0
 
 
 class Supervisor(Actor):
@@ -70,6 +69,8 @@ class Supervisor(Actor):
         self._log_level = log_level
         self.on_restart: Callable[[str, FlexmarlError], None] = lambda name, reason: None
         """Called with the name of an actor that is about to be restarted, and the reason."""
+        self.another_node: AnotherNode | None = None
+        """The place of an actor whose node is lost: node and variables, by name and reason; None: it is given up."""
         self._restarts = Restarts(strategy, intensity)
         self._is_restarted = is_restarted
         self._children: dict[str, Child] = {}
@@ -115,9 +116,7 @@ class Supervisor(Actor):
         children = list(self._children.values())
         on_nodes = [child for child in children if isinstance(child, NodeChild)]
         await asyncio.gather(*(child.halt() for child in on_nodes))
-        await _cancelled(
-            *(watch for child in on_nodes for watch in child.watches)
-        )  # of what outlived SIGKILL
+        await _cancelled(*(watch for child in on_nodes for watch in child.watches))  # outlived SIGKILL
         first: BaseException | None = None
         for child in reversed(children):
             if not isinstance(child, NodeChild):
@@ -219,11 +218,14 @@ class Supervisor(Actor):
         self, name: str, actor_class: Any, setup: object, env: Env, node: Node | None, *, process: bool
     ) -> Child:
         local = self._local
-        node = node or self._node
-        reports_to, before = (self._name, local.address), node.first_epoch(name)
-        launch = Launch(name, actor_class, setup, reports_to, before, self._log_level, env or {})
         if not process:
-            return LocalChild(launch, local, local.address)
+            return LocalChild(name, actor_class, setup, local)
+        node = node or self._node
+        args, kwargs = constructor_arguments(setup)
+        reports_to, before, own = (self._name, local.address), node.first_epoch(name), dict(env or {})
+        launch = Launch(
+            name, import_path(actor_class), args, kwargs, reports_to, before, self._log_level, own
+        )
         node.check(launch)
         return NodeChild(launch, node, local, self)
 
@@ -292,7 +294,7 @@ class Supervisor(Actor):
         if not isinstance(child, LocalChild) or self.stopping:
             return False
         if child.runs:
-            self.child_exited(child, _failure(name, error))
+            self.child_exited(child, failure_of(name, error))
         return True
 
     def child_exited(self, child: Child, reason: FlexmarlError) -> None:
@@ -316,6 +318,9 @@ class Supervisor(Actor):
     def _restart_after(self, child: Child, reason: FlexmarlError) -> None:
         if self.stopping or child.name not in self._restarts:
             return
+        if isinstance(child, NodeChild) and child.node.lost is not None and self.another_node is not None:
+            self._leave_node(child, child.node.lost, self.another_node)
+            return
         decision: Restart | Escalate
         if self._is_restarted(reason):
             decision = self._restarts.died(child.name, asyncio.get_running_loop().time())
@@ -330,6 +335,22 @@ class Supervisor(Actor):
         self.on_restart(child.name, reason)
         for name in decision.stop:  # they end with it: their own exits are not counted
             self._children[name].runs = False
+        self._begin_restart(child, decision)
+
+    def _leave_node(self, child: NodeChild, lost: ActorDead, another_node: AnotherNode) -> None:
+        """Such restarts are not counted: the loss of a node says nothing about its actors."""
+        found = another_node(child.name, lost)
+        if found is None:
+            log.warning("actor is given up", name=child.name, reason=lost.reason)
+            self._restarts.remove(child.name)
+            child.give_up(lost)
+            return
+        log.warning("actor moves", name=child.name, to=found[0].name, reason=lost.reason)
+        self.on_restart(child.name, lost)
+        child.move(*found)
+        self._begin_restart(child, Restart((), (child.name,)))
+
+    def _begin_restart(self, child: Child, decision: Restart) -> None:
         key = child.name if self._restarts.strategy is Strategy.ONE_FOR_ONE else ""
         work = self._restart(decision, self._restarting.get(key))
         self._restarting[key] = task = asyncio.create_task(work, name=f"restart {child.name}")
@@ -339,7 +360,7 @@ class Supervisor(Actor):
         if self._restarting.get(key) is task:
             del self._restarting[key]
         if not task.cancelled() and (error := task.exception()) is not None:  # a defect of the supervisor
-            self._give_up(_failure(self._name, error))
+            self._give_up(failure_of(self._name, error))
 
     async def _restart(self, decision: Restart, replaced: asyncio.Task[None] | None) -> None:
         if replaced is not None:
@@ -356,7 +377,7 @@ class Supervisor(Actor):
                 await child.launch()
             except Exception as error:  # noqa: BLE001  # any error of a start is the next failure
                 if name in self._restarts:
-                    reason = error if isinstance(error, ActorDead | ActorFailed) else _failure(name, error)
+                    reason = error if isinstance(error, ActorDead | ActorFailed) else failure_of(name, error)
                     self._restart_after(child, reason)
                     return
 
@@ -388,14 +409,7 @@ class Supervisor(Actor):
         """The figures of this process, and of every running one that answers within 10 s, by actor name."""
         addresses = {name: self._children[name].address for name in self.running}
         addresses[self._local.name] = self._local.address
-        refs = {name: self._local.system_actor(address) for name, address in addresses.items()}
-        figures = await asyncio.gather(*(_statistics_of(ref) for ref in refs.values()))
-        return {name: figure for name, figure in zip(refs, figures, strict=True) if figure is not None}
-
-
-def _failure(name: str, error: BaseException) -> ActorFailed:
-    raised_in, kind, text = origin_of(error, name)
-    return ActorFailed(name, text, traceback_of(error), kind=kind, raised_in=raised_in)
+        return await statistics_of({name: self._local.system_actor(at) for name, at in addresses.items()})
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
@@ -404,11 +418,3 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
-
-
-async def _statistics_of(ref: ActorRef[SystemApi]) -> ProcessStatistics | None:
-    """None if the process is gone, or too busy or too stuck to answer."""
-    try:
-        return await ref.within(STATISTICS_TIMEOUT_S).process_statistics()
-    except (ActorDead, ActorFailed, CallTimeout):
-        return None

@@ -21,13 +21,7 @@ from ..errors import LocalProtocolError, traceback_of
 from ..hosted_actor import HostedActor
 from ..protocol.session import DEFAULT_SETTINGS, Settings
 from ..supervision.node import Launch, Node, Running
-from ..supervision.worker_init import (
-    WorkerInit,
-    constructor_arguments,
-    import_path,
-    read_init,
-    write_init,
-)
+from ..supervision.worker_init import WorkerInit, read_init, write_init
 from ..system import ActorSystem
 from ..telemetry import get_logger
 from ..wire.memory import MemoryNetwork, lineage
@@ -61,7 +55,6 @@ class MemoryNode(Node):
         return lineage(actor) if known is None else known.epoch
 
     def check(self, launch: Launch) -> None:
-        import_path(launch.actor_class)
         name, address = launch.supervisor
         if not address.startswith("memory://"):
             raise LocalProtocolError(f"{name} is not in memory: no actor of this node could answer it")
@@ -72,8 +65,9 @@ class MemoryNode(Node):
     async def launch(self, launch: Launch) -> "MemoryProcess":
         name, address = launch.supervisor
         init = WorkerInit(
-            import_path(launch.actor_class),
-            *constructor_arguments(launch.setup),
+            launch.actor_class,
+            launch.args,
+            launch.kwargs,
             {"name": name, "address": address},
             None,
             None,

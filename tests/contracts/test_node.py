@@ -1,10 +1,11 @@
-"""The contract of nodes: processes over ipc, processes over TCP, and actors in memory under virtual time."""
+"""The contract of nodes: processes over ipc, over TCP, of a node actor; and actors in memory, in virtual time."""
 
 import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.children import NodeChild
 from flexmarl.core.supervision.node import Node
-from flexmarl.core.supervision.process_node import ChildProcess, ProcessNode
+from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.remote_node import NodeActor, NodeApi, RemoteNode
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
@@ -40,7 +42,9 @@ class House:
     system: ActorSystem
     supervisor: Supervisor
     node: Node
+    directory: Path
     folder: Path
+    """The folder of the logs and the diary."""
 
     @property
     def diary(self) -> Path:
@@ -52,10 +56,10 @@ class House:
     def signal(self, name: str, number: signal.Signals) -> None:
         child = self.supervisor._children[name]
         assert isinstance(child, NodeChild)
-        if isinstance(child.running, ChildProcess):
-            os.kill(child.running.pid, number)
+        if not isinstance(self.node, MemoryNode):
+            assert child.running is not None
+            os.kill(int(child.running.label.split()[1]), number)
             return
-        assert isinstance(self.node, MemoryNode)
         {signal.SIGKILL: self.node.kill, signal.SIGSTOP: self.node.freeze, signal.SIGCONT: self.node.thaw}[
             number
         ](name)
@@ -67,30 +71,48 @@ class House:
 Case = Callable[[House], Awaitable[None]]
 
 
+@asynccontextmanager
+async def remote_node(system: ActorSystem, directory: Path, folder: Path) -> AsyncIterator[RemoteNode]:
+    tcp = Tcp(keys=system.keys)
+    async with ActorSystem("far", directory, tcp=tcp, settings=SETTINGS) as far:
+        actor = await far.add(NodeActor(ProcessNode(far, directory, folder, None)), "node")
+        node = RemoteNode("far", system.ref("node", actor.address, NodeApi))
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(node.watch())
+            yield node
+            watch.cancel()
+
+
 async def within(kind: str, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=env.runtime_base()) as base:
-        private, folder = Path(base) / "private", Path(base) / "logs"
-        private.mkdir(mode=0o700)
-        folder.mkdir()
+        private, far, folder = (Path(base) / name for name in ("private", "far", "logs"))
+        for directory in (private, far, folder):
+            directory.mkdir(mode=0o700)
         (folder / "diary").touch()
         network = MemoryNetwork(seed=1)
-        tcp = Tcp() if kind == "tcp" else None
+        tcp = Tcp() if kind in ("tcp", "remote") else None
         wire = network.wire("tests") if kind == "memory" else None
-        async with ActorSystem("tests", private, tcp=tcp, wire=wire, settings=SETTINGS) as system:
+        async with (
+            ActorSystem("tests", private, tcp=tcp, wire=wire, settings=SETTINGS) as system,
+            AsyncExitStack() as exits,
+        ):
             node: Node = ProcessNode(system, private, folder, None)
+            directory = private
             if kind == "memory":
                 node = MemoryNode(network, private, settings=SETTINGS)
+            elif kind == "remote":
+                node, directory = await exits.enter_async_context(remote_node(system, far, folder)), far
             async with Supervisor(
                 system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(5, 600.0)
             ) as supervisor:
                 async with asyncio.timeout(PATIENCE_S):
-                    await case(House(system, supervisor, node, folder))
+                    await case(House(system, supervisor, node, directory, folder))
             node.close()
-        assert not [*private.glob("*.sock")]
+        assert not [*private.glob("*.sock"), *far.glob("*.sock")]
     assert len(asyncio.all_tasks()) == 1, "a task outlived its system"
 
 
-@pytest.fixture(params=["ipc", "tcp", "memory"])
+@pytest.fixture(params=["ipc", "tcp", "remote", "memory"])
 def check(request: pytest.FixtureRequest) -> Callable[[Case], None]:
     def run(case: Case) -> None:
         (virtual_time.run if request.param == "memory" else asyncio.run)(within(request.param, case))
@@ -126,7 +148,7 @@ def test_arguments_come_as_a_message_and_the_directory_is_the_nodes(check: Calla
         with pytest.raises(ActorFailed, match="greeting: .*valid string"):
             await house.supervisor.spawn(Echo, "deaf", {"greeting": ["no", "text"]})
         worker = await house.worker()
-        assert Path(await worker.api.directory()) == house.system.directory
+        assert Path(await worker.api.directory()) == house.directory
 
     check(case)
 
