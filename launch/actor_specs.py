@@ -58,8 +58,8 @@ class ActorSpec:
 @dataclass(frozen=True, slots=True)
 class References:
     """References to all actors of a run; ``workers`` are named ``rollout-<number>``; ``instances`` by policy,
-    ``<policy>-<number>``; ``slots``, of a shared pool, ``slot-<number>``. ``supervisor``: of the actors that are
-    restarted alone."""
+    ``<policy>-<number>``, those of several policies by the first of them; ``slots``, of a shared pool,
+    ``slot-<number>``. ``supervisor``: of the actors that are restarted alone."""
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
@@ -95,12 +95,13 @@ def actor_specs(
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     slot = replace(trainer, pool=None)
     specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
-    for policy, instances in references.instances.items():
-        setup = InstanceSetup(policy, config.served_policies(), references.router, config.weights)
+    served = config.served_policies()
+    for policy, *beside in config.served_together():
+        setup = InstanceSetup(policy, served, references.router, config.weights, tuple(beside))
         environment = setup.environment()
         specs |= {
             instance.name: ActorSpec(_INSTANCE, setup, restarted=True, env=environment)
-            for instance in instances
+            for instance in references.instances[policy]
         }
     return {name: replace(spec, cuda_devices=own_gpus.get(name)) for name, spec in specs.items()}
 

@@ -64,7 +64,8 @@ class AgentConfig(Config):
 class PolicyConfig(Config):
     """One set of trainable weights, for one agent or several. ``instances`` engines generate with it. A policy whose
     engine and trainer are simulated needs no model, and uses none. ``lora``: the policy is an adapter over its model,
-    which stays as it is; policies with the same ``model`` share it in memory.
+    which stays as it is; policies with the same ``model`` share it in memory, and their instances if the engine serves
+    adapters.
 
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
     samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
@@ -117,6 +118,11 @@ class PolicyConfig(Config):
         """True if instances have the model, and get the adapter alone; else they get weights with the adapter in
         them."""
         return self.lora is not None and self.engine.lora
+
+    def shares_instances_with(self, other: "PolicyConfig") -> bool:
+        """True if an instance serves both at the same time, as adapters over one base."""
+        adapters = self.served_as_adapter and other.served_as_adapter
+        return adapters and self.model == other.model and self.engine == other.engine
 
     @property
     def simulated(self) -> bool:

@@ -103,8 +103,8 @@ class LocalRun:
             console=self.console.ref,
             supervisor=self.supervision.restarting,
             instances={
-                policy: [await reserve(f"{policy}-{n}", InstanceApi) for n in range(settings.instances)]
-                for policy, settings in config.policies.items()
+                policies[0]: [await reserve(f"{policies[0]}-{n}", InstanceApi) for n in range(instances)]
+                for policies, instances in config.served_together().items()
             },
             slots=[await reserve(f"slot-{n}", SlotApi) for n in range(slots)],
         )

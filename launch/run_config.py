@@ -313,18 +313,32 @@ class RunConfig(Config):
     def served_policies(self) -> dict[PolicyName, ServedPolicy]:
         """The instances' part of each policy."""
         return {
-            name: ServedPolicy(policy.used_model, self._engine(policy.engine), self._served_base(policy))
+            name: ServedPolicy(
+                policy.used_model, self._engine(policy.engine), self._served_base(name, policy)
+            )
             for name, policy in self.policies.items()
         }
 
-    def _served_base(self, policy: PolicyConfig) -> ServedBase | None:
+    def served_together(self) -> dict[tuple[PolicyName, ...], int]:
+        """The policies that have the same instances, and the number of these. Policies that are served as adapters over
+        the same model by the same engine have as many as the one with the most; others have their own."""
+        together: list[list[PolicyName]] = []
+        for name, policy in self.policies.items():
+            for names in together:
+                if policy.shares_instances_with(self.policies[names[0]]):
+                    names.append(name)
+                    break
+            else:
+                together.append([name])
+        return {tuple(names): max(self.policies[name].instances for name in names) for names in together}
+
+    def _served_base(self, name: PolicyName, policy: PolicyConfig) -> ServedBase | None:
         """The base of a policy that is served as an adapter, with room for all policies that share it."""
         if not policy.served_as_adapter:
             return None
-        shared = [
-            each.lora.rank for each in self.policies.values() if each.lora and each.model == policy.model
-        ]
-        return ServedBase(policy.real_model.weights_seed(self.seed), max(shared))
+        names = next(names for names in self.served_together() if name in names)
+        ranks = [lora.rank for each in names if (lora := self.policies[each].lora) is not None]
+        return ServedBase(policy.real_model.weights_seed(self.seed), max(ranks), len(names))
 
     def balancing(self) -> Balancing:
         """The router's part. Turns that are resumed are computed in other parts, which round otherwise: not if the run

@@ -54,7 +54,7 @@ def loads_of(
         if not instance.moves_to:
             count.serving += instance.state is InstanceState.SERVING
             count.movable += _may_move(instance, now)
-            count.capacity = instance.capacity
+            count.capacity = instance.load.capacity
     return {
         policy: PolicyLoad(
             count.instances,
@@ -69,7 +69,7 @@ def loads_of(
 def first_to_move(move: Move, instances: Iterable[RoutedInstance], now: float) -> RoutedInstance:
     """The instance of the giver with the fewest expected tokens."""
     movable = [one for one in instances if one.policy == move.giver and _may_move(one, now)]
-    return min(movable, key=lambda one: (one.tokens, one.number))
+    return min(movable, key=lambda one: (one.load.tokens, one.number))
 
 
 def _may_move(instance: RoutedInstance, now: float) -> bool:

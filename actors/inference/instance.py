@@ -1,4 +1,4 @@
-"""The instance: an engine that serves one version of one policy at a time."""
+"""The instance: an engine that serves one version of one policy, or of each of several adapters over one base."""
 
 import asyncio
 import dataclasses
@@ -32,15 +32,16 @@ class _Served:
 
 
 class Instance(Actor, InstanceApi):
-    """Serves the policies of its setup in turn, with the engine that each one's config names."""
+    """Serves the policies of its setup in turn, with the engine that each one's config names; adapters over one base at
+    the same time."""
 
     def __init__(self, setup: InstanceSetup) -> None:
         self._setup = setup
         self._factories: dict[PolicyName, EngineFactory] = {}
         self._engine: Engine | None = None
         self._built_for = setup.policy
-        self._served: _Served | None = None
-        """None before the first weights, and while others are loaded."""
+        self._served: dict[str, _Served] = {}
+        """By the engine's name of the weights: see ``_adapter``. Weights that are being loaded are not there."""
         self._loading = asyncio.Lock()
         self._turns = 0
         self._engine_ids: set[str] = set()
@@ -52,7 +53,8 @@ class Instance(Actor, InstanceApi):
         policy, router = self._setup.policy, self._setup.router
         await self._build(policy)
         if router is not None:
-            await router.api.join(self.ref, policy, self._setup.policies[policy].engine.turns_at_once)
+            turns_at_once = self._setup.policies[policy].engine.turns_at_once
+            await router.api.join(self.ref, (policy, *self._setup.beside), turns_at_once)
 
     def _made_transport(self) -> StateTransport:
         setup = self._setup
@@ -82,19 +84,19 @@ class Instance(Actor, InstanceApi):
                 RuntimeError,
                 ValueError,
             ) as error:  # transport, or an engine's library
-                self._served = None
+                self._served.pop(self._adapter(policy), None)
                 problem = f"{type(error).__name__}: {text_of(error)}"
                 raise LoadFailed(policy, published.version, problem) from error
 
     @endpoint
-    async def served_version(self) -> Version | None:
-        return None if self._served is None else self._served.version
+    async def served_version(self, policy: PolicyName) -> Version | None:
+        known = policy in self._setup.policies
+        served = self._served.get(self._adapter(policy)) if known else None
+        return served.version if served is not None and served.policy == policy else None
 
     @endpoint
     async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
-        served, engine = self._served, self._engine
-        if served is not None and served.policy != request.policy:
-            raise WrongPolicy(served.policy, request.policy)
+        served, engine = self._serves(request.policy), self._engine
         if served is None or engine is None or served.version not in request.versions:
             raise WrongVersion(
                 request.policy, request.versions.oldest, None if served is None else served.version
@@ -107,13 +109,29 @@ class Instance(Actor, InstanceApi):
         if text_to is not None:
             on_tokens = TextStream(text_to, codec.decode, request.completion).take
         with self._turn(), self._engine_id(request.sample_id) as request_id:
+            adapter = self._adapter(request.policy)
             result = await engine.generate(
-                dataclasses.replace(engine_request(request, prompt), request_id=request_id), on_tokens
+                dataclasses.replace(engine_request(request, prompt), request_id=request_id, adapter=adapter),
+                on_tokens,
             )
         result = kept(result, resumable=self._setup.policies[served.policy].engine.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))
+
+    def _adapter(self, policy: PolicyName) -> str:
+        """The engine's name of the policy's weights: empty for a whole model, of which it has one."""
+        return policy if self._setup.policies[policy].base is not None else ""
+
+    def _serves(self, policy: PolicyName) -> _Served | None:
+        """The version of the policy that is served, if there is one. Raises WrongPolicy if another policy is served in
+        its place, or the setup has no such policy."""
+        if policy not in self._setup.policies:
+            raise WrongPolicy(self._built_for, policy)
+        served = self._served.get(self._adapter(policy))
+        if served is not None and served.policy != policy:
+            raise WrongPolicy(served.policy, policy)
+        return served
 
     @contextmanager
     def _engine_id(self, sample_id: str) -> Iterator[str]:
@@ -140,17 +158,21 @@ class Instance(Actor, InstanceApi):
     # ------------------------------------------------------------------ the engine
 
     async def _load(self, published: Published) -> Loaded:
-        policy, version = published.policy, published.version
-        clock = (await self._factory(policy)).clock
-        self._served = None
+        policy, version, adapter = published.policy, published.version, self._adapter(published.policy)
+        factory = await self._factory(policy)
+        stays = factory.architecture == self._factories[self._built_for].architecture
+        if stays:
+            self._served.pop(adapter, None)
+        else:
+            self._served.clear()
         if self._engine is not None:
-            await self._engine.interrupt()
-        began = clock()
+            await self._engine.interrupt(adapter if stays else None)
+        began = factory.clock()
         engine = await self._engine_for(policy)
-        times = await engine.load(published.handle, self._transport)
-        self._served = _Served(policy, version)
+        times = await engine.load(published.handle, self._transport, adapter)
+        self._served[adapter] = _Served(policy, version)
         chosen = self._transport.chosen(published.handle.key)
-        return Loaded(policy, version, clock() - began, times.transfer_s, times.load_s, chosen)
+        return Loaded(policy, version, factory.clock() - began, times.transfer_s, times.load_s, chosen)
 
     async def _engine_for(self, policy: PolicyName) -> Engine:
         """The engine without requests: the present one if it can take the policy's weights, or a new one."""

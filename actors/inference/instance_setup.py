@@ -12,10 +12,11 @@ from .inference_config import EngineConfig
 @dataclass(frozen=True, slots=True)
 class ServedBase:
     """The model under an adapter that an instance gets alone. ``seed``: of its weights, if they are random.
-    ``most_rank``: the largest of all adapters over it."""
+    ``most_rank``: the largest of all adapters over it. ``adapters``: that an instance serves at the same time."""
 
     seed: int
     most_rank: int
+    adapters: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,14 @@ class ServedPolicy:
 @dataclass(frozen=True, slots=True)
 class InstanceSetup:
     """``policy``: the policy that the instance is made for. ``policies``: all that it may serve, ``policy`` among them.
-    ``router``: the one that it joins; None if it is called by others alone."""
+    ``router``: the one that it joins; None if it is called by others alone. ``beside``: policies that it serves at the
+    same time as ``policy``: adapters over one base."""
 
     policy: PolicyName
     policies: dict[PolicyName, ServedPolicy]
     router: ActorRef[RouterApi] | None = None
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    beside: tuple[PolicyName, ...] = ()
 
     @property
     def devices(self) -> list[str]:

@@ -15,7 +15,8 @@ _REMEMBERED_PREFIXES: Final = 16384
 class RoutedPolicy:
     """``published``: the newest version, the only one that is served. ``served_since_s``: its first acknowledgement.
     ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
-    ``alone_since_s``: the loss of the last instance that served or loaded a version.
+    ``alone_since_s``: the loss of the last instance that served or loaded a version. ``shared``: instances that serve
+    other policies at the same time.
 
     ``in_turn``: turns are dealt to the instances in turn, regardless of their load.
     """
@@ -28,7 +29,7 @@ class RoutedPolicy:
         self.alone_since_s: float | None = None
         self.last_loss = "none has joined"
         self.instances: dict[int, RoutedInstance] = {}
-        self.coming = self.serving = self.turns_at_serving = 0
+        self.coming = self.serving = self.turns_at_serving = self.shared = 0
         self.waiting = WaitingTurns()
         self.room = InstancesWithRoom(in_turn=in_turn)
         self.generated = RollingMean()
@@ -51,18 +52,22 @@ class RoutedPolicy:
             least = self._preferred(turn, least)
         return turn, least
 
+    @property
+    def first_latest_s(self) -> float:
+        """``latest_s`` of the turn that is routed next; infinity without one."""
+        return math.inf if self.published is None else self.waiting.first_latest_s(self.published)
+
     def route(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> TurnRouted:
         """Adds the turn to those at the instance."""
         turn.instance, turn.routed_s = instance, now
         turn.tokens = tokens = turn.prompt_tokens + max(1.0, self.generated.value)
         instance.turns[turn.key] = turn
-        instance.tokens += tokens
         self._dealt += 1
         instance.dealt = self._dealt
         self.turns_at_serving += 1
-        self.room.changed(instance)
+        instance.load.add(1, tokens)
         ready_s = max(turn.asked_s, self.served_since_s)
-        instance.totals.queue_s += now - ready_s
+        instance.load.totals.queue_s += now - ready_s
         assert instance.version is not None
         return TurnRouted(
             turn.key[1], instance.number, instance.version, ready_s - turn.asked_s, now - ready_s
@@ -80,7 +85,11 @@ class RoutedPolicy:
         """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
         prefixes = self._prefixes
         known = self.instances.get(prefixes.get(turn.prefix, 0), least)
-        if known is least or not known.has_room or known.tokens - least.tokens >= turn.prompt_tokens:
+        if (
+            known is least
+            or not known.has_room
+            or known.load.tokens - least.load.tokens >= turn.prompt_tokens
+        ):
             known = least
         prefixes[turn.prefix] = known.number
         prefixes.move_to_end(turn.prefix)

@@ -22,16 +22,20 @@ Rules:
 - An instance that a rollout actor or the runtime reports as lost is suspected: it gets no turns, and is probed. It is
   trusted again when it answers, and gone once its death is confirmed. The same for one that does not acknowledge its
   version in time, until it does.
-- Instances move between policies by ``balance.py``. One that moves gets no turns until it serves the other policy.
-  While a policy installs a version, moves from it and to it wait.
+- An instance may serve several policies at the same time: adapters over one base. Its capacity and its tokens are those
+  of all their turns; its state and its version are each policy's own. A version of one policy interrupts no other. Of
+  the waiting turns of policies that share instances, the first in line goes first.
+- Instances that serve one policy move between policies by ``balance.py``. One that moves gets no turns until it serves
+  the other policy. While a policy installs a version, moves from it and to it wait.
 - The turns of an instance that is gone are forgotten: the rollout actors learn of the loss from their calls, and ask
   again.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Final
 
 from ..messages import TurnAsked
@@ -39,6 +43,7 @@ from ..names import PolicyName, Version
 from .balance import Balancer
 from .balancing import Balancing, first_to_move, loads_of, measure_load
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
+from .live_instances import LiveInstances
 from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
@@ -61,10 +66,7 @@ class Router:
         self._policies = {
             policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off") for policy in policies
         }
-        self._instances: dict[int, RoutedInstance] = {}
-        self._numbers: dict[str, int] = {}
-        self._known: set[str] = set()
-        self._joined = 0
+        self._live = LiveInstances()
         self._sessions: dict[int, dict[int, RoutedTurn]] = {}
         self._decided: list[Decision] = []
         self._touched: dict[PolicyName, None] = {}
@@ -101,8 +103,9 @@ class Router:
             policy.waiting.end(turn)
             return None
         service_s = now - turn.routed_s
-        instance.totals.turns += 1
-        instance.totals.service_s += service_s
+        totals = instance.load.totals
+        totals.turns += 1
+        totals.service_s += service_s
         if tokens:
             policy.generated.add(tokens)
             policy.pace_s.add(service_s / tokens)
@@ -118,46 +121,56 @@ class Router:
         self._sessions.pop(session, None)
 
     def _take_back(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
-        policy = self._policies[instance.policy]
         del instance.turns[turn.key]
-        instance.tokens = instance.tokens - turn.tokens if instance.turns else 0.0
+        instance.load.add(-1, -turn.tokens)
+        for part in instance.load.parts:  # of another policy than the turn's, if the instance has moved
+            self._touched[part.policy] = None
         if instance.state is _SERVING:
-            policy.turns_at_serving -= 1
-            policy.room.changed(instance)
-            self._touched[instance.policy] = None  # another one than the turn's, if the instance has moved
+            self._policies[instance.policy].turns_at_serving -= 1
         elif instance.state is InstanceState.DRAINING and not instance.turns:
             self._drained(instance, now)
 
     # ------------------------------------------------------------------ instances
 
-    def joined(self, name: str, policy: PolicyName, capacity: int, now: float) -> int:
-        """The number of an instance that has started; an earlier one of the same name is gone. Raises KeyError if there
-        is no such policy."""
-        books = self._policies[policy]
-        if name in self._numbers:
-            self.lost(self._numbers[name], "it was started again", now)
-        self._joined += 1
-        instance = RoutedInstance(self._joined, name, policy, capacity)
-        if books.published is not None:
-            instance.news = "it was started again" if name in self._known else "it has joined"
-        self._known.add(name)
-        self._instances[instance.number] = books.instances[instance.number] = instance
-        self._numbers[name] = instance.number
-        books.coming += 1
-        books.alone_since_s = self._due_s = None
-        self._bring_up(instance, now)
-        return instance.number
+    def joined(self, name: str, policies: Sequence[PolicyName], capacity: int, now: float) -> tuple[int, ...]:
+        """The numbers of an instance that has started, one for each policy that it serves at the same time; an earlier
+        one of the same name is gone. Raises KeyError if there is no such policy."""
+        rooms = {policy: self._policies[policy].room for policy in policies}
+        for former in self._live.named(name):
+            self._lose(former, "it was started again", now)
+        parts = self._live.add(name, capacity, rooms)
+        for instance in parts:
+            books = self._policies[instance.policy]
+            if books.published is None:
+                instance.news = ""
+            books.instances[instance.number] = instance
+            books.coming += 1
+            books.shared += instance.load.is_shared
+            books.alone_since_s = self._due_s = None
+            self._bring_up(instance, now)
+        return tuple(instance.number for instance in parts)
 
-    def number_of(self, name: str) -> int | None:
-        """The number of the live instance of that name."""
-        return self._numbers.get(name)
+    def numbers_of(self, name: str) -> list[int]:
+        """The numbers of the live instance of that name, one for each of its policies."""
+        return [part.number for part in self._live.named(name)]
+
+    def first_number(self, number: int) -> int | None:
+        """The first of all numbers of an instance; None if it is gone."""
+        return self._live.first_number(number)
 
     def name_of(self, number: int) -> str:
-        return self._instances[number].name
+        return self._live[number].name
+
+    def suspected_policy(self, number: int) -> PolicyName | None:
+        """The policy of an instance that is suspected."""
+        instance = self._live.get(number)
+        if instance is None or instance.state is not InstanceState.SUSPECTED:
+            return None
+        return instance.policy
 
     def loaded(self, number: int, version: Version, now: float) -> None:
         """The instance serves ``version`` from now on."""
-        instance = self._instances.get(number)
+        instance = self._live.get(number)
         if instance is None:
             return
         policy = self._policies[instance.policy]
@@ -179,30 +192,26 @@ class Router:
         self._change(instance, InstanceEvent.LOADED, now, reason)
 
     def failed(self, number: int, reason: str, now: float) -> None:
-        """The instance can't load its version, and won't do better."""
-        instance = self._instances.get(number)
+        """The instance can't load its version of this policy, and won't do better."""
+        instance = self._live.get(number)
         if instance is None:
             return
         policy = self._policies[instance.policy]
-        self.lost(number, reason, now)
+        self._lose(instance, reason, now)
         if not policy.instances:
             self._decided.append(Deserted(instance.policy, 0.0, f"{instance.name}: {reason}"))
 
     def suspected(self, number: int, reason: str, now: float) -> None:
-        """The instance may be lost."""
-        instance = self._instances.get(number)
-        if instance is not None and instance.state is not InstanceState.SUSPECTED:
-            instance.moves_to = None
-            self._change(instance, InstanceEvent.SUSPECT, now, reason)
-            self._decided.append(Probe(number))
-
-    def is_suspected(self, number: int) -> bool:
-        instance = self._instances.get(number)
-        return instance is not None and instance.state is InstanceState.SUSPECTED
+        """The instance may be lost, for all its policies."""
+        for instance in self._live.parts(number):
+            if instance.state is not InstanceState.SUSPECTED:
+                instance.moves_to = None
+                self._change(instance, InstanceEvent.SUSPECT, now, reason)
+                self._decided.append(Probe(instance.number))
 
     def trusted(self, number: int, version: Version | None, now: float) -> None:
         """A suspected instance has answered: it serves ``version``."""
-        instance = self._instances.get(number)
+        instance = self._live.get(number)
         if instance is None or instance.state is not InstanceState.SUSPECTED:
             return
         instance.news = "it has answered"
@@ -214,14 +223,16 @@ class Router:
 
     def lost(self, number: int, reason: str, now: float) -> None:
         """The instance has died, for certain."""
-        instance = self._instances.get(number)
-        if instance is not None:
-            self._policies[instance.policy].last_loss = f"{instance.name}: {reason}"
-            self._leave(instance, now, reason)
+        for instance in self._live.parts(number):
+            self._lose(instance, reason, now)
+
+    def _lose(self, instance: RoutedInstance, reason: str, now: float) -> None:
+        self._policies[instance.policy].last_loss = f"{instance.name}: {reason}"
+        self._leave(instance, now, reason)
 
     def drain(self, number: int, now: float, moves_to: PolicyName | None = None) -> None:
         """Gives the instance no more turns; it leaves after its last one, or moves to another policy."""
-        instance = self._instances.get(number)
+        instance = self._live.get(number)
         if instance is None:
             return
         instance.moves_to = moves_to
@@ -235,10 +246,10 @@ class Router:
         waiting = {
             name: policy.waiting.for_version(policy.published)
             for name, policy in self._policies.items()
-            if policy.published is not None and not policy.publishing
+            if policy.published is not None and not policy.publishing and not policy.shared
         }
         least = self._balancing.config.min_instances
-        loads = loads_of(waiting, self._instances.values(), least, now)
+        loads = loads_of(waiting, self._live, least, now)
         for move in self._balancer.moves(loads):
             instance = first_to_move(move, self._policies[move.giver].instances.values(), now)
             self._moves += 1
@@ -257,18 +268,22 @@ class Router:
         left.room.drop(instance)
         instance.news = f"it has moved from {instance.policy}"
         instance.moved_from, instance.policy, instance.moves_to = instance.policy, instance.moves_to, None
-        instance.capacity = self._balancing.capacities.get(instance.policy, instance.capacity)
-        self._policies[instance.policy].instances[instance.number] = instance
+        load, joins = instance.load, self._policies[instance.policy]
+        load.capacity = self._balancing.capacities.get(instance.policy, load.capacity)
+        joins.instances[instance.number], instance.room = instance, joins.room
         self._change(instance, InstanceEvent.MOVE, now)
         self._bring_up(instance, now)
 
     def _leave(self, instance: RoutedInstance, now: float, reason: str) -> None:
         self._change(instance, InstanceEvent.LEAVE, now, reason)
+        books = self._policies[instance.policy]
         for session, number in instance.turns:
             self._sessions[session].pop(number)
-        instance.turns = {}
-        del self._instances[instance.number], self._numbers[instance.name]
-        del self._policies[instance.policy].instances[instance.number]
+        self._live.remove(instance)
+        del books.instances[instance.number]
+        books.shared -= instance.load.is_shared
+        for part in instance.load.parts:
+            self._touched[part.policy] = None
 
     def _bring_up(self, instance: RoutedInstance, now: float) -> None:
         """Has an instance without a version load the newest."""
@@ -288,7 +303,7 @@ class Router:
         policy.turns_at_serving += len(instance.turns) * ((after is _SERVING) - (before is _SERVING))
         instance.state = after
         if after is _SERVING:
-            policy.room.changed(instance)
+            instance.room.changed(instance)
         if after not in _COMING:
             instance.load_by_s = None
             policy.installing.discard(instance.number)
@@ -305,7 +320,7 @@ class Router:
         """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
         percentile of the last ones. For each live instance, since it joined: ``turns.<instance>`` that ended there, and
         the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there."""
-        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._instances.values())}
+        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._live)}
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -344,7 +359,7 @@ class Router:
         )
 
     def _load_by(self, number: int) -> float | None:
-        instance = self._instances.get(number)
+        instance = self._live.get(number)
         return None if instance is None else instance.load_by_s
 
     def _deserted_s(self, books: RoutedPolicy) -> float:
@@ -356,15 +371,15 @@ class Router:
         """Everything that follows from the events so far, and from the time."""
         if now >= self.due_s:
             self._expire(now)
-        for policy in self._touched:
-            self._match(self._policies[policy], now)
-            self._check_install(policy)
+        self._match([self._policies[name] for name in self._touched], now)
+        for name in self._touched:
+            self._check_install(name)
         self._touched.clear()
         decided, self._decided = self._decided, []
         return decided
 
     def _expire(self, now: float) -> None:
-        for instance in list(self._instances.values()):
+        for instance in self._live:
             if instance.load_by_s is not None and instance.load_by_s <= now:
                 reason = f"it has not acknowledged its version for {self._config.load_timeout_s:g} s"
                 self._change(instance, InstanceEvent.SUSPECT, now, reason)
@@ -381,10 +396,24 @@ class Router:
             books.publishing = False
             self._decided.append(Installed(policy, books.published))
 
-    def _match(self, policy: RoutedPolicy, now: float) -> None:
-        """Routes waiting turns as long as there are instances for them."""
-        while (found := policy.next_turn()) is not None:
-            turn, instance = found
-            routed = policy.route(turn, instance, now)
-            self._queue_times_s.append(routed.queue_s)
-            self._decided.append(Route(turn.key[0], routed))
+    def _match(self, policies: list[RoutedPolicy], now: float) -> None:
+        """Routes waiting turns: of policies that share instances, the first in line first."""
+        for policy in policies:
+            while not policy.shared and self._route_next(policy, now):
+                pass
+        policies = [policy for policy in policies if policy.shared]
+        while policies:
+            policy = min(policies, key=attrgetter("first_latest_s"))
+            if not self._route_next(policy, now):
+                policies.remove(policy)
+
+    def _route_next(self, policy: RoutedPolicy, now: float) -> bool:
+        """Routes a waiting turn. False: no turn waits that an instance has room for."""
+        found = policy.next_turn()
+        if found is None:
+            return False
+        turn, instance = found
+        routed = policy.route(turn, instance, now)
+        self._queue_times_s.append(routed.queue_s)
+        self._decided.append(Route(turn.key[0], routed))
+        return True

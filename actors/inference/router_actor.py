@@ -105,8 +105,9 @@ class RouterActor(Actor, RouterApi):
         self._paths: dict[tuple[str, PolicyName], Chosen] = {}
         """The way that the last weights of a policy took to an instance."""
         self._watches: defaultdict[str, deque[int]] = defaultdict(deque)
-        """The numbers of the watched instances of each name, in the order of their deaths."""
-        self._leaving: dict[str, asyncio.Future[None]] = {}
+        """The watched incarnations of each instance, by their first numbers, in the order of their deaths."""
+        self._leaving: dict[int, asyncio.Future[None]] = {}
+        """By the numbers of the instances that were asked to leave."""
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -155,23 +156,26 @@ class RouterActor(Actor, RouterApi):
         return asker.take(in_answer=True)
 
     @endpoint
-    async def join(self, instance: ActorRef[InstanceApi], policy: PolicyName, capacity: int) -> None:
-        if policy not in self._setup.policies:
-            raise WrongPolicy(", ".join(self._setup.policies), policy)
-        number = self._router.joined(instance.name, policy, capacity, self._loop.time())
-        self._instances[number] = instance
+    async def join(
+        self, instance: ActorRef[InstanceApi], policies: tuple[PolicyName, ...], capacity: int
+    ) -> None:
+        for policy in policies:
+            if policy not in self._setup.policies:
+                raise WrongPolicy(", ".join(self._setup.policies), policy)
+        numbers = self._router.joined(instance.name, policies, capacity, self._loop.time())
+        self._instances |= dict.fromkeys(numbers, instance)
         self._decide_soon()
 
     @endpoint
     async def leave(self, instance: str) -> None:
-        number = self._router.number_of(instance)
-        if number is None:
-            return
-        gone = self._leaving.setdefault(instance, self._loop.create_future())
-        self._router.drain(number, self._loop.time())
+        gone = []
+        for number in self._router.numbers_of(instance):
+            gone.append(self._leaving.setdefault(number, self._loop.create_future()))
+            self._router.drain(number, self._loop.time())
         self._decide_soon()
         async with asyncio.timeout(WORK_TIMEOUT_S):
-            await asyncio.shield(gone)
+            for one in gone:
+                await asyncio.shield(one)
 
     @endpoint
     async def publish(self, published: Published) -> list[Loaded]:
@@ -254,7 +258,7 @@ class RouterActor(Actor, RouterApi):
     def _report(self, changed: Changed) -> None:
         if changed.state is InstanceState.GONE:
             del self._instances[changed.number]
-            if (left := self._leaving.pop(changed.instance, None)) is not None:
+            if (left := self._leaving.pop(changed.number, None)) is not None:
                 left.set_result(None)
         self._report_event(
             InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
@@ -289,8 +293,9 @@ class RouterActor(Actor, RouterApi):
                     self._loaded[wanted.policy].append(figures)
                 self._router.loaded(number, published.version, self._loop.time())
                 self._decide_soon()
-                if number not in self._watches[instance.name]:  # before, its start may not have ended
-                    self._watches[instance.name].append(number)
+                first = self._router.first_number(number)
+                if first is not None and first not in self._watches[instance.name]:  # its start has ended
+                    self._watches[instance.name].append(first)
                     self.watch(instance)
                 loaded = wanted
         except FlexmarlError as error:
@@ -303,9 +308,9 @@ class RouterActor(Actor, RouterApi):
 
     async def _probe(self, number: int, instance: ActorRef[InstanceApi]) -> None:
         """Asks a suspected instance until it answers, or is known to be gone."""
-        while self._router.is_suspected(number):
+        while (policy := self._router.suspected_policy(number)) is not None:
             try:
-                version = await instance.within(_PROBE_S).served_version()
+                version = await instance.within(_PROBE_S).served_version(policy)
             except FlexmarlError:  # it does not answer, or not yet
                 await asyncio.sleep(_PROBE_S / 5)
             else:

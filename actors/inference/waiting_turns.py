@@ -29,17 +29,43 @@ class InstanceTotals:
     service_s: float = 0.0
 
 
+class InstanceLoad:
+    """The turns that one incarnation of an instance has, of all its policies. ``turns``: their number, at most
+    ``capacity``. ``tokens``: expected, of these turns. ``parts``: one for each policy that it serves at the same time,
+    those that have left taken out. ``numbers``: of all parts. ``is_shared``: it serves more than one policy."""
+
+    __slots__ = ("capacity", "is_shared", "numbers", "parts", "tokens", "totals", "turns")
+
+    def __init__(self, capacity: int, numbers: tuple[int, ...]) -> None:
+        self.capacity, self.numbers, self.is_shared = capacity, numbers, len(numbers) > 1
+        self.turns = 0
+        self.tokens = 0.0
+        self.totals = InstanceTotals()
+        self.parts: list[RoutedInstance] = []
+
+    def add(self, turns: int, tokens: float) -> None:
+        """Adds turns, or takes them away."""
+        self.turns += turns
+        self.tokens = self.tokens + tokens if self.turns else 0.0
+        for part in self.parts:
+            part.room.changed(part)
+
+
 class RoutedInstance:
-    """One incarnation of an instance. ``tokens``: expected, of the turns that it has. ``dealt``: the number of its
-    newest turn, among all of its policy. ``version``: None unless it serves."""
+    """An instance as one of its policies has it: an instance that serves several policies at the same time has one of
+    these for each, with a number of its own, and one ``load``. ``turns``: of this policy. ``dealt``: the number of its
+    newest turn, among all of its policy. ``room``: of its policy. ``version``: None unless it serves."""
 
     __slots__ = (
-        "capacity", "dealt", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name", "news", "number",
-        "policy", "state", "stays_until_s", "tokens", "totals", "turns", "version",
+        "dealt", "load", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name", "news", "number",
+        "policy", "room", "state", "stays_until_s", "turns", "version",
     )  # fmt: skip
 
-    def __init__(self, number: int, name: str, policy: PolicyName, capacity: int) -> None:
-        self.number, self.name, self.policy, self.capacity = number, name, policy, capacity
+    def __init__(
+        self, number: int, name: str, policy: PolicyName, load: InstanceLoad, room: "InstancesWithRoom"
+    ) -> None:
+        self.number, self.name, self.policy, self.load, self.room = number, name, policy, load, room
+        load.parts.append(self)
         self.state = InstanceState.JOINING
         self.version: Version | None = None
         self.load_by_s: float | None = None
@@ -52,14 +78,12 @@ class RoutedInstance:
         """It does not move before."""
         self.news = ""
         """The reason to report it when it serves."""
-        self.tokens = 0.0
         self.dealt = 0
         self.turns: dict[TurnKey, RoutedTurn] = {}
-        self.totals = InstanceTotals()
 
     @property
     def has_room(self) -> bool:
-        return self.state is _SERVING and len(self.turns) < self.capacity
+        return self.state is _SERVING and self.load.turns < self.load.capacity
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +150,18 @@ class WaitingTurns:
 
     def pop_first(self, version: Version) -> RoutedTurn | None:
         """Removes and returns the first turn that ``version`` may generate, if no turn is too old for it."""
+        best = self._first_queue(version)
+        if best is None:
+            return None
+        self.count -= 1
+        return heappop(best.heap)[2]
+
+    def first_latest_s(self, version: Version) -> float:
+        """``latest_s`` of the turn that ``pop_first`` would return; infinity without one."""
+        best = self._first_queue(version)
+        return math.inf if best is None else best.heap[0][0]
+
+    def _first_queue(self, version: Version) -> _Queue | None:
         best: _Queue | None = None
         empty = []
         for versions, queue in self._queues.items():
@@ -137,10 +173,7 @@ class WaitingTurns:
                 best = queue
         for versions in empty:
             del self._queues[versions]
-        if best is None:
-            return None
-        self.count -= 1
-        return heappop(best.heap)[2]
+        return best
 
     def for_version(self, version: Version) -> int:
         """The number of turns that ``version`` may generate, if no turn is too old for it."""
@@ -164,12 +197,12 @@ class InstancesWithRoom:
     ``in_turn``, the one whose newest turn is the oldest."""
 
     def __init__(self, *, in_turn: bool = False) -> None:
-        self._rank: Callable[[RoutedInstance], float] = attrgetter("dealt" if in_turn else "tokens")
+        self._rank: Callable[[RoutedInstance], float] = attrgetter("dealt" if in_turn else "load.tokens")
         self._heap: list[tuple[float, int, RoutedInstance]] = []
 
     def changed(self, instance: RoutedInstance) -> None:
-        """To be called when it begins to serve, or its turns have changed."""
-        if len(instance.turns) < instance.capacity:
+        """To be called when it begins to serve, or its load has changed."""
+        if instance.load.turns < instance.load.capacity:
             heappush(self._heap, (self._rank(instance), instance.number, instance))
 
     def least(self, instances: Mapping[int, RoutedInstance]) -> RoutedInstance | None:
@@ -197,7 +230,9 @@ class InstancesWithRoom:
 
 def statistics_of(queue_times_s: Iterable[float], instances: Iterable[RoutedInstance]) -> dict[str, float]:
     """See ``Router.statistics``."""
-    found = {f"{name}.{one.name}": value for one in instances for name, value in asdict(one.totals).items()}
+    found = {
+        f"{name}.{one.name}": value for one in instances for name, value in asdict(one.load.totals).items()
+    }
     if times_s := sorted(queue_times_s):
         found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
     return found

@@ -82,9 +82,12 @@ class RouterApi(Protocol):
         by ``routes``. Without ``asked`` it may be sent one-way."""
 
     @endpoint(raises=[WrongPolicy])
-    async def join(self, instance: ActorRef[InstanceApi], policy: PolicyName, capacity: int) -> None:
-        """An instance has started, for the first time or again: it loads the policy's newest version, and then gets
-        turns, at most ``capacity`` at once. Raises WrongPolicy if the run has no such policy."""
+    async def join(
+        self, instance: ActorRef[InstanceApi], policies: tuple[PolicyName, ...], capacity: int
+    ) -> None:
+        """An instance has started, for the first time or again: it loads the newest version of each of its policies,
+        and then gets turns, at most ``capacity`` at once of all together. It serves one policy, or several at the same
+        time. Raises WrongPolicy if the run has no such policy."""
 
     async def leave(self, instance: str) -> None:
         """Returns once the instance, given by its name, has no more turns and gets none: it may be stopped."""

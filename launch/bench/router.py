@@ -129,7 +129,7 @@ def pure_turns_per_s(options: Options) -> float:
     """Turns per second of this process's CPU time, with ``in_flight`` turns at the instances."""
     router = Router([POLICY], RouterConfig())
     for number in range(options.instances):
-        router.joined(f"{POLICY}-{number}", POLICY, _CAPACITY, 0.0)
+        router.joined(f"{POLICY}-{number}", (POLICY,), _CAPACITY, 0.0)
     router.published(POLICY, Version(0), 0.0)
     for decision in router.decisions(0.0):
         if isinstance(decision, Load):
@@ -165,7 +165,7 @@ class _Instance(Actor, InstanceApi):
         return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
-    async def served_version(self) -> Version | None:
+    async def served_version(self, policy: PolicyName) -> Version | None:
         return Version(0)
 
     @endpoint
@@ -203,7 +203,7 @@ async def _start(system: ActorSystem, options: Options) -> _Workers:
     api: ActorRef[RouterApi] = system.ref(router.name, router.address, RouterApi)
     for number in range(options.instances):
         instance = await system.add(_Instance(), f"{POLICY}-{number}")
-        await api.api.join(instance, POLICY, _CAPACITY)
+        await api.api.join(instance, (POLICY,), _CAPACITY)
     handle = StateHandle("bench", 0, 0, 0, (), ())
     await api.within(_TIMEOUT_S).publish(Published(POLICY, Version(0), handle))
     sessions = [TurnRoutes(api, f"rollout-{number}") for number in range(options.workers)]

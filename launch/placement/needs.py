@@ -69,7 +69,8 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
 def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:
     moving = config.balance.scope == "intra+inter"
     wanted = {name: _gpus(policy) for name, policy in config.policies.items()}
-    for name, policy in config.policies.items():
+    for (name, *_), instances in config.served_together().items():
+        policy = config.policies[name]
         gpus, device = wanted[name], device_of(policy)
         if moving:  # it has the GPUs for each policy that it may move to
             gpus = gpus and max(wanted.values())
@@ -77,8 +78,8 @@ def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator
         held = weights.get(name, 0)
         each = policy.engine.reserved_bytes + held // policy.engine.devices
         on_host = policy.engine.reserved_bytes + held if device == "cpu" and not policy.simulated else 0
-        key = _device_key(name, device) if named else f"policies.{name}.instances={policy.instances}"
-        for instance in range(policy.instances):
+        key = _device_key(name, device) if named else f"policies.{name}.instances={instances}"
+        for instance in range(instances):
             yield Need(
                 f"{name}-{instance}", key, on_head=bool(named), gpus=gpus,
                 gpu_bytes=0 if device == "cpu" else each, memory_bytes=on_host, named=named,

@@ -56,8 +56,8 @@ def specs(
 ) -> dict[str, ActorSpec]:
     config = resolve(str(TINY), list(overrides))
     instances = {
-        policy: [ref(f"{policy}-{n}") for n in range(settings.instances)]
-        for policy, settings in config.policies.items()
+        policies[0]: [ref(f"{policies[0]}-{n}") for n in range(count)]
+        for policies, count in config.served_together().items()
     }
     workers = [ref(f"rollout-{n}") for n in range(config.rollout.workers)]
     references = References(
@@ -109,6 +109,22 @@ def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -
     assert isinstance(router, RouterSetup) and router.policies == (shared,)
     assert orchestrator.plan.policies == (shared,) and orchestrator.policies[shared].agents == both
     assert orchestrator.resume_from is not None and orchestrator.resume_from.versions == {shared: 3}
+
+
+def test_adapters_over_one_model_have_the_same_instances(tmp_path: Path) -> None:
+    found = specs(
+        tmp_path,
+        "agent_defaults.lora={rank: 2}",
+        "agent_defaults.engine={name: vllm}",
+        "agents.checker.instances=3",
+    )
+    solver, checker = PolicyName("solver"), PolicyName("checker")
+    instances = {name: spec.setup for name, spec in found.items() if isinstance(spec.setup, InstanceSetup)}
+    assert list(instances) == ["solver-0", "solver-1", "solver-2"]
+    for setup in instances.values():
+        assert (setup.policy, setup.beside) == (solver, (checker,))
+        bases = [setup.policies[policy].base for policy in (solver, checker)]
+        assert bases[0] is not None and bases[0].adapters == 2 and bases[0] == bases[1]
 
 
 def test_rollout_workers_and_instances_are_restarted_alone(tmp_path: Path) -> None:

@@ -13,6 +13,31 @@ from .conftest import TINY
 SOLVER = PolicyName("solver")
 
 
+ADAPTERS = ("agent_defaults.lora={}", "agent_defaults.engine={name: vllm}")
+APART = {("solver",): 1, ("checker",): 1}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "together"),
+    [
+        ((), APART),
+        (("agent_defaults.lora={}",), APART),
+        (ADAPTERS, {("solver", "checker"): 1}),
+        (
+            (*ADAPTERS, "agent_defaults.instances=2", "agents.checker.lora={rank: 4}"),
+            {("solver", "checker"): 2},
+        ),
+        ((*ADAPTERS, "agents.checker.engine.max_batch=8"), APART),
+        ((*ADAPTERS, "agents.checker.model.dtype=bfloat16"), APART),
+        (("agent_defaults.engine={name: vllm}", "agents.checker.lora={}"), APART),
+    ],
+)
+def test_adapters_over_the_same_model_share_instances_of_an_engine_that_serves_adapters(
+    overrides: tuple[str, ...], together: dict[tuple[str, ...], int]
+) -> None:
+    assert resolve(str(TINY), list(overrides)).served_together() == together
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("override", "message"),

@@ -1,9 +1,10 @@
 """The interface of inference engines."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
@@ -25,6 +26,8 @@ class EngineRequest:
 
     ``resumed_tokens``: the last tokens of the prompt that an earlier request with this seed generated. The random
     numbers continue behind theirs, so that under the same weights both parts equal one generation.
+
+    ``adapter``: the name by which its weights were loaded. See ``Engine.load``.
     """
 
     request_id: str
@@ -33,6 +36,7 @@ class EngineRequest:
     temperature: float
     max_new_tokens: int
     resumed_tokens: int = 0
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if (problem := self._problem()) is not None:
@@ -66,6 +70,13 @@ class EngineResult:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+
+
+class Pending(NamedTuple):
+    """A request that an engine has not answered yet."""
+
+    adapter: str
+    result: asyncio.Future[EngineResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +144,20 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    async def interrupt(self) -> None:
+    async def interrupt(self, adapter: str | None = None) -> None:
         """Ends every request now, as ``interrupted``, with the tokens that it has. Returns once all have ended: those
-        whose ``generate`` began before. Raises EngineFailed."""
+        whose ``generate`` began before. ``adapter``: ends the requests of this one alone. Raises EngineFailed."""
 
     @abstractmethod
-    async def load(self, handle: StateHandle, transport: StateTransport) -> LoadTimes:
-        """Takes over the weights of ``handle``, a whole version, and forgets all that was computed with the former
-        ones. To be called without requests, after ``interrupt``.
+    async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
+        """Takes over the weights of ``handle``, a whole version, and reuses nothing that was computed with the former
+        ones. To be called without requests of this ``adapter``, after ``interrupt``.
+
+        ``adapter``: the weights are an adapter of this name over the engine's base. Adapters of other names stay, and
+        their requests continue. Empty: the weights are a whole model, the only one of the engine.
 
         Raises EngineFailed, the errors of ``StateTransport.get`` and RequestsInFlight. After an error, and after a
-        cancellation, nothing may be generated before a later ``load`` has succeeded.
+        cancellation, nothing may be generated with this adapter before a later ``load`` of it has succeeded.
         """
 
     @abstractmethod

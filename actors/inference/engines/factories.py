@@ -23,7 +23,7 @@ async def factory_of(
     if isinstance(engine, SimulatedEngineConfig):
         from .simulated_engine import SimulatedFactory
 
-        return SimulatedFactory(engine)
+        return SimulatedFactory(engine, base)
     assert model is not None, "only a simulated policy has no model"
     if (problem := engine.unavailable(model.device)) is not None:
         raise EngineUnavailable(engine.name, problem)

@@ -164,7 +164,7 @@ class TransformersEngine(StepEngine):
         return {name: tensor.detach() for name, tensor in named.items()}
 
     @torch.inference_mode()
-    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
+    def weights_loaded(self, tensors: Mapping[str, Any], adapter: str = "") -> None:
         if self.pending:
             raise RequestsInFlight(self.pending)
         self._memory.forget(self._logits_were_finite)

@@ -11,6 +11,7 @@ from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, WrongVersion
 from ..inference_config import SimulatedEngineConfig
+from ..instance_setup import ServedBase
 from .engine import (
     TRANSFER_TIMEOUT_S,
     Engine,
@@ -19,6 +20,7 @@ from .engine import (
     EngineStatistics,
     LoadTimes,
     OnTokens,
+    Pending,
 )
 from .engine_factory import EngineFactory
 from .simulated_step_engine import END_OF_SEQUENCE, SimulatedStepEngine
@@ -31,7 +33,7 @@ class SimulatedEngine(Engine):
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._steps = SimulatedStepEngine(config, self._loop.time)
-        self._turns: dict[str, asyncio.Future[EngineResult]] = {}
+        self._turns: dict[str, Pending] = {}
         self._listeners: dict[str, OnTokens] = {}
         self._known: dict[str, int] = {}
         """The number of tokens that each of them has got."""
@@ -44,27 +46,29 @@ class SimulatedEngine(Engine):
         name = request.request_id
         self._steps.add(request)
         turn: asyncio.Future[EngineResult] = self._loop.create_future()
-        self._turns[name] = turn
+        self._turns[name] = pending = Pending(request.adapter, turn)
         if on_tokens is not None:
             self._listeners[name], self._known[name] = on_tokens, 0
         self._advance()
         try:
             return await turn
         finally:
-            if self._turns.get(name) is turn:  # cancelled: neither finished nor interrupted
+            if self._turns.get(name) is pending:  # cancelled: neither finished nor interrupted
                 del self._turns[name]
                 self._steps.abort(name)
             if on_tokens is not None and self._listeners.get(name) is on_tokens:
                 del self._listeners[name], self._known[name]
 
-    async def interrupt(self) -> None:
-        for name, turn in self._turns.items():
-            result = self._steps.abort(name)
-            if result is not None and not turn.done():
-                turn.set_result(result)
-        self._turns.clear()
+    async def interrupt(self, adapter: str | None = None) -> None:
+        for name, pending in list(self._turns.items()):
+            if adapter in (None, pending.adapter):
+                del self._turns[name]
+                result = self._steps.abort(name)
+                if result is not None and not pending.result.done():
+                    pending.result.set_result(result)
+        self._advance()
 
-    async def load(self, handle: StateHandle, transport: StateTransport) -> LoadTimes:
+    async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
         started = self._loop.time()
         weights = self._steps.weights()
         await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
@@ -72,7 +76,7 @@ class SimulatedEngine(Engine):
             raise WrongVersion(handle.key, handle.version, found)
         copied = self._loop.time()
         await asyncio.sleep(self._config.install_s)
-        self._steps.weights_loaded(weights)
+        self._steps.weights_loaded(weights, adapter)
         return LoadTimes(copied - started, self._loop.time() - copied)
 
     def statistics(self) -> EngineStatistics:
@@ -84,10 +88,10 @@ class SimulatedEngine(Engine):
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for name, turn in self._turns.items():
+        for name, pending in self._turns.items():
             self._steps.abort(name)
-            if not turn.done():
-                turn.set_exception(EngineFailed("it was closed"))
+            if not pending.result.done():
+                pending.result.set_exception(EngineFailed("it was closed"))
         self._turns.clear()
         if not self._closed.done():
             self._closed.set_result(None)
@@ -95,7 +99,7 @@ class SimulatedEngine(Engine):
     def _advance(self) -> None:
         """Delivers the results that are due, and sets a timer for the next one."""
         for result in self._steps.step():
-            turn = self._turns.pop(result.request_id)
+            turn = self._turns.pop(result.request_id).result
             if not turn.done():
                 turn.set_result(result)
         if self._timer is not None:
@@ -115,9 +119,9 @@ class SimulatedEngine(Engine):
 class SimulatedFactory(EngineFactory):
     """Serves any policy: there is no model."""
 
-    def __init__(self, config: SimulatedEngineConfig) -> None:
+    def __init__(self, config: SimulatedEngineConfig, base: ServedBase | None) -> None:
         self.codec = _Bytes()
-        self.architecture = config
+        self.architecture = (config, base)
         self.clock = asyncio.get_running_loop().time
         self._config = config
 

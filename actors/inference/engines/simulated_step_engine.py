@@ -152,9 +152,10 @@ class SimulatedStepEngine(StepEngine):
         """``state``: int64 [2], the policy's version and a digest of its training samples."""
         return self._weights
 
-    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
-        if self.pending:
-            raise RequestsInFlight(self.pending)
+    def weights_loaded(self, tensors: Mapping[str, Any], adapter: str = "") -> None:
+        sequences = (*self._waiting.values(), *self._active.values())
+        if pending := sum(sequence.request.adapter == adapter for sequence in sequences):
+            raise RequestsInFlight(pending)
 
     def statistics(self) -> EngineStatistics:
         prompt_steps = self._config.prompt_share * self._prompt_tokens

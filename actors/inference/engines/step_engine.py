@@ -65,12 +65,12 @@ class StepEngine(ABC):
         return self.weights()
 
     @abstractmethod
-    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
+    def weights_loaded(self, tensors: Mapping[str, Any], adapter: str = "") -> None:
         """Takes over new weights: ``tensors`` are those of ``weights``, or the ones to read in place; these stay as
-        they are until this returns. Discards everything derived from the former weights (cached keys and values, packed
-        copies).
+        they are until this returns. Reuses nothing that was derived from the former weights (cached keys and values,
+        packed copies). ``adapter``: see ``Engine.load``.
 
-        Raises RequestsInFlight if a request is pending: it would continue under other weights.
+        Raises RequestsInFlight if a request of the adapter is pending: it would continue under other weights.
         """
 
     @abstractmethod

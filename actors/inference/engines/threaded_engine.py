@@ -19,6 +19,7 @@ from .engine import (
     EngineStatistics,
     LoadTimes,
     OnTokens,
+    Pending,
 )
 from .step_engine import StepEngine
 
@@ -40,7 +41,7 @@ class ThreadedEngine(Engine):
         self._loop = asyncio.get_running_loop()
         self._unsent: list[Message] = []  # of this tick
         self._inbox: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
-        self._turns: dict[str, asyncio.Future[EngineResult]] = {}
+        self._turns: dict[str, Pending] = {}
         self._listeners: dict[str, OnTokens] = {}
         """Those of the turns whose tokens are wanted as they come."""
         self._known: dict[str, int] = {}
@@ -61,7 +62,7 @@ class ThreadedEngine(Engine):
         if name in self._turns:
             raise InvalidRequest(name, "the id is in use by a pending request")
         future: asyncio.Future[EngineResult] = self._loop.create_future()
-        self._turns[name] = future
+        self._turns[name] = Pending(request.adapter, future)
         self._send(lambda: self._add(request))
         if on_tokens is not None:
             self._listeners[name] = on_tokens
@@ -76,12 +77,13 @@ class ThreadedEngine(Engine):
             if self._listeners.pop(name, None) is not None:
                 self._send(lambda: self._known.pop(name, None))
 
-    async def interrupt(self) -> None:
-        for request_id in self._turns:
-            self._send(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
+    async def interrupt(self, adapter: str | None = None) -> None:
+        for request_id, turn in self._turns.items():
+            if adapter in (None, turn.adapter):
+                self._send(lambda r=request_id: self._interrupt(r))  # type: ignore[misc]
         await self.run(lambda engine: None)
 
-    async def load(self, handle: StateHandle, transport: StateTransport) -> LoadTimes:
+    async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
         started = time.perf_counter()
         weights = await self.run(lambda engine: engine.room_for(handle))
         asked = time.perf_counter()
@@ -89,17 +91,17 @@ class ThreadedEngine(Engine):
             view = transport.mapped(handle, like=weights, checked=True, timeout_s=TRANSFER_TIMEOUT_S)
             async with view as tensors:
                 copied = time.perf_counter()
-                await self._take_over(tensors)
+                await self._take_over(tensors, adapter)
         else:
             await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
             copied = time.perf_counter()
-            await self._take_over(weights)
+            await self._take_over(weights, adapter)
         return LoadTimes(copied - asked, asked - started + time.perf_counter() - copied)
 
-    async def _take_over(self, tensors: Mapping[str, Any]) -> None:
+    async def _take_over(self, tensors: Mapping[str, Any], adapter: str) -> None:
         """Waits until the engine is done with ``tensors``, also if it is cancelled: their memory is another process's,
         or about to be overwritten."""
-        taking = asyncio.ensure_future(self.run(lambda engine: engine.weights_loaded(tensors)))
+        taking = asyncio.ensure_future(self.run(lambda engine: engine.weights_loaded(tensors, adapter)))
         try:
             await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -235,12 +237,12 @@ class ThreadedEngine(Engine):
 
     def _deliver(self, results: list[EngineResult]) -> None:
         for result in results:
-            if (future := self._turns.get(result.request_id)) is not None:
-                _resolve(future, result)
+            if (turn := self._turns.get(result.request_id)) is not None:
+                _resolve(turn.result, result)
 
     def _refuse(self, request_id: str, error: Exception) -> None:
-        if (future := self._turns.get(request_id)) is not None:
-            _fail(future, error)
+        if (turn := self._turns.get(request_id)) is not None:
+            _fail(turn.result, error)
 
     def _break(self, error: BaseException) -> None:
         """The thread has ended with ``error``."""
@@ -256,7 +258,7 @@ class ThreadedEngine(Engine):
 
     def _release(self) -> None:
         """Ends the calls that are left, and frees the engine."""
-        for future in (*self._turns.values(), *self._calls):
+        for future in (*(turn.result for turn in self._turns.values()), *self._calls):
             _fail(future, EngineFailed(self._problem))
         if self._last is None:
             self._last = self._engine.statistics()

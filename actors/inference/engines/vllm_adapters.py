@@ -2,8 +2,9 @@
 
     transport ──copy, digest──> tensors ──a folder in peft's format, removed at once──> vLLM's workers
 
-Every version has a name of its own, which vLLM makes a part of the keys of its prefix cache: keys and values of former
-versions, and of other policies, are never reused for it.
+Several adapters compute in one batch. Every version of each has a name of its own, which vLLM makes a part of the keys
+of its prefix cache: keys and values of former versions, and of other adapters, are never reused for it. A request keeps
+its version to its end.
 """
 
 import tempfile
@@ -28,11 +29,14 @@ _A: Final = ".lora_A.weight"
 
 
 class AdapterVersions:
-    """One adapter at a time over the model of ``llm``. ``lora``: of its requests, None before the first version."""
+    """The newest version of each adapter over the model of ``llm``. ``model_version``: vLLM's name of the model's
+    weights, which stay."""
+
+    model_version: Final = "default"
 
     def __init__(self, llm: LLMEngine) -> None:
         self._llm = llm
-        self.lora: LoRARequest | None = None
+        self._newest: dict[str, LoRARequest] = {}
         self.tensors: dict[str, Any] = {}
         self.reads_in_place = False
 
@@ -43,17 +47,21 @@ class AdapterVersions:
         }
         return self.tensors
 
-    def install(self, tensors: Mapping[str, Any], number: int) -> None:
-        """Takes over the adapter ``tensors``."""
-        former, lora = self.lora, None
+    def lora_of(self, adapter: str) -> LoRARequest | None:
+        """The newest version of the adapter; None if there is none yet."""
+        return self._newest.get(adapter)
+
+    def install(self, tensors: Mapping[str, Any], number: int, adapter: str) -> None:
+        """Takes over the weights ``tensors`` of an adapter. The former version of it leaves first, so that no other
+        adapter has to make room."""
+        if (former := self._newest.pop(adapter, None)) is not None:
+            self._llm.remove_lora(former.lora_int_id)
         with tempfile.TemporaryDirectory(prefix="flexmarl-adapter-") as folder:
             _write(Path(folder), tensors)
             lora = LoRARequest(f"version {number}", number, folder)
             if not self._llm.add_lora(lora):
                 raise RuntimeError("vLLM did not take the adapter")
-        if former is not None:
-            self._llm.remove_lora(former.lora_int_id)
-        self.lora = lora
+        self._newest[adapter] = lora
 
     def close(self) -> None:
         self.tensors = {}
@@ -88,6 +96,7 @@ def base_source(model: ModelConfig, base: ServedBase, folder: str) -> str:
 
 
 def lora_arguments(base: ServedBase) -> dict[str, Any]:
-    """vLLM's arguments for one adapter that computes, and the next one beside it."""
+    """vLLM's arguments for adapters that compute in one batch."""
     reserved = next(rank for rank in VLLM_RANKS if rank >= base.most_rank)
-    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": reserved}
+    most = base.adapters
+    return {"enable_lora": True, "max_loras": most, "max_cpu_loras": most, "max_lora_rank": reserved}

@@ -72,8 +72,8 @@ class VllmEngine(StepEngine):
     """Generates with vLLM's own model of the architecture of ``outline``, a model on the device ``meta``.
 
     ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
-    adapter over it; None: each version is a whole model. Raises what vLLM raises if it can't run the model or has no
-    room for one sequence.
+    adapter over it, several of which compute in one batch; None: each version is a whole model. Raises what vLLM raises
+    if it can't run the model or has no room for one sequence.
     """
 
     def __init__(
@@ -137,8 +137,10 @@ class VllmEngine(StepEngine):
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+        lora = self._loaded.lora_of(request.adapter)
+        if request.adapter and lora is None:
+            raise InvalidRequest(name, f"there is no adapter {request.adapter}")
         try:
-            lora = self._loaded.lora
             self._llm.add_request(name, tokens_input(list(prompt)), params, lora_request=lora)
         except ValueError as error:
             raise InvalidRequest(name, f"vLLM refuses it: {text_of(error)}") from error
@@ -192,10 +194,11 @@ class VllmEngine(StepEngine):
     def _finished(self, turn: _Turn, part: Any) -> EngineResult:
         """Raises EngineFailed if vLLM ended the turn for a reason of its own, or other weights generated a token."""
         spans = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
-        if spans != [(str(self._loads), 0, len(turn.tokens))] or part.finish_reason not in _FINISHED:
+        loaded = self._loaded.model_version
+        if spans != [(loaded, 0, len(turn.tokens))] or part.finish_reason not in _FINISHED:
             raise EngineFailed(
                 f"vLLM ended request {turn.request.request_id} with {part.finish_reason}, its tokens are of the loads "
-                f"{spans}, the last load is {self._loads}"
+                f"{spans}, the last load of the model is {loaded}"
             )
         del self._turns[turn.request.request_id]
         self._counted.ended(turn.request)
@@ -238,18 +241,17 @@ class VllmEngine(StepEngine):
     def room_for(self, handle: StateHandle) -> dict[str, Any]:
         return self._loaded.room_for(handle)
 
-    def weights_loaded(self, tensors: Mapping[str, Any]) -> None:
+    def weights_loaded(self, tensors: Mapping[str, Any], adapter: str = "") -> None:
         """See ``StepEngine``. Raises EngineFailed after an error of vLLM's: it may hold a part of the weights."""
-        if self.pending:
-            raise RequestsInFlight(self.pending)
+        if pending := sum(turn.request.adapter == adapter for turn in self._turns.values()):
+            raise RequestsInFlight(pending)
         try:
-            self._loaded.install(tensors, self._loads + 1)
+            self._loaded.install(tensors, self._loads + 1, adapter)
         except Exception as error:
             raise EngineFailed(
                 f"vLLM could not take over new weights and may hold a part of them: {text_of(error)}"
             ) from error
         self._loads += 1
-        self._llm.set_weight_version(str(self._loads))
 
     # ------------------------------------------------------------------ the rest
 

@@ -76,9 +76,9 @@ def _mapped(descriptor: int, layout: list[tuple[str, list[int], str, int]]) -> d
 
 
 class WholeVersions:
-    """Replaces all weights of ``llm``. ``lora``: of its requests, which have none."""
+    """Replaces all weights of ``llm``. ``model_version``: vLLM's name of the last ones."""
 
-    lora: Final = None
+    model_version = "default"
 
     def __init__(self, llm: LLMEngine, outline: Mapping[str, Tensor], *, in_place: bool) -> None:
         """``in_place``: the worker is in this process and reads weights where they lie; others need memory that they
@@ -101,7 +101,10 @@ class WholeVersions:
         """See ``StepEngine``."""
         return self.tensors
 
-    def install(self, tensors: Mapping[str, Any], number: int) -> None:
+    def lora_of(self, adapter: str) -> None:
+        """Requests have no adapter."""
+
+    def install(self, tensors: Mapping[str, Any], number: int, adapter: str) -> None:
         """Takes over ``tensors``. After an error vLLM may hold a part of them."""
         self._llm.collective_rpc("start_weight_update")
         update = {"tensors": tensors} if self.reads_in_place else {}
@@ -109,6 +112,8 @@ class WholeVersions:
         self._llm.collective_rpc("finish_weight_update")
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("keys and values of the former weights are still in use")
+        self.model_version = str(number)
+        self._llm.set_weight_version(self.model_version)
 
     def close(self) -> None:
         if self._staged is not None:

@@ -125,7 +125,7 @@ async def test_a_path_that_does_not_reach_is_refused_by_name_and_another_is_seen
     async with StateTransport(private, FakeDevices(private, {DEVICE: TOTAL}), "cuda_ipc") as trainer:
         with pytest.raises(LoadFailed, match=rf"NoPath.*device {DEVICE} is not visible here \({OTHER}\)"):
             await load(instance, trainer, weights, 0)
-        assert await instance.api.served_version() is None
+        assert await instance.api.served_version(SOLVER) is None
     await system.remove("solver-0")
     instance = await instance_on(other, system, monkeypatch, private, model)
     async with StateTransport(private, FakeDevices(private, {DEVICE: TOTAL})) as trainer:
@@ -248,7 +248,7 @@ async def test_a_trainer_killed_while_an_instance_reads_leaves_a_whole_version_o
             killed = await answer(instance, 2)
         except LoadFailed:
             killed = None
-            assert await instance.api.served_version() is None
+            assert await instance.api.served_version(SOLVER) is None
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == -signal.SIGKILL
     async with StateTransport(private, FakeDevices(private, {DEVICE: TOTAL})) as trainer:

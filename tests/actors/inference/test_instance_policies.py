@@ -165,7 +165,7 @@ async def test_a_load_that_fails_half_way_serves_nothing_until_one_succeeds(hous
     for version in (0, 1):
         with pytest.raises(WrongVersion, match="version None is served"):
             await house.generate(SOLVER, version)
-    assert await house.instance.api.served_version() is None
+    assert await house.instance.api.served_version(SOLVER) is None
     await house.instance.api.load(newest)
     assert (await house.generate(SOLVER, 3)).policy_version == 3
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexmarl.actors.errors import WrongVersion
+from flexmarl.actors.errors import WrongPolicy, WrongVersion
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
-from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
+from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedBase, ServedPolicy
 from flexmarl.actors.messages import GenerateRequest, Loaded, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.ref import ActorRef
@@ -23,7 +23,7 @@ from flexmarl.transport.state import StateTransport
 from flexmarl.transport.statistics import Chosen
 
 TOKEN_S = 60.0
-SOLVER = PolicyName("solver")
+SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
 
 
 class House:
@@ -31,36 +31,41 @@ class House:
         self.instance = instance
         self._transport = transport
 
-    async def apply(self, version: int, label: int | None = None) -> Loaded:
+    async def apply(self, version: int, label: int | None = None, policy: PolicyName = SOLVER) -> Loaded:
         weights = {"state": torch.tensor([version, 77])}
-        handle = await self._transport.set("solver", weights, version=version)
-        published = Published(SOLVER, Version(version if label is None else label), handle)
+        handle = await self._transport.set(policy, weights, version=version)
+        published = Published(policy, Version(version if label is None else label), handle)
         return await self.instance.api.load(published)
 
-    async def generate(self, name: str, tokens: int, version: int = 0) -> tuple[str, float]:
+    async def generate(
+        self, name: str, tokens: int, version: int = 0, policy: PolicyName = SOLVER
+    ) -> tuple[str, float]:
         """Its text, and when it came."""
         versions = VersionRange.exactly(Version(version))
-        request = GenerateRequest(name, SOLVER, ("ask ", (98, 99)), versions, 5, 1.0, tokens)
+        request = GenerateRequest(name, policy, ("ask ", (98, 99)), versions, 5, 1.0, tokens)
         generation = await self.instance.within(1e6).generate(request)
         assert generation.prompt_tokens == tuple(b"ask bc") and generation.policy_version == version
         return generation.text, asyncio.get_running_loop().time()
 
 
 @asynccontextmanager
-async def house(folder: Path) -> AsyncIterator[House]:
+async def house(folder: Path, *policies: PolicyName) -> AsyncIterator[House]:
+    """``policies``: adapters over one base, served at the same time."""
     folder.chmod(0o700)
     engine = SimulatedEngineConfig(
         median_tokens=1e9, sigma=0.0, token_s=TOKEN_S, prompt_share=0.0, install_s=5.0, max_batch=2
     )
     wire = MemoryNetwork().wire("node")
     async with ActorSystem("node", folder, wire=wire) as system, StateTransport(folder) as transport:
-        actor = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(None, engine)}))
+        base = ServedBase(seed=0, most_rank=8, adapters=len(policies)) if policies else None
+        served = dict.fromkeys(policies or (SOLVER,), ServedPolicy(None, engine, base))
+        actor = Instance(InstanceSetup(SOLVER, served, beside=policies[1:]))
         yield House(await system.add(actor, "solver-0"), transport)
 
 
-def in_virtual_time(folder: Path, case: Callable[[House], Awaitable[None]]) -> None:
+def in_virtual_time(folder: Path, case: Callable[[House], Awaitable[None]], *policies: PolicyName) -> None:
     async def main() -> None:
-        async with house(folder) as made:
+        async with house(folder, *policies) as made:
             await case(made)
 
     virtual_time.run(main())
@@ -137,3 +142,42 @@ def test_a_turn_that_is_asked_for_again_is_served_beside_the_first(tmp_path: Pat
         assert again[0] == (await first)[0]
 
     in_virtual_time(tmp_path, case)
+
+
+def test_adapters_are_served_at_the_same_time_each_in_its_own_version(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        await house.apply(0)
+        with pytest.raises(WrongVersion, match="version None is served"):
+            await house.generate("early", 1, policy=JUDGE)
+        await house.apply(4, policy=JUDGE)
+        start = asyncio.get_running_loop().time()
+        turns = [
+            asyncio.ensure_future(house.generate("a", 3)),
+            asyncio.ensure_future(house.generate("b", 5, 4, JUDGE)),
+        ]
+        await asyncio.sleep(1.5 * TOKEN_S)
+        await house.apply(1)  # ends the turn of the solver alone
+        (part, ended_s), (whole, at_s) = await asyncio.gather(*turns)
+        assert (len(part), len(whole)) == (1, 5)
+        assert ended_s - start == pytest.approx(1.5 * TOKEN_S) and at_s - start == pytest.approx(5 * TOKEN_S)
+        with pytest.raises(WrongVersion, match="version 0 of solver, version 1 is served"):
+            await house.generate("c", 1)
+        assert await house.instance.api.served_version(SOLVER) == 1
+        assert await house.instance.api.served_version(JUDGE) == 4
+        await asyncio.gather(house.generate("c", 1, 1), house.generate("d", 1, 4, JUDGE))
+
+    in_virtual_time(tmp_path, case, SOLVER, JUDGE)
+
+
+def test_a_version_that_can_not_be_loaded_leaves_the_other_adapter_served(tmp_path: Path) -> None:
+    async def case(house: House) -> None:
+        for policy in (SOLVER, JUDGE):
+            await house.apply(0, policy=policy)
+        with pytest.raises(WrongVersion):
+            await house.apply(1, label=2)
+        assert await house.instance.api.served_version(SOLVER) == 0, "nothing was changed"
+        with pytest.raises(WrongPolicy):
+            await house.generate("a", 1, policy=PolicyName("other"))
+        await house.generate("a", 1, policy=JUDGE)
+
+    in_virtual_time(tmp_path, case, SOLVER, JUDGE)

@@ -37,7 +37,7 @@ def asked(
 def serving(capacities: dict[str, int], policy: PolicyName = A) -> Router:
     """Instances by name that all serve version 0."""
     router = Router([A, B], CONFIG)
-    numbers = [router.joined(name, policy, capacity, 0.0) for name, capacity in capacities.items()]
+    numbers = [router.joined(name, (policy,), capacity, 0.0)[0] for name, capacity in capacities.items()]
     router.published(policy, Version(0), 0.0)
     for number in numbers:
         router.loaded(number, Version(0), 0.0)
@@ -139,7 +139,7 @@ def test_the_instance_that_knows_the_prompt_is_preferred_while_that_may_pay() ->
 
 def test_the_first_to_acknowledge_a_version_takes_its_share_alone() -> None:
     router = Router([A, B], CONFIG)
-    numbers = [router.joined(name, A, 64, 0.0) for name in "wxyz"]
+    numbers = [router.joined(name, (A,), 64, 0.0)[0] for name in "wxyz"]
     router.published(A, Version(0), 0.0)
     for turn in range(40):
         router.asked(1, asked(turn), 0.0)
@@ -172,7 +172,7 @@ def test_one_late_answer_evicts_nothing() -> None:
     router = serving({"x": 2, "y": 2})
     router.asked(1, asked(1), 0.0)
     assert routes(router) == {1: "x"}
-    number = router.number_of("x")
+    (number,) = router.numbers_of("x")
     assert number is not None
     router.suspected(number, "silent", 1.0)
     changed, probe = router.decisions(1.0)
@@ -193,7 +193,7 @@ def test_one_that_is_started_again_loads_before_it_serves() -> None:
     router = serving({"x": 1})
     router.asked(1, asked(1), 0.0)
     assert routes(router) == {1: "x"}
-    again = router.joined("x", A, 1, 5.0)
+    (again,) = router.joined("x", (A,), 1, 5.0)
     gone, load = router.decisions(5.0)
     assert isinstance(gone, Changed) and gone.state is InstanceState.GONE
     assert load == Load(again, A, Version(0))
@@ -208,7 +208,7 @@ def test_one_that_is_started_again_loads_before_it_serves() -> None:
 
 def test_a_policy_without_instances_is_deserted_after_a_while() -> None:
     router = serving({"x": 1})
-    number = router.number_of("x")
+    (number,) = router.numbers_of("x")
     assert number is not None
     router.lost(number, "out of memory", 10.0)
     router.decisions(10.0)
@@ -231,7 +231,7 @@ def test_one_that_leaves_ends_its_turns_first() -> None:
     router = serving({"x": 2, "y": 2})
     router.asked(1, asked(1), 0.0)
     assert routes(router) == {1: "x"}
-    number = router.number_of("x")
+    (number,) = router.numbers_of("x")
     assert number is not None
     router.drain(number, 1.0)
     for turn in range(2, 5):
@@ -240,7 +240,7 @@ def test_one_that_leaves_ends_its_turns_first() -> None:
     router.ended(1, 1, 5, 2.0)
     (gone,) = router.decisions(2.0)
     assert isinstance(gone, Changed) and (gone.state, gone.reason) == (InstanceState.GONE, "it has left")
-    assert router.number_of("x") is None
+    assert router.numbers_of("x") == []
 
 
 def test_one_that_moves_serves_the_other_policy() -> None:
@@ -249,7 +249,7 @@ def test_one_that_moves_serves_the_other_policy() -> None:
     router.asked(1, asked(1), 0.0)
     router.asked(1, asked(9, B, 7, 7), 0.0)
     assert routes(router) == {1: "x"}
-    number = router.number_of("x")
+    (number,) = router.numbers_of("x")
     assert number is not None
     router.drain(number, 1.0, moves_to=B)
     router.ended(1, 1, 5, 2.0)
@@ -275,7 +275,7 @@ def two_policies(**settings: Any) -> Router:
     )
     router = Router([A, B], CONFIG, balancing)
     for policy in (A, B):
-        numbers = [router.joined(f"{policy}{n}", policy, 3, 0.0) for n in range(2)]
+        numbers = [router.joined(f"{policy}{n}", (policy,), 3, 0.0)[0] for n in range(2)]
         router.published(policy, Version(0), 0.0)
         for number in numbers:
             router.loaded(number, Version(0), 1.0)
@@ -367,7 +367,7 @@ def test_an_instance_that_has_moved_stays_for_a_while() -> None:
 
 def test_turns_are_dealt_in_turn_if_balancing_is_off() -> None:
     router = Router([A], CONFIG, Balancing(BalanceConfig(scope="off")))
-    numbers = [router.joined(name, A, 8, 0.0) for name in "xyz"]
+    numbers = [router.joined(name, (A,), 8, 0.0)[0] for name in "xyz"]
     router.published(A, Version(0), 0.0)
     for number in numbers:
         router.loaded(number, Version(0), 0.0)

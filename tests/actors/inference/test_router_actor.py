@@ -49,7 +49,7 @@ class Instance(Actor, InstanceApi):
         return Loaded(published.policy, published.version, s, s / 2, s / 4, self.chosen)
 
     @endpoint
-    async def served_version(self) -> Version | None:
+    async def served_version(self, policy: PolicyName) -> Version | None:
         return None
 
     @endpoint
@@ -76,7 +76,7 @@ class House:
         self.system, self.router, self.console = system, router, console
 
     async def add(self, name: str, instance: Instance) -> None:
-        await self.router.api.join(await self.system.add(instance, name), SOLVER, 4)
+        await self.router.api.join(await self.system.add(instance, name), (SOLVER,), 4)
 
     async def publish(self, version: int) -> list[Loaded]:
         handle = StateHandle("a", version, 0, 0, (), ())

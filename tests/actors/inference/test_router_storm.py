@@ -202,7 +202,7 @@ class RouterMachine(RuleBasedStateMachine):
     def join(self, name: str, policy: PolicyName, capacity: int) -> None:
         if name in self.numbers:
             self.forget(self.numbers[name], name)
-        number = self.router.joined(name, policy, capacity, self.now)
+        (number,) = self.router.joined(name, (policy,), capacity, self.now)
         self.numbers[name], self.policies[name], self.capacities[name] = number, policy, capacity
         self.decide()
         assert (number in self.to_load) == (policy in self.published)

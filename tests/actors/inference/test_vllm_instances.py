@@ -139,6 +139,6 @@ async def test_an_instance_that_is_killed_is_restarted_and_serves_again(
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ActorDead, match="signal 9"):
             await under_way
-        assert await api.served_version() is None, "a restarted instance serves nothing before a load"
+        assert await api.served_version(UNTIED) is None, "a restarted instance serves nothing before a load"
         await api.load(Published(UNTIED, Version(1), handle))
         assert apart(learner, await api.generate(turn(UNTIED, 1))) < 1e-4

@@ -90,7 +90,7 @@ class Instance(Actor, InstanceApi):
         return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
-    async def served_version(self) -> Version | None:
+    async def served_version(self, policy: PolicyName) -> Version | None:
         return self.version
 
     @endpoint
@@ -327,7 +327,7 @@ class House:
         router = await self.system.add(RouterActor(setup), "router")
         for policy, own in self.instances.items():
             for number, instance in enumerate(own):
-                await router.api.join(await self.system.add(instance, f"{policy}-{number}"), policy, 64)
+                await router.api.join(await self.system.add(instance, f"{policy}-{number}"), (policy,), 64)
         return router
 
     def _rollout_setup(

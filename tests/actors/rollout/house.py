@@ -68,7 +68,7 @@ class FakeInstance(Actor, InstanceApi):
         return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
-    async def served_version(self) -> Version | None:
+    async def served_version(self, policy: PolicyName) -> Version | None:
         return None
 
     @endpoint
@@ -138,7 +138,7 @@ class House:
         for policy, fakes in self.instances.items():
             for number, fake in enumerate(fakes):
                 instance = await self.system.add(fake, f"{policy}-{number}")
-                await router.api.join(instance, PolicyName(policy), 64)
+                await router.api.join(instance, (PolicyName(policy),), 64)
         setup = RolloutSetup(
             recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
             agents={

@@ -45,7 +45,7 @@ async def add_again(house: House, name: str, fake: FakeInstance) -> None:
     """As its supervisor would start it."""
     house.instances["solver"].append(fake)
     reference = await house.system.add(fake, name)
-    await house.router.ref.api.join(reference, PolicyName("solver"), ABOVE_ALL)
+    await house.router.ref.api.join(reference, (PolicyName("solver"),), ABOVE_ALL)
 
 
 async def test_the_turns_of_one_that_dies_are_begun_again_elsewhere_and_counted(house: House) -> None:

@@ -37,7 +37,7 @@ class Instance(Actor, InstanceApi):
         return Loaded(published.policy, published.version, 0.0, 0.0, 0.0)
 
     @endpoint
-    async def served_version(self) -> Version | None:
+    async def served_version(self, policy: PolicyName) -> Version | None:
         return Version(1)
 
     @endpoint
@@ -72,7 +72,7 @@ def run(capacity: int, case: Callable[[CountingRouter, TurnRoutes], Awaitable[No
             setup = RouterSetup((SOLVER,), await system.add(Console(), "console"))  # type: ignore[arg-type]
             router = CountingRouter(setup)
             ref: ActorRef[RouterApi] = await system.add(router, "router")
-            await ref.api.join(await system.add(Instance(), "solver-0"), SOLVER, capacity)
+            await ref.api.join(await system.add(Instance(), "solver-0"), (SOLVER,), capacity)
             await ref.api.publish(Published(SOLVER, Version(1), StateHandle("a", 1, 0, 0, (), ())))
             routes = TurnRoutes(ref, "rollout-0")
             await routes.open()

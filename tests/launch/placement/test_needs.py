@@ -77,6 +77,14 @@ def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> N
     assert not any(need.memory_bytes for need in by_name.values())
 
 
+def test_policies_that_share_instances_need_gpus_for_these_once() -> None:
+    adapters = ("agent_defaults.lora={rank: 2}", "agent_defaults.engine={name: vllm}")
+    shared = on_cuda(*adapters, "agents.checker.instances=2")
+    assert dealt(shared) == {"sorter-0": 1, "sorter-1": 1, "rollout-0": 0}
+    own = on_cuda(*adapters, "agents.checker.engine.max_batch=8")
+    assert dealt(own) == {"sorter-0": 1, "checker-0": 1, "rollout-0": 0}
+
+
 def test_on_cpus_the_memory_is_the_host_s() -> None:
     by_name = {need.actor: need for need in needs_of(config(TWO), {SORTER: 6 * GIB, CHECKER: GIB})}
     found = {actor: need.memory_bytes for actor, need in by_name.items() if need.memory_bytes}

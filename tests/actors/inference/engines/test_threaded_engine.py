@@ -60,7 +60,7 @@ class Recorder(StepEngine):
     def weights(self) -> dict[str, Tensor]:
         return {}
 
-    def weights_loaded(self, tensors: Mapping[str, object]) -> None:
+    def weights_loaded(self, tensors: Mapping[str, object], adapter: str = "") -> None:
         self.log.append("weights")
 
     def statistics(self) -> EngineStatistics:
@@ -198,7 +198,7 @@ class Closing(Recorder):
 
     closed_by = ""
 
-    def weights_loaded(self, tensors: Mapping[str, object]) -> None:
+    def weights_loaded(self, tensors: Mapping[str, object], adapter: str = "") -> None:
         raise EngineFailed("half of the weights is missing")
 
     def close(self) -> None:

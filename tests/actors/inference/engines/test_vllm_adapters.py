@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from flexmarl.actors.errors import InvalidRequest
 from flexmarl.actors.inference.engines.engine import Engine
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
@@ -48,10 +50,10 @@ def policy_of(
     return TorchPolicy(PolicyName(name), setup, seed=RUN_SEED, total_steps=1)
 
 
-async def served(model: ModelConfig, most_rank: int) -> Engine:
+async def served(model: ModelConfig, most_rank: int, adapters: int = 1) -> Engine:
     from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
 
-    base = ServedBase(model.weights_seed(RUN_SEED), most_rank)
+    base = ServedBase(model.weights_seed(RUN_SEED), most_rank, adapters)
     return ThreadedEngine(await asyncio.to_thread(VllmEngine, outline_of(model), [], OPTIONS, (model, base)))
 
 
@@ -67,9 +69,12 @@ def logprobs(policy: TorchPolicy, prompt: tuple[int, ...], tokens: tuple[int, ..
     return found
 
 
-async def check(engine: Engine, policy: TorchPolicy, prompt: tuple[int, ...]) -> float:
+async def check(
+    engine: Engine, policy: TorchPolicy, prompt: tuple[int, ...], adapter: str = "", name: str = ""
+) -> float:
     """The largest difference of log-probabilities from the trainer's."""
-    result = await engine.generate(request_of(f"{len(prompt)}", prompt, seed=1, temperature=1.0))
+    request = request_of(name or f"{len(prompt)}", prompt, seed=1, temperature=1.0)
+    result = await engine.generate(replace(request, adapter=adapter))
     expected = logprobs(policy, prompt, result.tokens)
     return max(abs(one - other) for one, other in zip(result.logprobs, expected, strict=True))
 
@@ -122,6 +127,52 @@ async def test_policies_of_other_ranks_and_layers_take_turns_on_one_base(transpo
                 assert engine.statistics().reused_tokens > before
         tokens = tuple(range(20, 28))
         assert logprobs(one, prompt, tokens) != pytest.approx(logprobs(two, prompt, tokens), abs=1e-2)
+    finally:
+        await engine.close()
+
+
+async def test_two_adapters_in_one_batch_agree_with_their_trainers_through_updates_of_each(
+    transport: StateTransport,
+) -> None:
+    """Every batch has requests of both, with equal prompts of more than two blocks. An update of one leaves the other
+    as it is."""
+    model = model_of()
+    prompt = tuple(number % VOCABULARY for number in range(300))
+    policies = {
+        "one": policy_of(model, LoraConfig(rank=4), "one"),
+        "two": policy_of(model, LoraConfig(rank=2, alpha=9, targets=("q_proj", "down_proj")), "two"),
+    }
+    engine = await served(model, 4, adapters=2)
+    try:
+        for version in range(6):
+            for number, (name, policy) in enumerate(policies.items()):
+                if version and version % 2 != number:  # by turns, after the first version of both
+                    continue
+                for _ in range(4):
+                    policy.sft([((1, 2), (3, 4, 5) if number else (30, 31, 32))])
+                handle = await transport.set(name, policy.weights(), version=version)
+                await engine.load(handle, transport, name)
+            asked = [(name, policy, n) for name, policy in policies.items() for n in range(2)]
+            apart = await asyncio.gather(
+                *(check(engine, policy, prompt, name, f"{name} {n}") for name, policy, n in asked)
+            )
+            assert max(apart) < 1e-4, (version, apart)
+        tokens = tuple(range(20, 28))
+        one, two = (logprobs(policy, prompt, tokens) for policy in policies.values())
+        assert one != pytest.approx(two, abs=1e-2)
+    finally:
+        await engine.close()
+
+
+async def test_a_request_of_an_adapter_that_was_not_loaded_is_refused(transport: StateTransport) -> None:
+    model = model_of()
+    engine = await served(model, 1, adapters=2)
+    try:
+        policy = policy_of(model, LoraConfig(rank=1), "one")
+        await engine.load(await transport.set("one", policy.weights(), version=0), transport, "one")
+        with pytest.raises(InvalidRequest, match="there is no adapter two"):
+            await check(engine, policy, (1, 2), "two")
+        assert await check(engine, policy, (1, 2), "one") < 1e-4
     finally:
         await engine.close()
 
