@@ -1,7 +1,7 @@
 """The decisions of the training pool: which policies hold which slots. Pure: events with their times in, decisions out.
 
 There are fewer slots than the policies need all at once. A policy's gang, all its ranks, is bound when a computation is
-ready, kept while it has work, and suspended only for another policy that waits. Three rules, the strongest first:
+ready, kept while it has work, and suspended for another policy that waits. Three rules, the strongest first:
 
 1. **Due.** A gang that has waited while ``patience`` computations per slot began is due. The one that has waited
    longest takes the next slots at which a computation ends, so that small gangs don't overtake a large one for ever.
@@ -12,6 +12,11 @@ ready, kept while it has work, and suspended only for another policy that waits.
    of their computations (zero laxity first, for a common deadline: McNaughton 1959, Lee 1994). It does so only if the
    policy that leaves has computed for ``hysteresis`` times the cost of the swap, and has more work left than that.
 3. **Longest.** The others are bound to free slots and to those of policies without work, the most ready work first.
+
+A gang on fewer slots than its ranks **grows** when no policy waits and other slots are without work: it is suspended
+between two computations, and bound again to more. It does so once the time that it has lost on fewer slots is
+``hysteresis`` times the cost of the swap: so it never loses much more than the best schedule in hindsight would have
+(ski rental; Karlin et al. 1988).
 
 A policy that waits is prefetched to the slots that are expected to be free first, if they have room for its state
 beside the one that computes. Work is the number of ready computations times the mean time of the policy's last ones.
@@ -166,9 +171,14 @@ class Allocator:
         for policy, (successor, reason) in chosen.leaving.items():
             gang = self._gangs[policy]
             if gang.is_at_boundary and (gang.starves or not self._will_be_loaded(successor, chosen)):
-                gang.enter(Phase.SUSPENDING, now, gang.slots)
-                gang.waiting_since = now if gang.ready else None
-                yield Suspend(policy, reason)
+                yield self._leave(gang, reason, now)
+        if chosen.grows is not None:
+            yield self._leave(*chosen.grows, now)
+
+    def _leave(self, gang: Gang, reason: str, now: float) -> Suspend:
+        gang.enter(Phase.SUSPENDING, now, gang.slots)
+        gang.waiting_since = now if gang.ready else None
+        return Suspend(gang.policy, reason)
 
     def _will_be_loaded(self, gang: Gang, chosen: SlotChoice) -> bool:
         """The state of a waiting ``gang`` comes to its target in a while, beside those that compute there."""

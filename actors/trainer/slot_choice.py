@@ -15,7 +15,8 @@ class AllocatorConfig(Config):
     ``states_per_slot``: training states for which a slot has memory; with one, nothing is prefetched. ``patience``:
     computations per slot that may begin while a policy waits. ``margin``: share of the remaining time that a policy's
     work may be short of, to be critical. ``hysteresis``: a policy that has work computes for so many times the cost of
-    a swap before a critical one takes its slots.
+    a swap before a critical one takes its slots; and one on fewer slots than its ranks loses so much time before it
+    moves to more.
     """
 
     states_per_slot: Count = 2
@@ -69,7 +70,7 @@ class SlotChoice:
 
     ``waiting``: the gangs that wait, the most urgent first. ``taken``: slots that one of them is to get. ``leaving``:
     gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
-    with the reason.
+    with the reason. ``grows``: a gang that leaves its slots for more, with the reason.
     """
 
     config: AllocatorConfig
@@ -84,12 +85,16 @@ class SlotChoice:
     taken: set[SlotName] = field(default_factory=set)
     leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
     targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
+    grows: tuple[Gang, str] | None = None
 
     def __post_init__(self) -> None:
         self.critical_s = (1 - self.config.margin) * self.expected.step_end(len(self.slots))
         self.waiting = sorted((gang for gang in self.gangs.values() if gang.waits), key=self._urgency)
         for gang in self.waiting:
             self._choose(gang)
+        if not self.waiting:
+            found = ((gang, why) for gang in self.gangs.values() if (why := self._reason_to_grow(gang)))
+            self.grows = next(found, None)
 
     def claim(self, gang: Gang) -> str:
         """The reason for which a waiting ``gang`` gets slots, in words."""
@@ -202,6 +207,17 @@ class SlotChoice:
         if holder.computed_s < self.config.hysteresis * swap_s or self.expected.work(holder) <= swap_s:
             return ""
         return f"it has less work ({self.expected.work(holder):.3g} s) than {gang.policy}"
+
+    def _reason_to_grow(self, gang: Gang) -> str:
+        """The reason for which a bound gang is to leave its slots for more. Empty if it may stay."""
+        if not gang.is_at_boundary or len(gang.slots) == gang.ranks:
+            return ""
+        idle = sum(self._idles(slot) for slot in self.slots if slot not in gang.slots)
+        now, then = len(gang.slots), min(gang.ranks, len(gang.slots) + idle)
+        lost_s = gang.computed_s * (1 - now / then)
+        if lost_s <= self.config.hysteresis * self.expected.swap(gang, gang):
+            return ""
+        return f"{idle} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {gang.ranks} ranks"
 
 
 def listed(names: Iterable[str]) -> str:

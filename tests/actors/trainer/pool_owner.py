@@ -22,8 +22,9 @@ class Owner:
         *,
         compute_s: Callable[[PolicyName], float] = lambda _: 1.0,
         copy_s: float = 0.0,
+        fewest: Mapping[PolicyName, int] | None = None,
     ) -> None:
-        self.allocator = Allocator([SlotName(f"slot-{n}") for n in range(slots)], ranks, config)
+        self.allocator = Allocator([SlotName(f"slot-{n}") for n in range(slots)], ranks, config, fewest)
         self.compute_s, self.copy_s = compute_s, copy_s
         self.now = 0.0
         self.decisions: list[Decision] = []

@@ -73,10 +73,12 @@ class Events(RuleBasedStateMachine):
                     assert phase is Phase.BOUND and policy not in self.computing
                     assert policy in self.has_run, "every gang that was bound computes"
                     waiting = [other for other in self.ranks if other != policy and self._waits(other)]
-                    assert waiting, "only for another policy"
                     free = sum(not self._holders(slot) for slot in self.slots)
+                    if not waiting:
+                        self._check_growth(policy)
                     loading = [other for other in waiting if self.phase[other] is Phase.PREFETCHING]
-                    assert loading or sum(self.ranks[other] for other in waiting) > free, "if it needs that"
+                    wanted = sum(self.ranks[other] for other in waiting)
+                    assert loading or wanted > free or not waiting, "if it needs that"
                     self._move(policy, Phase.SUSPENDING, self.places[policy])
                 case Prefetch(_, slots):
                     assert phase is Phase.OUT and self.ready[policy] > 0
@@ -88,6 +90,16 @@ class Events(RuleBasedStateMachine):
                 case Drop(_, slots):
                     assert set(slots) <= set(self.places[policy]) and phase is Phase.PREFETCHED
                     self._move(policy, Phase.DROPPING, slots)
+
+    def _check_growth(self, policy: PolicyName) -> None:
+        """A policy leaves its slots for another one, or for more."""
+        places = self.places[policy]
+        assert len(places) < self.ranks[policy]
+        others = [slot for slot in self.slots if slot not in places]
+        assert any(
+            all(self.phase[one] is Phase.BOUND and one not in self.computing for one in self._holders(slot))
+            for slot in others
+        ), "there are slots without work"
 
     def _check_slots(self, policy: PolicyName, slots: tuple[SlotName, ...]) -> None:
         assert self.fewest[policy] <= len(set(slots)) == len(slots) <= self.ranks[policy], "all or none"
