@@ -100,12 +100,13 @@ class Allocator:
         gang.enter(Phase.BOUND, now, gang.slots)
         return self._decide(now)
 
-    def ended(self, policy: PolicyName, now: float) -> list[Decision]:
-        """The running computation ended."""
+    def ended(self, policy: PolicyName, now: float, *, is_typical: bool = True) -> list[Decision]:
+        """The running computation ended. ``is_typical``: its time says something about the next ones."""
         gang = self._gang(policy)
         gang.require("ended", Phase.BOUND, computing=True)
         self._pass_time(now)
-        gang.compute_s = rolling_mean(gang.compute_s, now - gang.began)
+        if is_typical:
+            gang.compute_s = rolling_mean(gang.compute_s, now - gang.began)
         gang.computed_s += now - gang.began
         gang.computing = False
         return self._decide(now)

@@ -252,7 +252,7 @@ class SharedPool(TrainingPool):
             computation.fail(error)
         work.end()
         computation.succeed(result)
-        self._event(partial(self._decider.ended, policy))
+        self._event(partial(self._decider.ended, policy, is_typical=computation.repeated))
 
     # ------------------------------------------------------------------ pool_slots.SlotListener
 

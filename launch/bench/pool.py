@@ -1,8 +1,8 @@
 """Measures what sharing slots gains: ``flexmarl bench pool``.
 
-Steps of training in virtual time: the real ``Allocator``; computations and copies of states only take time. The load
-is that of ``pool_load``: the paper's mixes of policies, on a third of the slots that they need all at once. A result
-depends on the seed alone. The keys of each of ``mixes``:
+Steps of training in virtual time on the pool that trains runs; computations and copies of states only take time. The
+load is that of ``pool_load``: the paper's mixes of policies, on a third of the slots that they need all at once. A
+result depends on the seed alone. The keys of each of ``mixes``:
 
     static_s        seconds of a step, each policy with slots of its own: the best numbers, fixed for all steps. With
                     fewer slots than ranks, a policy takes so many times as long; memory is not limited
@@ -35,7 +35,7 @@ from .call_goals import POOL, POOL_TURNS, judge_all
 from .measure import Report, rounded
 from .pool_divisions import best_partition, best_sharing
 from .pool_load import Computation, Mix, PolicyCost, StepLoad, draw_step, lower_bound_s, mixes
-from .pool_run import PoolRun, StepFigures
+from .pool_run import StepFigures, run_steps
 
 _TURNS: Final = 20
 _TURN = Computation(0.0, 1.0, follows=True)
@@ -91,8 +91,7 @@ def _mix_figures(name: str, mix: Mix, options: Options, report: Report) -> dict[
 
 
 def _round_figures(mix: Mix, loads: list[StepLoad], searched: int) -> dict[str, Any]:
-    run = PoolRun(mix.costs, mix.slots)
-    steps = [run.step(load) for load in loads]
+    steps = run_steps(mix.costs, mix.slots, loads)
     static_s, partition = best_partition(mix, loads)
     shared_s, groups = best_sharing(mix, loads, searched)
     return {
@@ -113,9 +112,9 @@ def _swap_share(steps: list[StepFigures], slots: int) -> float:
 
 def _turns_share(states_per_slot: int) -> float:
     costs = {PolicyName(name): _TURN_COST for name in "abc"}
-    run = PoolRun(costs, 1, AllocatorConfig(states_per_slot=states_per_slot))
     first = Computation(0.0, _TURN.seconds)
-    return _swap_share([run.step({policy: [first, *[_TURN] * (_TURNS - 1)] for policy in costs})], 1)
+    load = {policy: [first, *[_TURN] * (_TURNS - 1)] for policy in costs}
+    return _swap_share(run_steps(costs, 1, [load], AllocatorConfig(states_per_slot=states_per_slot)), 1)
 
 
 def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...actors.names import PolicyName
 from ...actors.trainer.slot_choice import AllocatorConfig
 from .balance import partitions
 from .pool_load import Mix, StepLoad, alone_s
-from .pool_run import PoolRun
+from .pool_run import run_steps
 
 Groups = tuple[frozenset[PolicyName], ...]
 """Policies that share slots."""
@@ -105,9 +105,10 @@ def _group_ends_s(
     if not group:
         return [0.0] * len(loads)
     costs = {
-        policy: replace(cost, load_s=0.0, save_s=0.0, connect_s=0.0)
+        policy: replace(cost, load_s=0.0, save_s=0.0, connect_s=0.0, base_s=0.0)
         for policy, cost in mix.costs.items()
         if policy in group
     }
-    run = PoolRun(costs, slots, AllocatorConfig(states_per_slot=len(group) + 1))
-    return [run.step({policy: load[policy] for policy in load if policy in group}).step_s for load in loads]
+    own = [{policy: load[policy] for policy in load if policy in group} for load in loads]
+    steps = run_steps(costs, slots, own, AllocatorConfig(states_per_slot=len(group) + 1))
+    return [step.step_s for step in steps]

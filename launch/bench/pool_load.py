@@ -34,8 +34,9 @@ _TOKEN_S: Final = 0.01
 class PolicyCost:
     """Seconds of a policy's work on all its ranks.
 
-    ``sample_s``: a sample of mean length. ``step_s``: an optimizer step. ``load_s``, ``save_s``: its state moves in,
-    out. ``connect_s``: its ranks find each other.
+    ``sample_s``: a sample of mean length. ``step_s``: an optimizer step. ``load_s``: its state moves in. ``save_s``:
+    its gradient moves out, when it is suspended. ``connect_s``: its ranks find each other. ``base_s``: weights and
+    moments move out, after each optimizer step.
     """
 
     ranks: int
@@ -44,12 +45,17 @@ class PolicyCost:
     load_s: float
     save_s: float
     connect_s: float
+    base_s: float = 0.0
 
 
 # 6 FLOPs per parameter and token, 2,000 tokens per sample with its prompt, 110 TFLOP/s per device. A swap of 32B takes
-# 11 s in the paper; of 14B, as many bytes per rank but for an eighth.
-COST_14B: Final = PolicyCost(ranks=4, sample_s=0.38, step_s=1.0, load_s=4.8, save_s=4.8, connect_s=0.2)
-COST_32B: Final = PolicyCost(ranks=8, sample_s=0.44, step_s=1.0, load_s=5.5, save_s=5.5, connect_s=0.2)
+# 11 s in the paper; of 14B, as many bytes per rank but for an eighth. The gradient is 2 of a parameter's 16 bytes.
+COST_14B: Final = PolicyCost(
+    ranks=4, sample_s=0.38, step_s=1.0, load_s=4.8, save_s=0.6, connect_s=0.2, base_s=4.2
+)
+COST_32B: Final = PolicyCost(
+    ranks=8, sample_s=0.44, step_s=1.0, load_s=5.5, save_s=0.7, connect_s=0.2, base_s=4.8
+)
 
 Costs = Mapping[PolicyName, PolicyCost]
 
@@ -64,11 +70,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """``ready_s``: from the step's start. ``follows``: it is ready at the end of the policy's computation before."""
+    """``ready_s``: from the step's start. ``follows``: it is ready at the end of the policy's computation before.
+    ``is_step``: it is the optimizer step."""
 
     ready_s: float
     seconds: float
     follows: bool = False
+    is_step: bool = False
 
 
 StepLoad = Mapping[PolicyName, Sequence[Computation]]
@@ -102,7 +110,7 @@ def draw_step(costs: Costs, random: Random) -> StepLoad:
         if left:
             found.append(_micro_batch(ended_s, left, cost))
         if found:
-            load[policy] = [*found, Computation(ended_s, cost.step_s)]
+            load[policy] = [*found, Computation(ended_s, cost.step_s, is_step=True)]
     return load
 
 

@@ -1,19 +1,26 @@
-"""Steps of training on a pool of slots in virtual time: the real ``Allocator``; computations and copies only take time.
+"""Steps of training in virtual time on ``SharedPool``, the pool that trains runs. Its slot workers only take time.
 
-A state moves in or out beside a computation without slowing it, as a device's copy engine does.
+Between two steps states stay where they are, as in a run. Before the first, all policies are built.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable
+import asyncio
+import tempfile
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import count
+from pathlib import Path
+from typing import Any, cast
 
-from ...actors.names import PolicyName, SlotName
-from ...actors.trainer.allocate import Allocator
-from ...actors.trainer.gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
+from ...actors.names import PolicyName, Step
+from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
+from ...actors.trainer.pool_config import SharedPoolConfig
+from ...actors.trainer.shared_pool import SharedPool
 from ...actors.trainer.slot_choice import AllocatorConfig
+from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
+from ...actors.workflow import RecipeConfig
+from ...core.testing import virtual_time
+from .. import env
 from .pool_load import Computation, Costs, StepLoad
+from .pool_slots import TimedSlot, Unheard, timed_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,78 +32,90 @@ class StepFigures:
     suspensions: int
 
 
-class PoolRun:
-    """Steps one after the other; states stay where they are in between."""
+@dataclass(frozen=True, slots=True)
+class _System:
+    """The trainer's system, as far as the pool needs it."""
 
-    def __init__(self, costs: Costs, slots: int, config: AllocatorConfig | None = None) -> None:
-        self._costs = costs
-        ranks = {policy: cost.ranks for policy, cost in costs.items()}
-        self._allocator = Allocator([SlotName(f"slot-{n}") for n in range(slots)], ranks, config)
-        self._now = 0.0
-        self._numbers = count()
-        self._events: list[tuple[float, int, str, PolicyName]] = []
-        self._left: dict[PolicyName, list[Computation]] = {}
-        self._loaded: set[PolicyName] = set()
-        self._places: dict[PolicyName, tuple[SlotName, ...]] = {}
-        self._computing: set[PolicyName] = set()
-        self._moving: Counter[PolicyName] = Counter()
-        self._suspensions = 0
-        self._lost_s = 0.0
+    directory: Path
 
-    def step(self, load: StepLoad) -> StepFigures:
-        """Runs all computations of ``load``."""
-        started, lost_s, suspensions = self._now, self._lost_s, self._suspensions
-        self._left = {policy: list(computations) for policy, computations in load.items()}
-        for policy, computations in load.items():
+    def clock(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def run_steps(
+    costs: Costs, slots: int, loads: Sequence[StepLoad], config: AllocatorConfig | None = None
+) -> list[StepFigures]:
+    """Runs all computations of each of ``loads``, one step after the other. No loop may run in this thread."""
+    rules = (config or AllocatorConfig()).model_dump()
+    with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as folder:
+        pool = SharedPoolConfig(slots=slots, **rules)
+        return virtual_time.run(_Run(costs, pool, Path(folder)).steps(loads))
+
+
+class _Run:
+    def __init__(self, costs: Costs, config: SharedPoolConfig, folder: Path) -> None:
+        self._costs, self._config, self._folder = costs, config, folder
+        self._steps = 0
+
+    async def steps(self, loads: Sequence[StepLoad]) -> list[StepFigures]:
+        self._slots = [TimedSlot(f"slot-{n}", self._costs) for n in range(self._config.slots)]
+        async with asyncio.TaskGroup() as group:
+            tasks: list[asyncio.Task[None]] = []
+
+            def background(work: Coroutine[Any, Any, None], name: str) -> None:
+                tasks.append(group.create_task(work, name=name))
+
+            self._pool = self._made_pool(background)
+            await self._pool.start()
+            figures = [await self._step(load) for load in loads]
+            for task in tasks:
+                task.cancel()
+        await self._pool.close()
+        return figures
+
+    def _made_pool(self, background: Any) -> SharedPool:
+        unheard: Any = Unheard()
+        setup = SharedPoolSetup(
+            self._config, cast(Any, self._slots), unheard, unheard, self._folder / "suspended"
+        )
+        policies = {
+            policy: PolicySetup(trainer=SimulatedTrainerConfig(ranks=cost.ranks), credit={})
+            for policy, cost in self._costs.items()
+        }
+        recipe = RecipeConfig(folder=str(self._folder), data={}, seed=0)
+        trainer = TrainerSetup(policies, recipe, 0, unheard, self._folder, pool=setup)
+        system: Any = _System(self._folder)
+        return SharedPool(trainer, setup, system, background, lambda ref: None)
+
+    async def _step(self, load: StepLoad) -> StepFigures:
+        self._steps += 1
+        loop = asyncio.get_running_loop()
+        started, lost_s, _ = loop.time(), self._lost_s(), self._suspensions()
+        async with asyncio.TaskGroup() as group:
+            for policy, computations in load.items():
+                group.create_task(self._policy_step(policy, computations, started))
+        return StepFigures(loop.time() - started, self._lost_s() - lost_s, self._suspensions())
+
+    async def _policy_step(
+        self, policy: PolicyName, computations: Sequence[Computation], started: float
+    ) -> None:
+        last: asyncio.Task[object] | None = None
+        async with asyncio.TaskGroup() as group:
             for one in computations:
-                if not one.follows:
-                    self._later(one.ready_s, "ready", policy)
-        while any(self._left.values()) or self._computing:
-            self._next_event()
-        return StepFigures(self._now - started, self._lost_s - lost_s, self._suspensions - suspensions)
+                if one.follows and last is not None:
+                    await last
+                else:
+                    await asyncio.sleep(started + one.ready_s - asyncio.get_running_loop().time())
+                last = group.create_task(self._computed(policy, one))
 
-    def _next_event(self) -> None:
-        now, _, event, policy = heapq.heappop(self._events)
-        self._lost_s += (now - self._now) * len(self._lost_slots())
-        self._now = now
-        if event == "ended":
-            self._computing.remove(policy)
-        elif event != "ready":
-            self._moving[policy] -= 1
-        if event == "prefetched":
-            self._loaded.add(policy)
-        self._carry_out(getattr(self._allocator, event)(policy, now))
-        if event == "ended" and self._left[policy] and self._left[policy][0].follows:
-            self._later(0.0, "ready", policy)
+    async def _computed(self, policy: PolicyName, one: Computation) -> object:
+        if one.is_step:
+            return await self._pool.optimizer_step(policy, Step(self._steps))
+        return await self._pool.accumulate(policy, timed_batch(one.seconds))
 
-    def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        for one in decisions:
-            policy, cost = one.policy, self._costs[one.policy]
-            match one:
-                case Run():
-                    self._computing.add(policy)
-                    self._later(self._left[policy].pop(0).seconds, "ended", policy)
-                case Bind(_, slots):
-                    load_s = 0.0 if policy in self._loaded else cost.load_s
-                    self._move(cost.connect_s + load_s, "bound", policy, slots)
-                case Prefetch(_, slots):
-                    self._move(cost.load_s, "prefetched", policy, slots)
-                case Suspend():
-                    self._suspensions += 1
-                    self._loaded.discard(policy)
-                    self._move(cost.save_s, "suspended", policy, self._places[policy])
-                case Drop(_, slots):
-                    self._loaded.discard(policy)
-                    self._move(0.0, "dropped", policy, slots)
+    def _lost_s(self) -> float:
+        return sum(slot.lost_s for slot in self._slots)
 
-    def _move(self, seconds: float, event: str, policy: PolicyName, slots: tuple[SlotName, ...]) -> None:
-        self._places[policy] = slots
-        self._moving[policy] += 1
-        self._later(seconds, event, policy)
-
-    def _later(self, seconds: float, event: str, policy: PolicyName) -> None:
-        heapq.heappush(self._events, (self._now + seconds, next(self._numbers), event, policy))
-
-    def _lost_slots(self) -> set[SlotName]:
-        moving = {slot for policy in +self._moving for slot in self._places[policy]}
-        return moving - {slot for policy in self._computing for slot in self._places[policy]}
+    def _suspensions(self) -> int:
+        """Since the last call."""
+        return sum(self._pool.figures(policy).suspensions for policy in self._costs)

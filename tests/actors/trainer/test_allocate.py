@@ -94,6 +94,17 @@ class TestSuspending:
 
 
 class TestOrder:
+    def test_times_that_say_nothing_about_the_next_computations_are_not_expected_of_them(self) -> None:
+        """A binding at the start computes nothing: else all policies would seem to have little work."""
+        allocator = Allocator([S0], {A: 1, B: 1})
+        for seconds, is_typical in ((0.0, False), (4.0, True), (0.5, False)):
+            now = 10.0 * (1 + allocator.seconds(A).computing)
+            allocator.ready(A, now)
+            if allocator.phase(A) is not Phase.BOUND:
+                allocator.bound(A, now)
+            allocator.ended(A, now + seconds, is_typical=is_typical)
+        assert allocator._gangs[A].compute_s == 4.0
+
     def test_the_policy_with_most_work_is_bound_first(self) -> None:
         owner = Owner(1, {A: 1, B: 1, C: 1})
         owner.ready(A, 9)

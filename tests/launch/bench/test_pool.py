@@ -1,6 +1,7 @@
 """``flexmarl bench pool``: the load, the runs and the fixed divisions by hand, and the command."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -25,7 +26,7 @@ from flexmarl.launch.bench.pool_load import (
     mix,
     mixes,
 )
-from flexmarl.launch.bench.pool_run import PoolRun
+from flexmarl.launch.bench.pool_run import run_steps
 from flexmarl.launch.cli import main
 
 A, B, C, D = (PolicyName(name) for name in "abcd")
@@ -73,23 +74,31 @@ class TestLoad:
 
 class TestRun:
     def test_a_step_ends_with_its_last_computation(self) -> None:
-        run = PoolRun({A: cost(), B: cost()}, 1)
-        assert run.step({A: seconds(2.0, 3.0), B: seconds(1.0, ready_s=1.0)}).step_s == 6.0
-        assert run.step({A: seconds(2.0)}).step_s == 2.0
+        loads: list[StepLoad] = [{A: seconds(2.0, 3.0), B: seconds(1.0, ready_s=1.0)}, {A: seconds(2.0)}]
+        steps = run_steps({A: cost(), B: cost()}, 1, loads)
+        assert [step.step_s for step in steps] == [6.0, 2.0]
 
     def test_time_is_lost_if_a_state_moves_and_nothing_computes(self) -> None:
         costs = {A: cost(load_s=1.0, save_s=2.0), B: cost(load_s=1.0, connect_s=0.5)}
         load = {A: seconds(4.0), B: seconds(4.0)}
-        alone = PoolRun(costs, 1, AllocatorConfig(states_per_slot=1)).step(load)
-        assert (alone.step_s, alone.lost_s, alone.suspensions) == (12.5, 4.5, 1)
-        beside = PoolRun(costs, 1).step(load)
-        assert (beside.step_s, beside.lost_s, beside.suspensions) == (9.5, 1.5, 1)
+        # B, built last, has the slot, and leaves it at once: nothing was computed since its state was copied.
+        (alone,) = run_steps(costs, 1, [load], AllocatorConfig(states_per_slot=1))
+        assert (alone.step_s, alone.lost_s, alone.suspensions) == (12.5, 4.5, 2)
+        (beside,) = run_steps(costs, 1, [load])
+        assert (beside.step_s, beside.lost_s, beside.suspensions) == (8.0, 0.0, 1), "loaded beside the other"
+
+    def test_the_base_part_moves_out_after_an_optimizer_step_and_a_suspension_behind_it_is_free(self) -> None:
+        costs = {A: replace(cost(save_s=2.0), base_s=3.0), B: cost()}
+        step = [*seconds(4.0), Computation(0.0, 1.0, is_step=True)]
+        _, first, second = run_steps(costs, 1, [{A: seconds(4.0)}, {A: step}, {B: seconds(1.0)}])
+        assert (first.step_s, first.lost_s) == (4.0 + 1.0 + 3.0, 3.0)
+        assert (second.step_s, second.lost_s, second.suspensions) == (1.0, 0.0, 1)
 
     def test_a_computation_may_follow_the_one_before(self) -> None:
-        run = PoolRun({A: cost(), B: cost()}, 1)
         follows = Computation(0.0, 1.0, follows=True)
-        figures = run.step({policy: [Computation(0.0, 1.0), follows, follows] for policy in (A, B)})
-        assert figures.step_s == 6.0 and figures.suspensions == 5, "they take turns"
+        load = {policy: [Computation(0.0, 1.0), follows, follows] for policy in (A, B)}
+        (figures,) = run_steps({A: cost(), B: cost()}, 1, [load])
+        assert figures.step_s == 6.0 and figures.suspensions == 6, "they take turns, and B has had the slot"
 
 
 class TestDivisions:
