@@ -29,7 +29,7 @@ from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.statistics import Chosen
 
-SOLVER = PolicyName("solver")
+SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
 HOUR_S = 3600.0
 
 
@@ -75,19 +75,19 @@ class House:
     def __init__(self, system: ActorSystem, router: ActorRef[RouterApi], console: Console) -> None:
         self.system, self.router, self.console = system, router, console
 
-    async def add(self, name: str, instance: Instance) -> None:
-        await self.router.api.join(await self.system.add(instance, name), (SOLVER,), 4)
+    async def add(self, name: str, instance: Instance, *policies: PolicyName) -> None:
+        await self.router.api.join(await self.system.add(instance, name), policies or (SOLVER,), 4)
 
-    async def publish(self, version: int) -> list[Loaded]:
+    async def publish(self, version: int, policy: PolicyName = SOLVER) -> list[Loaded]:
         handle = StateHandle("a", version, 0, 0, (), ())
-        return await self.router.within(HOUR_S).publish(Published(SOLVER, Version(version), handle))
+        return await self.router.within(HOUR_S).publish(Published(policy, Version(version), handle))
 
 
 def in_virtual_time(case: Callable[[House], Awaitable[None]]) -> None:
     async def main() -> None:
         async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
             console = Console()
-            setup = RouterSetup((SOLVER,), await system.add(console, "console"))  # type: ignore[arg-type]
+            setup = RouterSetup((SOLVER, JUDGE), await system.add(console, "console"))  # type: ignore[arg-type]
             router: ActorRef[RouterApi] = await system.add(RouterActor(setup), "router")
             await case(House(system, router, console))
 
@@ -156,5 +156,46 @@ def test_an_instance_that_was_lost_in_its_load_may_return_and_one_that_can_not_l
         assert len(await house.publish(0)) == 1
         await asyncio.sleep(60.0)
         assert [state for name, state in house.console.seen if name == "solver-0"] == states
+
+    in_virtual_time(case)
+
+
+def test_an_instance_of_two_policies_is_lost_for_both_and_the_next_one_loads_both() -> None:
+    async def case(house: House) -> None:
+        await house.add("solver-0", Instance(1.0), SOLVER, JUDGE)
+        assert [one.policy for one in await house.publish(0)] == [SOLVER]
+        assert [one.policy for one in await house.publish(7, JUDGE)] == [JUDGE]
+        await house.system.remove("solver-0")
+        await asyncio.sleep(1.0)
+        assert house.console.seen == [("solver-0", "gone")] * 2
+        await house.add("solver-0", Instance(1.0), SOLVER, JUDGE)
+        await asyncio.sleep(3.0)
+        assert house.console.seen[2:] == [("solver-0", "serving")] * 2
+        await house.system.remove("solver-0")
+        await asyncio.sleep(1.0)
+        assert house.console.seen[4:] == [("solver-0", "gone")] * 2, "its second life is watched too"
+
+    in_virtual_time(case)
+
+
+def test_an_instance_of_two_policies_leaves_with_both() -> None:
+    async def case(house: House) -> None:
+        await house.add("solver-0", Instance(1.0), SOLVER, JUDGE)
+        for policy in (SOLVER, JUDGE):
+            await house.publish(0, policy)
+        await asyncio.gather(*(house.router.within(HOUR_S).leave("solver-0") for _ in range(2)))
+        await asyncio.sleep(1.0)
+        assert house.console.seen.count(("solver-0", "gone")) == 2
+
+    in_virtual_time(case)
+
+
+def test_a_load_that_fails_for_one_policy_leaves_the_instance_to_the_other() -> None:
+    async def case(house: House) -> None:
+        await house.add("solver-0", Instance(1.0, LoadFailed(SOLVER, Version(0), "digest")), SOLVER, JUDGE)
+        await house.add("solver-1", Instance(1.0))
+        await house.publish(0)
+        assert [one.policy for one in await house.publish(0, JUDGE)] == [JUDGE]
+        assert house.console.seen == [("solver-0", "gone")]
 
     in_virtual_time(case)
