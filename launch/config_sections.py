@@ -104,11 +104,6 @@ class PolicyConfig(Config):
             return self
         if self.simulated:
             raise ValueError("lora: a simulated policy has no layers to adapt: leave it out")
-        if self.trainer.ranks > 1:
-            raise ValueError(
-                f"lora with trainer.ranks={self.trainer.ranks}: an adapter is trained by one rank. Leave out "
-                "trainer.ranks, or lora"
-            )
         if problem := self.engine.lora_problem(self.lora.rank):
             raise ValueError(f"lora.rank={self.lora.rank}: {problem}")
         return self

@@ -57,13 +57,18 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     slots = config.pool.slots
     ranks = max(policy.trainer.ranks for policy in config.policies.values())
     on_gpus = any(device_of(policy) != "cpu" for policy in config.policies.values())
-    held = max(weights.get(name, 0) // policy.trainer.ranks for name, policy in config.policies.items())
+    held = max(weights.get(name, 0) // _parts(policy) for name, policy in config.policies.items())
     for slot in range(slots):
         gang = slot // ranks if ranks > 1 and slot < slots // ranks * ranks else None
         yield Need(
             f"slot-{slot}", f"pool.slots={slots}", purpose="training", gpus=int(on_gpus), gang=gang,
             gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
         )  # fmt: skip
+
+
+def _parts(policy: PolicyConfig) -> int:
+    """The number of slots that a policy's model is divided over: the base of an adapter is whole on each."""
+    return 1 if policy.lora is not None else policy.trainer.ranks
 
 
 def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:

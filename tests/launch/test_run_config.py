@@ -96,10 +96,6 @@ class TestRefusals:
             ("agents.solver.lora={targets: []}", "names of linear layers, at least one"),
             ("agents.solver.lora={targets: [v, v]}", "names of linear layers, at least one and each once"),
             (
-                "agents.solver={lora: {}, trainer: {ranks: 2}}",
-                "agents.solver: lora with trainer.ranks=2: an adapter is trained by one rank",
-            ),
-            (
                 "agents.solver={lora: {}, engine: {name: simulated}, trainer: {name: simulated}}",
                 "agents.solver: lora: a simulated policy has no layers to adapt",
             ),

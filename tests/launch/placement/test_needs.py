@@ -77,6 +77,14 @@ def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> N
     assert not any(need.memory_bytes for need in by_name.values())
 
 
+def test_a_slot_has_its_part_of_a_policy_s_weights_but_the_whole_base_of_an_adapter() -> None:
+    pool = ("pool={name: shared, slots: 2}", "agents.sorter.trainer={ranks: 2}")
+    weights = {SORTER: 6 * GIB, CHECKER: GIB}
+    for adapter, held in (((), 3 * GIB), (("agents.sorter.lora={}",), 6 * GIB)):
+        found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), weights)}
+        assert [found[name].gpu_bytes for name in ("slot-0", "slot-1")] == [held, held]
+
+
 def test_policies_that_share_instances_need_gpus_for_these_once() -> None:
     adapters = ("agent_defaults.lora={rank: 2}", "agent_defaults.engine={name: vllm}")
     shared = on_cuda(*adapters, "agents.checker.instances=2")

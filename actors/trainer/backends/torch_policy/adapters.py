@@ -27,6 +27,7 @@ from ....pretrained import outline_of, random_stream
 from ...policy_files import check_tensors
 from ...saved_policy import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from .completion_model import named_weights
+from .gang_rank import gathered
 from .lora_targets import target_names
 from .own_weights import ADAPTER_NAME, file_name, is_adapter, own_weights, saved_weights
 
@@ -67,11 +68,17 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if not owner:
             yield name, tensor
         elif leaf == "weight":
-            layer: Any = layers[owner]
-            with torch.no_grad():
-                yield f"{owner}.{leaf}", tensor + layer.get_delta_weight(ADAPTER_NAME)
+            yield f"{owner}.{leaf}", tensor + _change(layers[owner])
         else:
             yield f"{owner}.{leaf}", tensor
+
+
+@torch.no_grad()
+def _change(layer: Any) -> Tensor:
+    """``alpha / rank * B A`` of a layer, as its weight lies. In a gang all ranks call this."""
+    a, b = (gathered(matrix[ADAPTER_NAME].weight) for matrix in (layer.lora_A, layer.lora_B))
+    product = b @ a
+    return (product.T if layer.fan_in_fan_out else product) * layer.scaling[ADAPTER_NAME]
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

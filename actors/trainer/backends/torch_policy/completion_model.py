@@ -1,7 +1,7 @@
 """A Hugging Face causal language model that computes the log-probabilities of completions."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -90,9 +90,10 @@ class CompletionModel:
         """From now on a layer's activations are computed again in the backward. Raises as ``recompute_layers``."""
         recompute_layers(self.model)
 
-    def shard(self, gang: GangRank, *, trained: bool) -> None:
-        """Divides the parameters over ``gang``. ``trained``: a backward follows each forward."""
-        gang.shard(self._forward, keep_root=trained)
+    def shard(self, gang: GangRank, *, trained: bool, whole: Iterable[nn.Parameter] = ()) -> None:
+        """Divides the parameters over ``gang``, but for those that every rank has ``whole``. ``trained``: a backward
+        follows each forward."""
+        gang.shard(self._forward, keep_root=trained, whole=whole)
 
     def _check_length(self, tokens: int) -> None:
         if self._longest is not None and tokens > self._longest:

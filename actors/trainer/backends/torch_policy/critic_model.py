@@ -72,14 +72,15 @@ class CriticModel:
         head = nn.Linear(width, 1, device=body.device, dtype=body.dtype)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        frozen = {id(parameter): parameter for parameter in body.parameters() if not parameter.requires_grad}
-        self.model = BodyAndHead(copy.deepcopy(body, frozen), head)
+        frozen = [parameter for parameter in body.parameters() if not parameter.requires_grad]
+        shared = {id(parameter): parameter for parameter in frozen}
+        self.model = BodyAndHead(copy.deepcopy(body, shared), head)
         self._autocast = policy.autocast
         self._config = _settings(critic, optimizer)
         if recompute:
             recompute_layers(self.model)
         self._gang = gang
-        gang.shard(self.model, keep_root=True)
+        gang.shard(self.model, keep_root=True, whole=frozen)
         self._parameters = trained_parameters(self.model, memory, "critic_gradient")
         self._optimizer = make_adamw(self._parameters, self._config, memory, Path(CRITIC_FILE).stem)
 

@@ -4,7 +4,7 @@ They join a process group for as long as the policy is bound to their slots. All
 policy's backend in the same order; each call that computes is a collective one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -33,17 +33,19 @@ class GangRank:
             distributed.all_reduce(values, group=self._mesh.get_group())
         return values
 
-    def shard(self, model: nn.Module, *, keep_root: bool) -> None:
+    def shard(self, model: nn.Module, *, keep_root: bool, whole: Iterable[nn.Parameter] = ()) -> None:
         """Divides the parameters of ``model`` over the ranks: each layer of its own is gathered for its forward alone.
 
         Gradients are summed over the ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
-        parameters outside the layers stay gathered from a forward to its backward.
+        parameters outside the layers stay gathered from a forward to its backward. ``whole``: parameters that every
+        rank has, a frozen base.
         """
         if self._mesh is None:
             return
+        ignored = set(whole)
         for layer in layers_of(model):
-            fully_shard(layer, mesh=self._mesh)
-        fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root)
+            fully_shard(layer, mesh=self._mesh, ignored_params=ignored)
+        fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root, ignored_params=ignored)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 # Without the first, a factor is multiplied before the sum, which gloo can't.
@@ -58,10 +60,8 @@ class GangRank:
 
     def gathered(self, tensor: Tensor) -> Tensor | None:
         """The whole of a model's tensor on the first rank, None on the others."""
-        if isinstance(tensor, DTensor):
-            full = tensor.full_tensor()
-            return full if self.rank == 0 else None
-        return tensor if self.rank == 0 else None
+        full = gathered(tensor)
+        return full if self.rank == 0 else None
 
 
 c10d: Any = distributed  # half of its names have no types
@@ -108,6 +108,11 @@ def _gloo_on_loopback(store: Any, rank: int, size: int, timeout: timedelta) -> A
 
 
 distributed.Backend.register_backend(_LOOPBACK, _gloo_on_loopback, devices="cpu")
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of ``tensor`` on every rank; all of them call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:

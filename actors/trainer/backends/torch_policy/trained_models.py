@@ -52,19 +52,20 @@ class TrainedModels:
         FSDP2 allocates, are copied.
 
         Each model is whole for a moment, one after the other, before it is divided over ``gang``; the policy's is so
-        together with its critic.
+        together with its critic. A base stays whole on every rank: the adapters over it are divided.
         """
         self._setup = setup
         self.gang = gang
         model, loss = setup.real_model, setup.loss
         memory = memory or StateMemory()
         self._base = None if setup.lora is None else bases.base_of(model)
+        frozen = [] if self._base is None else list(self._base.model.parameters())
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
         self.reference = self._completion_model(seed) if loss.kl_coefficient else None
         if self.reference is not None:
             self.reference.model.requires_grad_(False)
-            self.reference.shard(gang, trained=False)
+            self.reference.shard(gang, trained=False, whole=frozen)
         self.completions = self._completion_model(seed)
         self.critic = None
         if loss.critic:
@@ -73,7 +74,7 @@ class TrainedModels:
             )
         if recompute:
             self.completions.recompute_layers()
-        self.completions.shard(gang, trained=True)
+        self.completions.shard(gang, trained=True, whole=frozen)
         trained = trained_parameters(self.completions.model, memory, "gradient")
         self.parameters = {file_name(name): parameter for name, parameter in trained.items()}
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flexmarl.actors.messages import StepStats
+from flexmarl.actors.messages import LoraConfig, StepStats
 
 from .ranks import (
     gang_setup,
@@ -23,6 +23,15 @@ SETUPS = {name: gang_setup(algorithm) for name, algorithm in ALGORITHMS.items()}
     "deep": gang_setup({"name": "dapo"}, num_hidden_layers=2, hidden_size=48),
     "recomputed": gang_setup(
         {"name": "ppo"}, num_hidden_layers=2, trainer={"name": "torch", "activation_checkpointing": True}
+    ),
+    "adapter": gang_setup(
+        {"name": "ppo", "kl_coefficient": 0.1}, lora=LoraConfig(rank=3, alpha=7), num_hidden_layers=2
+    ),
+    "published adapter": gang_setup(
+        {"name": "dapo"},
+        lora=LoraConfig(rank=1, alpha=2, targets=("q_proj", "down_proj")),
+        publishes_adapter=True,
+        tie_word_embeddings=True,
     ),
 }
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
-from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
@@ -37,7 +37,13 @@ NAME = PolicyName("solver")
 
 
 def gang_setup(
-    algorithm: dict[str, Any], *, dtype: str = "float32", trainer: Any = None, **model: Any
+    algorithm: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    trainer: Any = None,
+    lora: LoraConfig | None = None,
+    publishes_adapter: bool = False,
+    **model: Any,
 ) -> PolicySetup:
     """A vocabulary of 18: neither two nor four ranks divide it, and a critic's head has one row."""
     return PolicySetup(
@@ -45,6 +51,8 @@ def gang_setup(
         credit={AgentName("solver"): CreditConfig(name=algorithm["name"])},
         loss=LossConfig(**algorithm),
         optimizer=OptimizerConfig(lr=1e-2, betas=(0.9, 0.95), schedule="linear", weight_decay=0.01),
+        lora=lora,
+        publishes_adapter=publishes_adapter,
         **({"trainer": trainer} if trainer else {}),
     )
 
@@ -180,7 +188,9 @@ def whole_gradients(policy: TorchPolicy) -> dict[str, NDArray[Any]]:
     found = {}
     for kind, model in models.items():
         for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                assert not parameter.requires_grad, name
+                continue
             whole: Any = parameter.grad
             found[f"{kind}/{name}"] = array(whole.full_tensor() if isinstance(whole, DTensor) else whole)
     return found
