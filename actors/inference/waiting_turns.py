@@ -1,10 +1,9 @@
 """The turns of one policy that wait for an instance, and its instances with room for one. Pure, O(log n) per event."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
 from typing import Final
 
 from ..names import PolicyName, Version
@@ -197,23 +196,27 @@ class InstancesWithRoom:
     ``in_turn``, the one whose newest turn is the oldest."""
 
     def __init__(self, *, in_turn: bool = False) -> None:
-        self._rank: Callable[[RoutedInstance], float] = attrgetter("dealt" if in_turn else "load.tokens")
+        self._in_turn = in_turn
         self._heap: list[tuple[float, int, RoutedInstance]] = []
 
     def changed(self, instance: RoutedInstance) -> None:
         """To be called when it begins to serve, or its load has changed."""
-        if instance.load.turns < instance.load.capacity:
-            heappush(self._heap, (self._rank(instance), instance.number, instance))
+        load = instance.load
+        if load.turns < load.capacity:
+            rank = instance.dealt if self._in_turn else load.tokens
+            heappush(self._heap, (rank, instance.number, instance))
 
     def least(self, instances: Mapping[int, RoutedInstance]) -> RoutedInstance | None:
         """The first instance. ``instances``: all of the policy, by number."""
         heap = self._heap
         if len(heap) > 8 * len(instances) + _SLACK:
-            heap[:] = [(self._rank(one), one.number, one) for one in instances.values() if one.has_room]
-            heapify(heap)
+            heap.clear()
+            for one in instances.values():
+                if one.has_room:
+                    self.changed(one)
         while heap:
             rank, _, instance = heap[0]
-            if self._rank(instance) == rank and instance.has_room:
+            if rank == (instance.dealt if self._in_turn else instance.load.tokens) and instance.has_room:
                 return instance
             heappop(heap)  # it has changed since: if it has room, another entry says so
         return None

@@ -77,8 +77,9 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _change(layer: Any) -> Tensor:
     """``alpha / rank * B A`` of a layer, as its weight lies. In a gang all ranks call this."""
     a, b = (gathered(matrix[ADAPTER_NAME].weight) for matrix in (layer.lora_A, layer.lora_B))
-    product = b @ a
-    return (product.T if layer.fan_in_fan_out else product) * layer.scaling[ADAPTER_NAME]
+    product: Tensor = b @ a
+    scale: float = layer.scaling[ADAPTER_NAME]
+    return (product.T if layer.fan_in_fan_out else product) * scale
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
