@@ -242,6 +242,34 @@ class WorkerLost:
     event: Literal["worker_lost"] = "worker_lost"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A host has joined the running run: actors of lost nodes may move there."""
+
+    node: str
+    cores: int
+    gpus: int
+    event: Literal["node_joined"] = "node_joined"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node has ended or is silent. Its actors are restarted on others, or given up."""
+
+    node: str
+    reason: str
+    event: Literal["node_lost"] = "node_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorGivenUp:
+    """The node of an actor was lost, for ``reason``, and no other one has room for it: the run continues without."""
+
+    actor: str
+    reason: str
+    event: Literal["actor_given_up"] = "actor_given_up"
+
+
 RunEvent = Annotated[
     RunStarted
     | RunResumed
@@ -263,6 +291,9 @@ RunEvent = Annotated[
     | SlotLost
     | WorkflowBlocked
     | ActorRestarted
-    | WorkerLost,
+    | WorkerLost
+    | NodeJoined
+    | NodeLost
+    | ActorGivenUp,
     Field(discriminator="event"),
 ]

@@ -13,3 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("flexmarl: stopped", file=sys.stderr)  # noqa: T201  # click may not have been imported yet
         return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

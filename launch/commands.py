@@ -21,8 +21,11 @@ from .console.output import Form, Output, print_error
 from .control_commands import logs, status, stop
 from .doctor import doctor
 from .errors import Interrupted, LostActor
+from .nodes.command import node
+from .nodes.hosts_file import read_hosts
+from .nodes.joined_cluster import WAIT_S, NodesWanted
 from .placement.plan_table import plan_as_comment
-from .placement.run_placement import place_here
+from .placement.run_placement import like_this_host, place_run
 from .prepared_run import PreparedRun, checked, new_run, next_life
 from .report.report import write_report
 from .run import Run
@@ -50,7 +53,7 @@ def cli() -> None:
     """
 
 
-for command in (bench, runs, export, completion, doctor, status, stop, logs):
+for command in (bench, runs, export, completion, doctor, status, stop, logs, node):
     cli.add_command(command)
 
 
@@ -86,6 +89,28 @@ for command in (bench, runs, export, completion, doctor, status, stop, logs):
     "at most N times without a newer checkpoint in between. Default: 0.",
 )
 @click.option(
+    "--nodes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Wait for N other hosts, on which `flexmarl node` joins the run, and place actors there too. It needs "
+    "network.listen=ADDRESS.",
+)
+@click.option(
+    "--hosts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Start these nodes by ssh: one host a line, NAME [USER@]ADDRESS port=PORT python=PATH; all but the name may "
+    "be left out.",
+)
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(0),
+    default=WAIT_S,
+    show_default=True,
+    help="The longest wait for these hosts, in seconds.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Check config, recipe, models and devices, print the config and the place of each actor, and stop.",
@@ -115,6 +140,9 @@ def train(
     resume: Path | None,
     accept: tuple[str, ...],
     restarts: int,
+    nodes: int,
+    hosts: Path | None,
+    wait_s: float,
     dry_run: bool,
     form: Form | None,
     log_level: LogLevel,
@@ -132,11 +160,16 @@ def train(
       flexmarl train --resume runs/first-try
       flexmarl train --resume runs/first-try training.steps=200
       flexmarl train path/to/recipe checkpoint.every=20 --restarts 3
+      flexmarl train path/to/recipe network.listen=10.0.0.1 --nodes 2
       flexmarl train path/to/recipe --json | jq 'select(.event == "evaluated")'
 
     Ctrl-C stops after the running steps and saves a checkpoint; a second ctrl-C stops at once.
     """
-    options = RunOptions(Output.standard(form or "normal"), restarts, log_level)
+    if hosts is not None and nodes:
+        raise ConfigError("--hosts has the nodes: leave out --nodes")
+    by_ssh = () if hosts is None else read_hosts(hosts)
+    wanted = NodesWanted(nodes or len(by_ssh), wait_s, by_ssh)
+    options = RunOptions(Output.standard(form or "normal"), restarts, log_level, wanted)
     overrides = [word for word in words if "=" in word]
     recipes = [word for word in words if "=" not in word]
     if resume is not None:
@@ -154,7 +187,8 @@ def train(
     recipe = recipes[0] if recipes else "sort-digits"
     if dry_run:
         config, _, _ = checked(recipe, overrides, runs, name)
-        click.echo(f"{to_yaml(config)}{plan_as_comment(place_here(config))}", nl=False)
+        plan = place_run(config, like_this_host(wanted.count))
+        click.echo(f"{to_yaml(config)}{plan_as_comment(plan)}", nl=False)
         click.echo("# checked; nothing was started or written")
         return 0
     with new_run(recipe, overrides, runs, name) as prepared:
@@ -241,6 +275,7 @@ class RunOptions:
     output: Output
     restarts: int
     log_level: LogLevel
+    nodes: NodesWanted
 
 
 def _train(
@@ -285,7 +320,7 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
     try:
         with (directory.logs / "launcher.log").open("a") as log:
             configure_logging("launcher", log, options.log_level)
-            run = Run.of(prepared, display, options.log_level)
+            run = Run.of(prepared, display, options.log_level, options.nodes)
             result = uvloop.run(train_until_signal(run, display))
     except KeyboardInterrupt:  # before the run's own signal handlers are set
         return _failed(Interrupted("stopped by SIGINT"), directory, options.output)

@@ -17,6 +17,29 @@ class LostActor(FlexmarlError):
     """A run has ended because one of its actors was lost; it may continue from its newest checkpoint."""
 
 
+class TooFewNodes(FlexmarlError):
+    """Fewer hosts than the run wants have joined in time."""
+
+    def __init__(self, wanted: int, joined: list[str], wait_s: float) -> None:
+        there = f"there are {', '.join(joined)}" if joined else "there is none"
+        super().__init__(f"{wanted} nodes had to join within {wait_s:g} s (--wait-s): {there}")
+        self.wanted = wanted
+        self.joined = joined
+        self.wait_s = wait_s
+
+
+class NodesNotStarted(FlexmarlError):
+    """Nodes could not be started by ssh; each problem names the host and its line in the hosts file."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(f"nodes could not be started:{listing(problems)}")
+        self.problems = problems
+
+
+class NoRunToJoin(FlexmarlError):
+    """A node has found no run, or one of a single host."""
+
+
 class ResumeRefused(FlexmarlError):
     """A run can't be resumed as it is: settings or files are no longer those that its checkpoint was made with."""
 

@@ -46,15 +46,15 @@ _SLOW_START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A run within its supervision. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: for a config,
-    the UUIDs of the GPUs of each actor that sees no others."""
+    """A run within its supervision. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of
+    the GPUs of each actor that sees no others."""
 
     config: RunConfig
     directory: RunDirectory
     supervision: RunSupervision
     console: RunConsole
     resume: tuple[Path, RunState] | None
-    own_gpus: Callable[[RunConfig], Mapping[str, tuple[str, ...]]]
+    own_gpus: Mapping[str, tuple[str, ...]]
 
     async def train(self, began: Callable[[ActorRef[OrchestratorApi]], None]) -> RunResult:
         """``began`` is called when the training has begun: from then on the orchestrator can be asked to stop."""
@@ -83,8 +83,7 @@ class LocalRun:
         before the processes run."""
         references = await self._references()
         self._prepare_store(references.store)
-        own = await self.console.system.run_blocking(self.own_gpus, self.config)
-        specs = actor_specs(self.config, self.directory, references, self.resume, own)
+        specs = actor_specs(self.config, self.directory, references, self.resume, self.own_gpus)
         router = references.router.name
         await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}

@@ -229,6 +229,11 @@ def recipe_files(config: RunConfig) -> dict[str, str]:
         raise ConfigError(
             f"the recipe's folder {folder} is missing: restore it, or write its new place: recipe=FOLDER"
         )
+    return code_digests(folder)
+
+
+def code_digests(folder: Path) -> dict[str, str]:
+    """As ``recipe_files``; empty without that folder."""
     return {
         str(path.relative_to(folder)): xxhash.xxh3_64_hexdigest(path.read_bytes())
         for path in sorted(_python_files(folder))

@@ -16,12 +16,12 @@ several runs, at once too.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from ..actors.messages import OrchestratorApi, RunResult
 from ..actors.run_events import RunEvent
@@ -38,10 +38,8 @@ from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
 from .errors import Interrupted
 from .local_launcher import LocalRun
-from .placement.run_placement import place_here
+from .nodes.joined_cluster import NodesWanted, joined_cluster
 from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
-from .run_address import RunAddress
-from .run_config import RunConfig
 from .run_control import NAME as CONTROL
 from .run_control import RunControl
 from .run_directory import RunDirectory
@@ -49,6 +47,9 @@ from .run_feed import Broadcast
 from .run_record import RunRecord
 from .run_supervision import RunSupervision
 
+Result = TypeVar("Result")
+
+_NO_NODES: Final = NodesWanted()
 _NOT_ENTERED: Final = "this Run has not been entered: async with Run(...) as run"
 
 
@@ -73,10 +74,12 @@ class Run:
         name: str | None = None,
         stop_timeout_s: float = 300.0,
         log_level: LogLevel = "info",
+        nodes: NodesWanted = _NO_NODES,
     ) -> None:
         """``config``: the name or folder of a recipe, a YAML file, a mapping with the keys of ``config.yaml`` and
         ``recipe``, or a RunConfig. ``settings``: ``key.key=value``, as on the command line. ``runs``: the folder of all
         runs. ``name``: the run's; None: recipe and time. ``log_level``: of the files in ``logs/``.
+        ``nodes``: other hosts that it waits for (``flexmarl node``).
 
         Entering raises ConfigError with every mistake in the config, RunDirectoryError if the folder exists, OSError.
         """
@@ -85,6 +88,7 @@ class Run:
         )
         self._stop_timeout_s = stop_timeout_s
         self._log_level = log_level
+        self._nodes = nodes
         self._broadcast = Broadcast(NoDisplay(), self._raise_failure)
         self._life: asyncio.Task[RunResult] | None = None
         self._exits = ExitStack()
@@ -103,20 +107,27 @@ class Run:
         accept: Sequence[str] = (),
         stop_timeout_s: float = 300.0,
         log_level: LogLevel = "info",
+        nodes: NodesWanted = _NO_NODES,
     ) -> "Run":
         """The run in ``folder``, continued from its newest checkpoint, as ``flexmarl train --resume`` does. ``accept``:
         changed files of the recipe, by name.
 
         Entering raises ResumeRefused if a setting or a file has changed that may not, or if all steps are trained;
         CheckpointIncomplete, RunDirectoryError and the errors of a new run's config."""
-        run = cls({}, stop_timeout_s=stop_timeout_s, log_level=log_level)
+        run = cls({}, stop_timeout_s=stop_timeout_s, log_level=log_level, nodes=nodes)
         run._preparing = partial(resumed_run, Path(folder), settings, accept)
         return run
 
     @classmethod
-    def of(cls, prepared: PreparedRun, display: Display, log_level: LogLevel = "info") -> "Run":
+    def of(
+        cls,
+        prepared: PreparedRun,
+        display: Display,
+        log_level: LogLevel = "info",
+        nodes: NodesWanted = _NO_NODES,
+    ) -> "Run":
         """A run that is prepared, new or resumed, on ``display``."""
-        run = cls(prepared.life.config, log_level=log_level)
+        run = cls(prepared.life.config, log_level=log_level, nodes=nodes)
         run._preparing = lambda: nullcontext(prepared)
         run._broadcast = Broadcast(display, run._raise_failure)
         return run
@@ -182,28 +193,50 @@ class Run:
             ActorSystem(
                 "launcher", runtime_dir, tcp=config.network.tcp(), settings=config.supervision.settings()
             ) as system,
-            RunSupervision(
-                system,
-                ProcessNode(system, runtime_dir, directory.logs, environment),
-                config.supervision.intensity(),
-                self._log_level,
-            ) as supervision,
+            AsyncExitStack() as exits,
         ):
             console = RunConsole(directory, self._broadcast)
             await system.add(console, "console")
             life = self._prepared.life
             control = RunControl(config, life.step, self._broadcast, console, self.request_stop)
             await system.add(control, CONTROL)
-            local_run = LocalRun(config, directory, supervision, console, life.checkpoint, _own_gpus)
-            with RunAddress.of(system).published(directory.control_address):
-                return await self._trained(local_run, system)
+            here = ProcessNode(system, runtime_dir, directory.logs, environment)
+            joining = joined_cluster(system, here, self._prepared, self._nodes, console)
+            cluster = await self._unless_stopped(exits.enter_async_context(joining))
+            supervision = await exits.enter_async_context(
+                RunSupervision(
+                    system,
+                    here,
+                    config.supervision.intensity(),
+                    self._log_level,
+                    cluster.placed,
+                    cluster.another_node,
+                )
+            )
+            own_gpus = cluster.placement.own_gpus()
+            local_run = LocalRun(config, directory, supervision, console, life.checkpoint, own_gpus)
+            return await self._trained(local_run, [system.failure, cluster.failure])
 
-    async def _trained(self, local_run: LocalRun, system: ActorSystem) -> RunResult:
+    async def _unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of ``work``. Raises Interrupted if the run is stopped before."""
+        working = asyncio.create_task(work)
+        stop = asyncio.create_task(self._at_once.wait())
+        try:
+            await asyncio.wait([working, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = working.done()
+            await _cancelled(working, stop)
+        if not ended:
+            raise Interrupted(f"stopped by {self._stopped_by}")
+        return working.result()
+
+    async def _trained(self, local_run: LocalRun, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
+        """``failures``: set to errors that end the run."""
         supervision = local_run.supervision
         work = asyncio.create_task(local_run.train(self._training_begins))
         death = asyncio.create_task(supervision.wait_failed())
         stop = asyncio.create_task(self._at_once.wait())
-        ends: list[asyncio.Future[Any]] = [stop, death, system.failure, work]
+        ends: list[asyncio.Future[Any]] = [stop, death, *failures, work]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -216,8 +249,9 @@ class Run:
             # In this order: a death makes calls fail, so it is the cause if both are there.
             if death.done() and not death.cancelled():
                 death.result()
-            if system.failure.done():
-                raise system.failure.result()
+            for failure in failures:
+                if failure.done():
+                    raise failure.result()
             return work.result()
         except FlexmarlError as error:
             if self._stopped_by and is_loss(error):  # nothing is restarted any more
@@ -292,10 +326,6 @@ class Run:
         except Interrupted as error:
             if error.__cause__ is not None:
                 raise
-
-
-def _own_gpus(config: RunConfig) -> Mapping[str, tuple[str, ...]]:
-    return place_here(config).own_gpus()
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:

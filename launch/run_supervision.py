@@ -18,7 +18,7 @@ from ..core.ref import ActorRef
 from ..core.supervision.node import Node
 from ..core.supervision.process_statistics import ProcessStatistics
 from ..core.supervision.restart_policy import Intensity, Strategy
-from ..core.supervision.supervisor import Supervisor
+from ..core.supervision.supervisor import AnotherNode, Supervisor
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
 from . import env
@@ -41,6 +41,7 @@ class RunSupervision:
         intensity: Intensity,
         log_level: LogLevel = "info",
         placed: Mapping[str, Node] = _NOWHERE_ELSE,
+        another_node: AnotherNode | None = None,
     ) -> None:
         self._system = system
         self._node = node
@@ -55,6 +56,7 @@ class RunSupervision:
             name=RESTARTING,
             log_level=log_level,
         )
+        self._restarting.another_node = another_node
         self._both = (self._ending, self._restarting)
         self._exits = AsyncExitStack()
 

@@ -125,7 +125,7 @@ class _Simulator:
                 ):
                     console = RunConsole(directory, NoDisplay(), asyncio.get_running_loop().time)
                     await system.add(console, "console")
-                    run = LocalRun(config, directory, supervision, console, life.checkpoint, lambda _: {})
+                    run = LocalRun(config, directory, supervision, console, life.checkpoint, {})
                     return await self._until_the_end(run, node)
         finally:
             self._simulation.log += network.log

@@ -105,13 +105,17 @@ class NodeActor(Actor, NodeApi):
             yield await self._exits.get()
 
     async def on_stop(self) -> None:
+        await self.kill_all()
+        self._node.close()
+
+    async def kill_all(self) -> None:
+        """Kills all actors, and waits until they have ended, for 2 s at most."""
         alive = [running for running in self._running.values() if not running.ended.is_set()]
         for running in alive:
             running.kill()
         ends = [asyncio.ensure_future(running.wait_exit()) for running in alive]
         if ends:
             await asyncio.wait(ends, timeout=_KILL_GRACE_S)
-        self._node.close()
 
 
 class RemoteRunning(Running):

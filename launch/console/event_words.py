@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ...actors.run_events import (
+    ActorGivenUp,
     ActorRestarted,
     ActorSilent,
     CheckpointSaved,
@@ -10,6 +11,8 @@ from ...actors.run_events import (
     Evaluated,
     InstanceChanged,
     InstanceMoved,
+    NodeJoined,
+    NodeLost,
     RunEvent,
     RunResumed,
     SftDone,
@@ -45,6 +48,10 @@ def warning_of(event: RunEvent) -> str | None:
             return f"slot worker {event.slot} was lost, {again}: {event.reason}"
         case ActorRestarted():
             return f"{event.actor} is restarted: {event.reason}"
+        case NodeLost():
+            return event.reason
+        case ActorGivenUp():
+            return f"{event.actor} is given up, no other node has room for it: {event.reason}"
         case StoreBlocked():
             return f"the store waits for space: {event.problem}"
         case ColumnsAwaited():
@@ -74,6 +81,8 @@ def note_of(event: RunEvent) -> str | None:
             return f"{event.instance} gets no more turns of {event.policy}: {event.reason}"
         case InstanceMoved():
             return f"{event.instance} moves from {event.policy} to {event.to}: {event.reason}"
+        case NodeJoined():
+            return f"node {event.node} joined: {count(event.cores, 'core')}, {count(event.gpus, 'GPU')}"
         case StoreUnblocked():
             return "the store has space again"
     return None

@@ -11,6 +11,8 @@ from .needed import Need
 
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
+_BESIDE_THE_STORE: Final = True
+"""Processes that write to the store or read from it share its host's memory."""
 
 
 def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None) -> list[Need]:
@@ -23,7 +25,9 @@ def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None)
     known = weights or {}
     head = [Need(name, name, on_head=True) for name in _HEAD]
     workers = config.rollout.workers
-    rollout = [Need(f"rollout-{n}", f"rollout.workers={workers}") for n in range(workers)]
+    rollout = [
+        Need(f"rollout-{n}", f"rollout.workers={workers}", on_head=_BESIDE_THE_STORE) for n in range(workers)
+    ]
     return [*head, _trainer(config, known), *_slots(config, known), *_instances(config, known), *rollout]
 
 
@@ -61,8 +65,8 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     for slot in range(slots):
         gang = slot // ranks if ranks > 1 and slot < slots // ranks * ranks else None
         yield Need(
-            f"slot-{slot}", f"pool.slots={slots}", purpose="training", gpus=int(on_gpus), gang=gang,
-            gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
+            f"slot-{slot}", f"pool.slots={slots}", on_head=_BESIDE_THE_STORE, purpose="training",
+            gpus=int(on_gpus), gang=gang, gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
         )  # fmt: skip
 
 

@@ -53,6 +53,28 @@ def place(
     raise DoesNotFit([no_way_found(needs, hosts, share_gpus=share_gpus)])
 
 
+def place_again(
+    need: Need,
+    hosts: Sequence[HostDescription],
+    head: str,
+    taken: Sequence[Placed],
+    *,
+    share_gpus: bool = False,
+) -> Placed | None:
+    """A place for one actor beside those of ``taken``; None if there is no room. Actors of ``taken`` on other hosts
+    count for nothing."""
+    for sharing in (False, True):
+        rooms = [room_of(host, share_gpus=share_gpus, sharing=sharing) for host in hosts]
+        attempt = _Attempt(rooms, head)
+        for placed in taken:
+            for room in rooms:
+                if room.name == placed.node:
+                    room.take(placed)
+        for _, (again,) in attempt.choices((need,)):
+            return again
+    return None
+
+
 Unit = tuple[Need, ...]
 """Needs that are placed on one host together."""
 
@@ -126,7 +148,7 @@ class _Attempt:
         if first == len(units):
             return True
         tried: set[object] = set()
-        for room, placed in self._choices(units[first]):
+        for room, placed in self.choices(units[first]):
             if (state := room.state()) in tried:
                 continue
             tried.add(state)
@@ -141,12 +163,12 @@ class _Attempt:
         return False
 
     def _place(self, unit: Unit) -> bool:
-        for room, placed in self._choices(unit):
+        for room, placed in self.choices(unit):
             self._take(room, placed)
             return True
         return False
 
-    def _choices(self, unit: Unit) -> Iterator[tuple[HostRoom, list[Placed]]]:
+    def choices(self, unit: Unit) -> Iterator[tuple[HostRoom, list[Placed]]]:
         """The hosts that have room for a unit, the best one first."""
         need, gpus = unit[0], _gpus(unit)
         rooms = [

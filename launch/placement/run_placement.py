@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..host_description import HostDescription, describe_host, version_problems
 from ..run_config import RunConfig
@@ -32,6 +32,16 @@ class RunPlacement:
 def place_here(config: RunConfig) -> RunPlacement:
     """Places all actors on this host. Raises DoesNotFit."""
     return place_run(config, [describe_host()])
+
+
+def like_this_host(others: int) -> list[HostDescription]:
+    """This host, and others that are made up: as large as this one."""
+    here = describe_host()
+    made_up = (
+        replace(here, name=f"node-{n}", gpus=tuple(replace(gpu, uuid=f"{gpu.uuid}-{n}") for gpu in here.gpus))
+        for n in range(1, others + 1)
+    )
+    return [here, *made_up]
 
 
 def place_run(config: RunConfig, hosts: Sequence[HostDescription]) -> RunPlacement:

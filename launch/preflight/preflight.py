@@ -42,7 +42,8 @@ def check_before_start(config: RunConfig, keys: WrittenKeys) -> dict[str, str]:
 
 def _of_placement(config: RunConfig) -> list[str]:
     try:
-        place_here(config)
+        if config.network.listen is None:  # else other hosts may join
+            place_here(config)
     except DoesNotFit as error:
         return error.problems
     return []

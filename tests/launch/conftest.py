@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,15 @@ class Launched:
     """A ``flexmarl`` process, its actors, and the run directory that it works on."""
 
     def __init__(
-        self, directory: Path, *arguments: str, terminal: int | None = None, prelude: str = ""
+        self,
+        directory: Path,
+        *arguments: str,
+        terminal: int | None = None,
+        prelude: str = "",
+        on: Sequence[str] = (),
     ) -> None:
         """``terminal``: a terminal's descriptor, to run on instead of with its output in a file. ``prelude``: code that
-        the process runs first."""
+        the process runs first. ``on``: words before the command, which run it on another host."""
         self.directory = directory
         self.output = directory.parent / f"{directory.name}-{time.monotonic_ns()}.out"
         # Every process with this folder in its environment and every file in this folder belong to the run.
@@ -73,6 +78,7 @@ class Launched:
             "FLEXMARL_RUNTIME_BASE": str(self._runtime_base),
         }
         command = [
+            *on,
             sys.executable,
             "-c",
             f"{prelude}\nimport sys; from flexmarl.launch.cli import main; sys.exit(main())",
@@ -186,16 +192,27 @@ class Launcher:
         self._launched: list[Launched] = []
 
     def train(
-        self, name: str, *settings: str, recipe: Path = TINY, terminal: int | None = None, prelude: str = ""
+        self,
+        name: str,
+        *settings: str,
+        recipe: Path = TINY,
+        terminal: int | None = None,
+        prelude: str = "",
+        on: Sequence[str] = (),
     ) -> Launched:
         arguments = ("train", str(recipe), "--runs", str(self.runs), "--name", name, *settings)
-        return self._launch(name, *arguments, terminal=terminal, prelude=prelude)
+        return self._launch(name, *arguments, terminal=terminal, prelude=prelude, on=on)
+
+    def node(self, run: str, name: str, *options: str, on: Sequence[str] = ()) -> Launched:
+        """A node of the run, which may begin later."""
+        join = ("node", "--join", str(self.runs / run / "address"), "--name", name, *options)
+        return self._launch(run, *join, on=on)
 
     def resume(self, name: str, *words: str) -> Launched:
         return self._launch(name, "train", "--resume", str(self.runs / name), *words)
 
-    def _launch(self, name: str, *arguments: str, terminal: int | None = None, prelude: str = "") -> Launched:
-        launched = Launched(self.runs / name, *arguments, terminal=terminal, prelude=prelude)
+    def _launch(self, name: str, *arguments: str, **options: Any) -> Launched:
+        launched = Launched(self.runs / name, *arguments, **options)
         self._launched.append(launched)
         return self._launched[-1]
 

@@ -47,7 +47,7 @@ def test_the_needs_are_named_as_the_actors_are() -> None:
         "rollout-0", "rollout-1",
     ]  # fmt: skip
     on_head = [need.actor for need in needs_of(config(pool)) if need.on_head]
-    assert on_head == ["store", "router", "orchestrator", "trainer"]
+    assert on_head == ["store", "router", "orchestrator", "trainer", "slot-0", "slot-1", "rollout-0"]
 
 
 def test_instances_share_a_gpu_if_the_config_names_one() -> None:

@@ -1,0 +1,80 @@
+"""The hosts of a run and the places of its actors, also after nodes were lost."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...actors.run_events import ActorGivenUp, NodeJoined, NodeLost, RunEvent
+from ...core.errors import ActorDead
+from ...core.supervision.node import Node
+from .. import env
+from ..host_description import HostDescription
+from ..placement.place import place_again
+from ..placement.run_placement import RunPlacement
+from .head import Joined, Nodes
+
+
+@dataclass
+class Cluster:
+    """``here``: the head's own node. ``placement``: of all actors, the head first. ``report``: gets the events.
+    ``failure``: set when actors were given up without which the run can't continue."""
+
+    here: Node
+    nodes: Nodes
+    placement: RunPlacement
+    share_gpus: bool
+    report: Callable[[RunEvent], None]
+    failure: "asyncio.Future[ActorDead]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def __post_init__(self) -> None:
+        self._places = dict(self.placement.plan.actors)
+        self._given_up: set[str] = set()
+        self.nodes.on_joined = self._joined
+        self.nodes.on_lost = self._lost
+
+    @property
+    def placed(self) -> dict[str, Node]:
+        """The node of each actor that is not on the head."""
+        return {
+            actor: self.nodes.joined[placed.node].node
+            for actor, placed in self._places.items()
+            if placed.node in self.nodes.joined
+        }
+
+    def another_node(self, actor: str, lost: ActorDead) -> tuple[Node, Mapping[str, str]] | None:
+        """The next place of an actor whose node is lost, with the variables that name its devices; None: it is given
+        up. An instance joins the router from wherever it is; others know rollout workers and slots by their
+        addresses."""
+        need = self._places.pop(actor).need
+        hosts = self._hosts()
+        placed = None
+        if not actor.startswith(("rollout-", "slot-")):
+            head = self.placement.hosts[0].name
+            placed = place_again(need, hosts, head, list(self._places.values()), share_gpus=self.share_gpus)
+        if placed is None:
+            self._give_up(actor, lost)
+            return None
+        self._places[actor] = placed
+        gpus = {host.name: host.gpus for host in hosts}[placed.node]
+        devices = env.cuda_devices([gpus[number].uuid for number in placed.gpus]) if placed.gpus else {}
+        joined = self.nodes.joined.get(placed.node)
+        return (self.here if joined is None else joined.node), devices
+
+    def _hosts(self) -> list[HostDescription]:
+        return [self.placement.hosts[0], *(joined.host for joined in self.nodes.joined.values())]
+
+    def _give_up(self, actor: str, lost: ActorDead) -> None:
+        """Without its last rollout worker, or any of its slots, the run can't continue. The router knows if a policy
+        has no instance left."""
+        self.report(ActorGivenUp(actor, lost.reason))
+        workers_left = any(name.startswith("rollout-") for name in self._places)
+        if (not workers_left or actor.startswith("slot-")) and not self.failure.done():
+            self.failure.set_result(ActorDead(actor, lost.reason))
+
+    def _joined(self, joined: Joined) -> None:
+        self.report(NodeJoined(joined.node.name, joined.host.cores, len(joined.host.gpus)))
+
+    def _lost(self, joined: Joined, lost: ActorDead) -> None:
+        self.report(NodeLost(joined.node.name, lost.reason))

@@ -1,0 +1,95 @@
+"""The command ``flexmarl node``: gives this host to a run."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from ...core.errors import FlexmarlError
+from ...core.telemetry import configure_logging
+from ..errors import NoRunToJoin
+from ..run_address import RunAddress
+from .joining import NodeRefused
+from .node_process import NodeOptions, serve
+
+_STDIN = "-"
+
+
+@click.command()
+@click.option(
+    "--join",
+    required=True,
+    metavar="FILE|ADDRESS",
+    help="The run's file with its address and keys, runs/NAME/address; - reads it from the standard input. Or another "
+    "address of the head, tcp://HOST:PORT, with --key.",
+)
+@click.option("--key", metavar="FILE", help="The run's file, if --join is an address.")
+@click.option("--name", default="", help="The node's name. Default: the host's.")
+@click.option(
+    "--listen",
+    default="",
+    metavar="ADDRESS",
+    help="The address of this host. Default: that which the head sees.",
+)
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    help="The longest wait for the file and the run, in seconds.",
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="After the run's end, or the loss of its head, wait for the next run at the same place (train --restarts).",
+)
+def node(join: str, key: str | None, name: str, listen: str, wait_s: float, again: bool) -> int:
+    """Give this host to a run: its actors are started here too, until it ends.
+
+    The head is `flexmarl train RECIPE --nodes N network.listen=ADDRESS`. The run's folder, the recipe and models have
+    the same paths on all hosts.
+
+    \b
+    Examples:
+      flexmarl node --join /shared/runs/first/address
+      ssh head cat runs/first/address | flexmarl node --join -
+      flexmarl node --join tcp://10.0.0.1:41234 --key address
+    """
+    is_address = join.startswith("tcp://")
+    if is_address != (key is not None):
+        raise click.UsageError("--key FILE is for --join tcp://HOST:PORT, which needs it")
+    file = key or join
+    given = sys.stdin.buffer.read() if file == _STDIN else None
+
+    def find() -> RunAddress:
+        path = Path(file)
+        run = RunAddress.load(path) if given is None else RunAddress.parse(given, path)
+        return RunAddress(join, run.keys) if is_address else run
+
+    configure_logging("node", sys.stderr, "warning")
+    options = NodeOptions(find, name, listen, wait_s)
+    while True:
+        try:
+            reason, status = uvloop.run(_until_signal(options)), 0
+        except (NodeRefused, NoRunToJoin):
+            raise
+        except FlexmarlError as error:
+            reason, status = str(error), 1
+        click.echo(f"the node ends: {reason}")
+        if not again:
+            return status
+
+
+async def _until_signal(options: NodeOptions) -> str:
+    """Raises click.Abort after SIGINT, SIGTERM or SIGHUP."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await serve(options, click.echo)
+    except asyncio.CancelledError:
+        raise click.Abort from None

@@ -1,0 +1,94 @@
+"""The start and the end of a run's cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...actors.errors import ConfigError
+from ...core.supervision.node import Node
+from ...core.system import ActorSystem
+from ..console.run_console import RunConsole
+from ..host_description import describe_host
+from ..placement.run_placement import place_run
+from ..prepared_run import PreparedRun
+from ..resuming import code_digests
+from ..run_address import RunAddress
+from .cluster import Cluster
+from .head import Nodes
+from .hosts_file import SshHost
+from .joining import NAME, Head, Offer
+from .ssh import SshNodes
+
+WAIT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodesWanted:
+    """``count``: of other hosts that have to join before the actors are started. ``wait_s``: the longest wait.
+    ``hosts``: those of them on which the head starts the node itself."""
+
+    count: int = 0
+    wait_s: float = WAIT_S
+    hosts: tuple[SshHost, ...] = ()
+
+
+@asynccontextmanager
+async def joined_cluster(
+    system: ActorSystem, here: Node, prepared: PreparedRun, wanted: NodesWanted, console: RunConsole
+) -> AsyncIterator[Cluster]:
+    """Publishes the address of the run, waits for its nodes and places its actors. At the end the nodes are dismissed.
+
+    Raises TooFewNodes, and DoesNotFit if the hosts are too small.
+    """
+    config, directory = prepared.life.config, prepared.directory
+    if wanted.count and config.network.listen is None:
+        raise ConfigError(
+            f"--nodes {wanted.count}: other hosts can't reach this one: write network.listen=ADDRESS, its address"
+        )
+    host = await asyncio.to_thread(describe_host)
+    offer = Offer(str(directory.path.absolute()), config.recipe, system.settings, dict(prepared.environment))
+    nodes = Nodes(Head(host, offer, code_digests(Path(config.recipe)), system.address))
+    await system.add(nodes, NAME)
+    ssh = SshNodes(wanted.hosts, RunAddress.of(system), directory.logs)
+    try:
+        with RunAddress.of(system).published(directory.control_address):
+            await ssh.start()
+            await _wait_for_nodes(nodes, ssh, wanted, directory.control_address.absolute(), console)
+            hosts = [host, *(joined.host for joined in nodes.joined.values())]
+            placement = await asyncio.to_thread(place_run, config, hosts)
+            yield Cluster(
+                here,
+                nodes,
+                placement,
+                config.hosts.share_gpus,
+                lambda event: console.ref.tell_nowait("event", event),
+            )
+    finally:
+        await nodes.dismiss("the run has ended")
+        await ssh.close()
+
+
+async def _wait_for_nodes(
+    nodes: Nodes, ssh: SshNodes, wanted: NodesWanted, join: Path, console: RunConsole
+) -> None:
+    def progress(joined: int) -> None:
+        text = f"waiting for nodes, on each host: flexmarl node --join {join}"
+        if wanted.hosts:
+            text = "waiting for nodes that were started by ssh"
+        console.ref.tell_nowait("phase", text, joined, wanted.count)
+
+    if not wanted.count:
+        return
+    waits = [asyncio.create_task(nodes.wait_joined(wanted.count, wanted.wait_s, progress))]
+    if wanted.hosts:
+        waits.append(asyncio.create_task(ssh.wait_failed()))
+    try:
+        for done in (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]:
+            done.result()
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.wait(waits)

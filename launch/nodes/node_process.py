@@ -1,0 +1,108 @@
+"""The process of a node: joins a run, and has processes for its actors until it is dismissed or the head is lost."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError
+from ...core.private_directory import private_directory
+from ...core.supervision.process_node import ProcessNode
+from ...core.supervision.remote_node import NodeActor
+from ...core.supervision.system_api import FOR_EVER
+from ...core.system import ActorSystem
+from ...core.wire.zeromq import Tcp
+from .. import env
+from ..errors import NoRunToJoin
+from ..host_description import describe_host
+from ..resuming import code_digests
+from ..run_address import RunAddress
+from ..run_directory import RunDirectory
+from .joining import NAME, Joining, NodesApi, Offer
+
+_ASK_S: Final = 30.0
+_JOIN_S: Final = 60.0
+_RETRY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """``find``: reads the run's address; raises FileNotFoundError while there is none. ``name``: of the node; empty:
+    the host's. ``listen``: the address of this host at which its actors listen; empty: the one that the head sees.
+    ``wait_s``: the longest wait for the run."""
+
+    find: Callable[[], RunAddress]
+    name: str
+    listen: str
+    wait_s: float
+
+
+async def serve(options: NodeOptions, progress: Callable[[str], None]) -> str:
+    """Joins a run and serves it; returns the reason for which the node was dismissed.
+
+    Raises NodeRefused; NoRunToJoin if the run can't be reached in time, InvalidKeys or UnsafeKeys; ActorDead if the
+    head is lost.
+    """
+    run, offer = await _find_run(options, progress)
+    tcp = Tcp(options.listen or _own_address(run.address), keys=run.keys)
+    async with (
+        private_directory(env.runtime_base()) as directory,
+        ActorSystem("node", directory, tcp=tcp, settings=offer.settings) as system,
+    ):
+        environment = {**env.actor_environment(), **offer.environment}
+        logs = RunDirectory(Path(offer.folder)).logs
+        node = NodeActor(ProcessNode(system, directory, logs, environment))
+        actor = await system.add(node, "node")
+        head = system.ref(NAME, run.address, NodesApi)
+        joining = await asyncio.to_thread(_describe, options.name, offer)
+        await head.within(_JOIN_S).join(joining, actor)
+        progress(f"node {joining.host.name} has joined the run {offer.folder} at {run.address}")
+        try:
+            return await head.within(FOR_EVER).stay(joining.host.name)
+        finally:
+            await node.kill_all()
+
+
+async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tuple[RunAddress, Offer]:
+    loop = asyncio.get_running_loop()
+    deadline, said = loop.time() + options.wait_s, ""
+    while True:
+        try:
+            run = options.find()
+            if run.keys is None:
+                raise NoRunToJoin("the run listens on no network: write network.listen=ADDRESS in its config")
+            async with ActorSystem("node", keys=run.keys) as system:
+                return run, await system.ref(NAME, run.address, NodesApi).within(_ASK_S).offer()
+        except (FileNotFoundError, ActorDead, CallTimeout) as error:
+            problem: Exception = error
+        if loop.time() >= deadline:
+            raise NoRunToJoin(
+                f"no run was found within {options.wait_s:g} s (--wait-s): {problem}"
+            ) from problem
+        if str(problem) != said:
+            said = str(problem)
+            progress(f"waiting for the run: {said}")
+        await asyncio.sleep(_RETRY_S)
+
+
+def _describe(name: str, offer: Offer) -> Joining:
+    folder, seen, problem = RunDirectory(Path(offer.folder)), "", ""
+    try:
+        seen = RunAddress.load(folder.control_address).address
+        if not os.access(folder.logs, os.W_OK):
+            problem = f"{folder.logs} can't be written"
+    except (OSError, FlexmarlError) as error:
+        problem = str(error)
+    return Joining(describe_host(name), code_digests(Path(offer.recipe)), seen, problem)
+
+
+def _own_address(head: str) -> str:
+    """The address of this host from which it reaches ``head``."""
+    host = head.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # nothing is sent
+        return str(probe.getsockname()[0])

@@ -1,0 +1,92 @@
+"""Nodes that are started on other hosts by the system's ssh.
+
+It asks for no password (BatchMode). The run's keys go through its standard input: other users see command lines.
+"""
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ...core.errors import listing
+from ..errors import NodesNotStarted
+from ..run_address import RunAddress
+from .hosts_file import SshHost
+
+_CONNECT_S: Final = 10
+_END_S: Final = 5.0
+_MORE_S: Final = 2.0
+_LAST_LINES: Final = 5
+
+
+class SshNodes:
+    """``logs``: the folder for the nodes' output, ``node-NAME.log``."""
+
+    def __init__(self, hosts: Sequence[SshHost], run: RunAddress, logs: Path) -> None:
+        self._hosts = hosts
+        self._run = run
+        self._logs = logs
+        self._processes: dict[SshHost, asyncio.subprocess.Process] = {}
+
+    async def start(self) -> None:
+        """Raises NodesNotStarted if there is no ssh."""
+        for host in self._hosts:
+            with self._log(host).open("ab") as output:
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *_command(host), stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
+                        start_new_session=True,
+                    )  # fmt: skip
+                except FileNotFoundError:
+                    raise NodesNotStarted(["there is no program ssh here"]) from None
+            self._processes[host] = process
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: its log says why
+                process.stdin.write(self._run.text().encode())
+                process.stdin.close()
+
+    async def wait_failed(self) -> None:
+        """Waits for the end of a node, and raises NodesNotStarted with all that have ended."""
+        ends = [asyncio.ensure_future(process.wait()) for process in self._processes.values()]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=_MORE_S)  # one mistake may concern several hosts
+        finally:
+            for end in ends:
+                end.cancel()
+        raise NodesNotStarted(
+            [
+                f"{host.where}: {host.name} ({host.destination}): {self._reason(host, process.returncode)}"
+                for host, process in self._processes.items()
+                if process.returncode is not None
+            ]
+        )
+
+    def _reason(self, host: SshHost, status: int) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._log(host).read_text(errors="replace").splitlines()
+            return f"ssh ended with status {status}{listing(lines[-_LAST_LINES:])}"
+        return f"ssh ended with status {status}"
+
+    def _log(self, host: SshHost) -> Path:
+        return self._logs / f"node-{host.name}.log"
+
+    async def close(self) -> None:
+        """Ends what has not ended by itself: the nodes were dismissed."""
+        running = [process for process in self._processes.values() if process.returncode is None]
+        ends = [asyncio.ensure_future(process.wait()) for process in running]
+        if ends:
+            await asyncio.wait(ends, timeout=_END_S)
+        for process in running:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+def _command(host: SshHost) -> list[str]:
+    port = [] if host.port is None else ["-p", str(host.port)]
+    node = [host.python, "-m", "flexmarl.launch.cli", "node", "--join", "-", "--name", host.name]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", *port]
+    return ["ssh", *options, "--", host.destination, shlex.join(node)]

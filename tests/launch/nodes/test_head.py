@@ -1,0 +1,101 @@
+"""Nodes that join, stay, are dismissed and are lost: all in this process, over TCP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flexmarl.core.errors import ActorDead
+from flexmarl.core.protocol.session import Settings
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.remote_node import NodeActor
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.zeromq import Tcp
+from flexmarl.launch.errors import TooFewNodes
+from flexmarl.launch.nodes.head import Nodes
+from flexmarl.launch.nodes.joining import Head, Joining, NodeRefused, NodesApi, Offer
+
+from ...patience import PATIENCE_S
+from ..placement.hosts import host
+
+SETTINGS = Settings(heartbeat_s=0.3)
+ADDRESS = "tcp://10.0.0.1:4711"
+
+
+class Hosts:
+    def __init__(self, nodes: Nodes, system: ActorSystem, directory: Path) -> None:
+        self.nodes, self.system, self.directory = nodes, system, directory
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[ActorRef[NodesApi]]:
+        """Another host, which has joined."""
+        directory = self.directory / name
+        directory.mkdir(mode=0o700)
+        tcp = Tcp(keys=self.system.keys)
+        async with ActorSystem("node", directory, tcp=tcp, settings=SETTINGS) as system:
+            node = await system.add(NodeActor(ProcessNode(system, directory, directory, {})), "node")
+            head = system.ref("nodes", self.system.address, NodesApi)
+            await head.api.join(Joining(host(name), {}, ADDRESS, ""), node)
+            yield head
+
+
+@asynccontextmanager
+async def hosts(private: Path) -> AsyncIterator[Hosts]:
+    offer = Offer("/runs/a", "/recipe", SETTINGS, {})
+    nodes = Nodes(Head(host("head"), offer, {}, ADDRESS))
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ActorSystem("head", private, tcp=Tcp(), settings=SETTINGS) as system,
+    ):
+        await system.add(nodes, "nodes")
+        yield Hosts(nodes, system, private)
+
+
+async def test_the_run_waits_until_all_have_joined_and_dismisses_them(private: Path) -> None:
+    async with hosts(private) as made:
+        seen: list[int] = []
+        waiting = asyncio.create_task(made.nodes.wait_joined(2, PATIENCE_S, seen.append))
+        async with AsyncExitStack() as exits:
+            heads = [await exits.enter_async_context(made.open(name)) for name in "bc"]
+            await waiting
+            assert seen == [0, 1] and sorted(made.nodes.joined) == ["b", "c"]
+            assert (await heads[0].api.offer()).folder == "/runs/a"
+            stays = [
+                asyncio.ensure_future(head.within(PATIENCE_S).stay(name))
+                for head, name in zip(heads, "bc", strict=True)
+            ]
+            await heads[1].api.offer()
+            dismissing = asyncio.create_task(made.nodes.dismiss("the run has ended"))
+            assert await asyncio.gather(*stays) == ["the run has ended"] * 2
+        await dismissing
+        assert not made.nodes.joined
+
+
+async def test_too_few_are_named(private: Path) -> None:
+    async with hosts(private) as made:
+        with pytest.raises(TooFewNodes, match=r"2 nodes had to join within 0 s \(--wait-s\): there is none"):
+            await made.nodes.wait_joined(2, 0.0, lambda _: None)
+        async with made.open("b"):
+            with pytest.raises(TooFewNodes, match="there are b"):
+                await made.nodes.wait_joined(2, 0.0, lambda _: None)
+
+
+async def test_a_refused_one_gets_all_reasons_and_a_name_is_free_again_after_a_loss(private: Path) -> None:
+    async with hosts(private) as made:
+        lost = asyncio.get_running_loop().create_future()
+        made.nodes.on_lost = lambda joined, reason: lost.set_result((joined.node.name, reason))
+        async with made.open("b") as head:
+            node = made.nodes.joined["b"].node._actor
+            other = replace(host("b"), python="3.12.0")
+            with pytest.raises(NodeRefused) as refused:
+                await head.api.join(Joining(other, {}, "", ""), node)
+            assert len(refused.value.problems) == 3
+        name, reason = await lost
+        assert name == "b" and isinstance(reason, ActorDead) and "node b is lost" in reason.reason
+        (private / "b").rename(private / "before")
+        async with made.open("b"):
+            assert list(made.nodes.joined) == ["b"]
