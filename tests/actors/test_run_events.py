@@ -8,6 +8,7 @@ import pytest
 from flexmarl.actors.messages import ConsoleApi
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import (
+    ActorGivenUp,
     ActorRestarted,
     ActorSilent,
     CheckpointSaved,
@@ -16,6 +17,8 @@ from flexmarl.actors.run_events import (
     Evaluated,
     InstanceChanged,
     InstanceMoved,
+    NodeJoined,
+    NodeLost,
     PolicyResumed,
     PolicySuspended,
     RunEnded,
@@ -53,6 +56,9 @@ EVENTS: list[RunEvent] = [
     ActorSilent("rollout-0", 12.0),
     WorkflowBlocked("workflow.py, line 7: time.sleep(2)"),
     ActorRestarted("solver-0", "process 7 killed by signal 9"),
+    NodeJoined("gpu2", 64, 8),
+    NodeLost("gpu1", "node gpu1 is lost: silent for over 15 s"),
+    ActorGivenUp("solver-1", "node gpu1 is lost: silent for over 15 s"),
     WorkerLost("rollout-0", "process 7 killed by signal 9", 2, 16),
     InstanceChanged("solver-0", PolicyName("solver"), "suspected", "process 7 killed by signal 9"),
     InstanceMoved("solver-0", PolicyName("solver"), PolicyName("judge"), "judge has 9.0 turns per instance"),
