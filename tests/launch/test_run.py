@@ -224,54 +224,42 @@ class TestARunInPieces:
         assert not busy
 
 
-TWO_POLICIES = ("agents={solver: {instances: 2}, checker: {}}",)
-ONE_POLICY = (
-    "policies={shared: {instances: 2}}", "data.shape=uneven",
-    "agents={solver: {policy: shared}, checker: {policy: shared, sampling: {temperature: 0.7}}}",
-)  # fmt: skip
-
-
-# Several queries a step, whose groups end in any order.
+# Two agents that use one policy of two engines, and one with a policy of its own. Several queries a step, whose groups
+# end in any order.
 DETERMINISTIC = (
     "deterministic=true", "training.queries_per_step=6", "training.micro_batch=5", "training.steps=4",
-    "checkpoint.every=2",
+    "checkpoint.every=2", "policies={shared: {instances: 2}}", "data.shape=trio",
+    "agents={solver: {policy: shared}, checker: {policy: shared, sampling: {temperature: 0.7}}, judge: {}}",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def unbroken(launcher: Launcher) -> Launched:
-    """A deterministic run of two policies that nothing disturbs."""
-    return _deterministic(launcher, "unbroken", *TWO_POLICIES)
-
-
-def _deterministic(launcher: Launcher, name: str, *settings: str) -> Launched:
-    run = launcher.train(name, *DETERMINISTIC, *settings)
+    """A deterministic run that nothing disturbs."""
+    run = launcher.train("unbroken", *DETERMINISTIC)
     assert run.wait() == 0, run.text
     assert "deterministic: engines generate one turn at a time" in run.text
     return run
 
 
-def _resumed_in_the_middle(launcher: Launcher, whole: Launched) -> Launched:
-    """As after a kill of all processes behind the checkpoint of step 2: the files that are written later go."""
-    name = f"{whole.directory.name}-resumed"
-    broken = shutil.copytree(whole.directory, launcher.runs / name)
-    shutil.rmtree(broken / "checkpoints" / "step_000004")
-    (broken / "report.html").unlink()
-    resumed = launcher.resume(name)
-    assert resumed.wait() == 0, resumed.text
-    return resumed
-
-
-def test_a_deterministic_run_and_its_resumed_halves_have_bit_equal_losses(
+def test_a_deterministic_run_and_its_resumed_half_with_more_rollout_workers_have_bit_equal_losses(
     launcher: Launcher, unbroken: Launched
 ) -> None:
-    """A policy of two engines."""
-    assert_bit_equal(_resumed_in_the_middle(launcher, unbroken), unbroken, 4, ("solver", "checker"), 6)
+    """As after a kill of all processes behind the checkpoint of step 2: the files that are written later go.
 
-
-def test_so_have_those_of_a_policy_that_two_agents_use(launcher: Launcher) -> None:
-    whole = _deterministic(launcher, "shared", *ONE_POLICY)
-    assert_bit_equal(_resumed_in_the_middle(launcher, whole), whole, 4, ("shared",), 4)
+    Each trajectory has its random numbers from its own name, whichever worker runs it.
+    """
+    broken = shutil.copytree(unbroken.directory, launcher.runs / "resumed")
+    shutil.rmtree(broken / "checkpoints" / "step_000004")
+    (broken / "report.html").unlink()
+    resumed = launcher.resume("resumed", "rollout.workers=3")
+    assert resumed.wait() == 0, resumed.text
+    assert "deterministic: engines generate one turn at a time" in resumed.text
+    dealt = [
+        {name for name in run.metrics[-1] if name.startswith("cpu_s/rollout-")} for run in (unbroken, resumed)
+    ]
+    assert [len(workers) for workers in dealt] == [1, 3]
+    assert_bit_equal(resumed, unbroken, 4, ("shared", "judge"), 7)
 
 
 def assert_bit_equal(
@@ -288,18 +276,6 @@ def assert_bit_equal(
     for policy in policies:
         file = Path("checkpoints") / f"step_{steps:06d}" / policy / "model.safetensors"
         assert (run.directory / file).read_bytes() == (other.directory / file).read_bytes()
-
-
-def test_a_deterministic_run_does_not_depend_on_the_number_of_its_rollout_workers(
-    launcher: Launcher, unbroken: Launched
-) -> None:
-    """Each trajectory has its random numbers from its own name, whichever worker runs it."""
-    spread = _deterministic(launcher, "with-3-workers", *TWO_POLICIES, "rollout.workers=3")
-    dealt = [
-        {name for name in run.metrics[-1] if name.startswith("cpu_s/rollout-")} for run in (unbroken, spread)
-    ]
-    assert [len(workers) for workers in dealt] == [1, 3]
-    assert_bit_equal(spread, unbroken, 4, ("solver", "checker"), 6)
 
 
 # --------------------------------------------------------------------------- other shapes of runs
@@ -333,6 +309,7 @@ def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher, 
 def test_groups_of_turns_and_a_critic_are_trained_on_while_rollouts_run(launcher: Launcher) -> None:
     run = launcher.train(
         "streaming",
+        "agent_defaults.engine={name: simulated, median_tokens: 2}",
         "data.shape=uneven",
         "training.steps=2",
         "agents.solver.algorithm.name=at_grpo",

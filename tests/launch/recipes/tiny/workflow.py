@@ -72,6 +72,16 @@ async def _uneven(query: Query, agents: Agents, asked: dict[str, Any]) -> Reward
     return Rewards(**rewards)  # type: ignore[arg-type]  # no agent is named metrics
 
 
+async def _trio(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
+    """As ``_uneven``, with a judge of both drafts."""
+    drafts = await asyncio.gather(*(agents["solver"].generate(f"{query.text}=") for _ in range(2)))
+    verdict = await agents["judge"].generate(f"{drafts[0].text}?{drafts[1].text}=")
+    rewards = {"solver": _share(drafts[0], "1"), "judge": _share(verdict, "0")}
+    if asked["position"] % 2:
+        rewards["checker"] = _share(await agents["checker"].generate(f"{drafts[1].text}="), "2")
+    return Rewards(**rewards)  # type: ignore[arg-type]  # no agent is named metrics
+
+
 async def _talk(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
     """Three turns of one conversation: each prompt must be the tokens of all that came before."""
     first = await agents["solver"].generate(f"{query.text}=")
@@ -120,7 +130,7 @@ async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     return Rewards(solver=0.0)
 
 
-_SHAPES = {"pair": _pair, "alone": _alone, "uneven": _uneven, "talk": _talk, "graded": _graded}
+_SHAPES = {"pair": _pair, "alone": _alone, "uneven": _uneven, "trio": _trio, "talk": _talk, "graded": _graded}
 
 
 def _share(turn: Turn, digit: str) -> float:
