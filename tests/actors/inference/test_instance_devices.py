@@ -29,7 +29,9 @@ from flexmarl.transport.state import StateTransport
 
 from ...fake_device_actors import DEVICE, TOTAL, on_device
 from ...patience import PATIENCE_S
+from . import weight_sender
 from .test_instance import SOLVER, model, turn
+from .weight_sender import draw
 
 __all__ = ["model"]  # a fixture
 
@@ -61,12 +63,6 @@ def devices(private: Path) -> Killing:
 @pytest.fixture
 def weights(model: ModelConfig) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in empty_model(model).state_dict().items()}
-
-
-def draw(weights: dict[str, torch.Tensor], version: int) -> None:
-    generator = torch.Generator().manual_seed(version)
-    for tensor in weights.values():
-        tensor.normal_(0.0, 0.5, generator=generator)
 
 
 async def instance_on(
@@ -136,46 +132,6 @@ async def test_a_path_that_does_not_reach_is_refused_by_name_and_another_is_seen
 
 # ----------------------------------------------------------------------- kill -9
 
-SENDER = """
-import asyncio, os, signal, sys
-from pathlib import Path
-import torch
-from pydantic import TypeAdapter
-from flexmarl.transport import StateHandle
-from flexmarl.transport.devices.fake import FakeDevices
-from flexmarl.transport.paths import cuda_ipc
-from flexmarl.transport.state import StateTransport
-from tests.actors.inference.test_instance_devices import SMALL, draw
-from tests.fake_device_actors import DEVICE, TOTAL
-
-torch.set_num_threads(1)
-cuda_ipc.BUCKET_BYTES = SMALL
-left = int(sys.argv[2])
-
-class Deadly(FakeDevices):
-    armed = False
-    def copy(self, device, targets, sources):
-        global left
-        if self.armed:
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-        return super().copy(device, targets, sources)
-
-async def main():
-    weights = torch.load(sys.argv[3])
-    devices = Deadly(Path(sys.argv[1]), {DEVICE: TOTAL})
-    async with StateTransport(Path(sys.argv[1]), devices, "cuda_ipc") as transport:
-        for version in (1, 2):
-            draw(weights, version)
-            handle = await transport.set("solver", weights, version=version)
-            print(TypeAdapter(StateHandle).dump_json(handle).decode(), flush=True)
-            await asyncio.to_thread(sys.stdin.readline)
-            devices.armed = left >= 0
-
-asyncio.run(main())
-"""
-
 
 @asynccontextmanager
 async def sender(
@@ -184,7 +140,8 @@ async def sender(
     """A trainer's process. ``dies_at``: the bucket of version 2 at which it is killed; -1: it is not."""
     torch.save(weights, file)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SENDER, str(private), str(dies_at), str(file),
+        sys.executable, "-m", weight_sender.__name__,
+        str(private), str(dies_at), str(file), str(SMALL), DEVICE, str(TOTAL),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24,
         env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[3],
     )  # fmt: skip
