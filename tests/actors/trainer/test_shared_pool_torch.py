@@ -55,6 +55,9 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+ONE_STATE = ("critic and reference", SharedPoolConfig(slots=1, states_per_slot=1))
+
+
 async def trained(home: House) -> dict[PolicyName, Any]:
     """Losses, and digests of the saved files, after steps whose micro-batches alternate between the policies."""
     found: dict[PolicyName, list[Any]] = {SOLVER: [], JUDGE: []}
@@ -103,13 +106,20 @@ def test_policies_that_alternate_on_one_slot_learn_the_same_bit_for_bit(tmp_path
         assert fate.calls.count("suspend") >= 10
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[PolicyName, Any], list[str]]:
+    """What a run without a loss finds, and the calls to its slot worker."""
+    calls = Fate()
+    return run(tmp_path_factory.mktemp("whole"), *ONE_STATE, calls), calls.calls
+
+
 @pytest.mark.parametrize("call", ["resume", "accumulate", "suspend", "optimizer_step", "set_base"])
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
-def test_a_slot_worker_that_dies_changes_no_bit(tmp_path: Path, call: str, before: bool) -> None:
-    mix, config = "critic and reference", SharedPoolConfig(slots=1, states_per_slot=1)
-    calls = Fate()
-    undisturbed = run(tmp_path / "whole", mix, config, calls)
-    last = max(number for number, name in enumerate(calls.calls, 1) if name == call)
+def test_a_slot_worker_that_dies_changes_no_bit(
+    tmp_path: Path, undisturbed: tuple[dict[PolicyName, Any], list[str]], call: str, before: bool
+) -> None:
+    found, calls = undisturbed
+    last = max(number for number, name in enumerate(calls, 1) if name == call)
     fate = Fate(dies_at=last, before=before)
-    assert run(tmp_path / "lost", mix, config, fate) == undisturbed
+    assert run(tmp_path / "lost", *ONE_STATE, fate) == found
     assert fate.killed == ["slot-0"]

@@ -51,23 +51,22 @@ def cut(rng: random.Random, samples: list[Sample]) -> list[Call]:
     return calls
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", SETUPS)
 def test_any_order_split_and_number_of_ranks_gives_one_gradient_and_one_step(
-    ranks: Ranks, kind: str, seed: int
+    ranks: Ranks, kind: str, size: int
 ) -> None:
-    rng = random.Random(seed)
-    first, second = make_samples(seed), make_samples(seed + 1, version=1)
+    rng = random.Random(size)
+    first, second = make_samples(size), make_samples(size + 1, version=1)
     expected = train(ALONE, SETUPS[kind], [("accumulate", first), STEP, ("accumulate", second), STEP])
     assert kind == "held" or any(gradient.any() for gradient in expected.gradients.values())
-    for size in (2, 4):
-        calls = [*cut(rng, first), STEP, *cut(rng, second), STEP]
-        found: list[Trained] = ranks.run(size, train, SETUPS[kind], calls)
-        assert all(each.results == found[0].results for each in found), "all ranks say the same"
-        assert error(found[0].gradients, expected.gradients) < 1e-6
-        assert error(found[0].weights, expected.weights) < 1e-6
-        assert not any(each.weights for each in found[1:])
-        same_stats(found[0].results[-1], expected.results[-1])
+    calls = [*cut(rng, first), STEP, *cut(rng, second), STEP]
+    found: list[Trained] = ranks.run(size, train, SETUPS[kind], calls)
+    assert all(each.results == found[0].results for each in found), "all ranks say the same"
+    assert error(found[0].gradients, expected.gradients) < 1e-6
+    assert error(found[0].weights, expected.weights) < 1e-6
+    assert not any(each.weights for each in found[1:])
+    same_stats(found[0].results[-1], expected.results[-1])
 
 
 @pytest.mark.parametrize("kind", SETUPS)
@@ -91,8 +90,8 @@ def test_a_state_moves_to_other_processes_and_numbers_of_ranks_between_two_micro
         results += found[0].results
     assert error(found[0].weights, expected.weights) < 1e-6
     same_stats(results[-1], expected.results[-1])
-    unbroken: list[Trained] = ranks.run(2, train, SETUPS[kind], [call for part in parts for call in part])
     if set(sizes) == {2}:  # the same bits
+        unbroken: list[Trained] = ranks.run(2, train, SETUPS[kind], [call for part in parts for call in part])
         assert results == unbroken[0].results
         for state, other in zip(states or [], unbroken, strict=True):
             assert state.data == other.state.data
