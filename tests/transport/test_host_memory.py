@@ -190,19 +190,18 @@ async def test_lent_memory_that_is_too_small_or_in_use_is_refused_by_name(
 WRITER = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path
-import torch
+import numpy as np
 from flexmarl.transport.handle import LentMemory
 from flexmarl.transport.paths import buckets
 from flexmarl.transport.state import StateTransport
 
-torch.set_num_threads(1)
 parts = int(sys.argv[2])
 process, block, size = sys.argv[3:6]
 memory = LentMemory(process, block, int(size)) if block else None
 
 async def main():
     async with StateTransport(Path(sys.argv[1])) as transport:
-        state = {"w": torch.ones(2 << 20)}
+        state = {"w": np.ones(2 << 20, np.float32)}
         await transport.set("key", state, version=1, lent=memory)
         copied, lock, copy = [], threading.Lock(), buckets.Copying.copy
         def killing(self, part):
@@ -212,7 +211,7 @@ async def main():
                 copied.append(part)
             copy(self, part)
         buckets.Copying.copy = killing
-        state["w"].fill_(2)
+        state["w"].fill(2)
         await transport.set("key", state, version=2, lent=memory)
 
 asyncio.run(main())

@@ -66,11 +66,12 @@ async def test_an_address_without_an_owner_is_reported(
         await reader.get(through(handle, address))
 
 
+# Arrays of NumPy: such a process starts in a third of the time that torch takes.
 _OWNER = """
 import asyncio, sys
 from dataclasses import asdict
 from pathlib import Path
-import torch
+import numpy as np
 from pydantic import TypeAdapter
 from flexmarl.core import Keys
 from flexmarl.transport import StateHandle
@@ -81,7 +82,8 @@ async def main(directory, keys, encrypted):
     bulk = Bulk("127.0.0.1", Keys.load(Path(keys)), encrypted == "True")
     async with StateTransport(Path(directory), bulk=bulk) as transport:
         for version in range(2):
-            handle = await transport.set("weights", {"w": torch.full((3 << 20,), float(version))}, version=version)
+            state = {"w": np.full(3 << 20, version, np.float32)}
+            handle = await transport.set("weights", state, version=version)
             sys.stdout.buffer.write(TypeAdapter(StateHandle).dump_json(handle) + b"\\n")
             sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
