@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flexmarl.launch.bench import namespaces
+from flexmarl.launch.bench import namespaces, network
 from flexmarl.launch.bench.network import GOALS, Options, measure, parts
 
 from ...processes import process
@@ -20,7 +20,8 @@ needs_namespaces = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_every_figure_is_there_and_possible(encrypted: bool) -> None:
+def test_every_figure_is_there_and_possible(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "READERS", 2)
     reported: list[str] = []
     options = Options(rounds=1, size_bytes=8 << 20, seconds=0.05, encrypted=encrypted)
     result = asyncio.run(measure(options, reported.append))

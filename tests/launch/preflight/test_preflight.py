@@ -1,17 +1,19 @@
 """The checks before a start, as ``flexmarl train`` and ``--dry-run`` run them: in a process of their own."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  # in_this_process
 import yaml
 
 from flexmarl.actors.errors import ConfigError
 from flexmarl.launch import host_description
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve_written
-from flexmarl.launch.preflight import adapter_checks, preflight
+from flexmarl.launch.preflight import adapter_checks, preflight, process
 from flexmarl.launch.preflight.preflight import check_before_start
 from flexmarl.launch.run import Run
 
@@ -30,6 +32,13 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SOURCES))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For checks of models that import torch: the process of the checks takes seconds to start."""
+    assert "torch" in sys.modules, "it would be blocked for all later tests"
+    monkeypatch.setattr(preflight, "_findings", process._findings)
 
 
 def refusal(recipe: Path, *overrides: str) -> list[str]:
@@ -100,6 +109,7 @@ def test_recipe_and_models_are_reported_together(recipe: Path) -> None:
     assert found[0].startswith("workflow.py: workflow is not async") and len(found) == 2, found
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_mistake_in_agent_defaults_is_named_there_once(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (found,) = refusal(recipe, f"agent_defaults.model.tokenizer={tmp_path / 'words'}")
@@ -107,6 +117,7 @@ def test_a_mistake_in_agent_defaults_is_named_there_once(recipe: Path, tmp_path:
     assert found.startswith(start) and found.endswith("(agents solver, checker)")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_folder_without_weights(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (found,) = refusal(
@@ -115,6 +126,7 @@ def test_a_folder_without_weights(recipe: Path, tmp_path: Path) -> None:
     assert "the folder holds no weights (*.safetensors, *.bin) (agent solver)" in found
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_an_adapter_for_layers_that_the_model_does_not_have(recipe: Path) -> None:
     known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     assert refusal(recipe, "agents.checker.lora={targets: [q_proj, qkv]}") == [
@@ -134,6 +146,7 @@ def test_an_adapter_needs_peft(recipe: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(adapter_checks.missing_library(without)) == []
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_cuda_is_refused_without_a_device(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     devices = ("agents.solver.model.device=cuda", "agents.checker.model.device='cuda:1'")
