@@ -39,6 +39,12 @@ REPRODUCIBLE = (
     "agent_defaults.sft={batches: 2, batch_size: 4}",
 )
 
+# The process of the checks before a start takes as long as an actor's. It has tests of its own.
+UNCHECKED = """
+from flexmarl.launch.preflight import preflight
+preflight._findings = lambda config: {"recipe": [], "models": [], "cached": False}
+"""
+
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
@@ -197,7 +203,7 @@ class Launcher:
         *settings: str,
         recipe: Path = TINY,
         terminal: int | None = None,
-        prelude: str = "",
+        prelude: str = UNCHECKED,
         on: Sequence[str] = (),
     ) -> Launched:
         arguments = ("train", str(recipe), "--runs", str(self.runs), "--name", name, *settings)
@@ -211,8 +217,8 @@ class Launcher:
     def resume(self, name: str, *words: str) -> Launched:
         return self._launch(name, "train", "--resume", str(self.runs / name), *words)
 
-    def _launch(self, name: str, *arguments: str, **options: Any) -> Launched:
-        launched = Launched(self.runs / name, *arguments, **options)
+    def _launch(self, name: str, *arguments: str, prelude: str = UNCHECKED, **options: Any) -> Launched:
+        launched = Launched(self.runs / name, *arguments, prelude=prelude, **options)
         self._launched.append(launched)
         return self._launched[-1]
 
@@ -225,7 +231,7 @@ class Launcher:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """A run of six steps that nothing disturbs. Tests read its folder."""
     launcher = Launcher(tmp_path_factory.mktemp("whole"))
-    run = launcher.train("whole", *REPRODUCIBLE, f"data.trace={launcher.runs / 'whole.trace'}")
+    run = launcher.train("whole", *REPRODUCIBLE, f"data.trace={launcher.runs / 'whole.trace'}", prelude="")
     assert run.wait() == 0, run.text
     yield run
     launcher.close()

@@ -172,7 +172,12 @@ def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Pat
     hold.write_text("2")
     screen = Screen()
     run = launcher.train(
-        "terminal", *ONE_AGENT, "data.shape=talk", f"data.hold={hold}", terminal=screen.terminal
+        "terminal",
+        *ONE_AGENT,
+        *SIMULATED_POLICIES,
+        "data.shape=talk",
+        f"data.hold={hold}",
+        terminal=screen.terminal,
     )
     os.close(screen.terminal)
     run.wait_for_step(1)

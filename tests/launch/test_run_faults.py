@@ -13,6 +13,7 @@ class TestFaults:
         run = launcher.train(
             "faults",
             *ONE_AGENT,
+            *SIMULATED_POLICIES,
             "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
             "data.faults=[raise, nan, long prompt, hang]",
             "rollout.trajectory_timeout_s=4",
@@ -75,7 +76,7 @@ class TestFaults:
         (tmp_path / "config.yaml").write_text((launcher.recipe / "config.yaml").read_text())
         (tmp_path / "tokenizer").symlink_to(launcher.recipe / "tokenizer")
         (tmp_path / "workflow.py").write_text(code)
-        run = launcher.train(f"broken-{tmp_path.name}", *SIMULATED_POLICIES, recipe=tmp_path)
+        run = launcher.train(f"broken-{tmp_path.name}", *SIMULATED_POLICIES, recipe=tmp_path, prelude="")
         assert run.wait() == 2
         assert message in run.text
         assert f"{tmp_path}, checked before the start:" in run.text and not run.directory.exists()

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from .conftest import REPRODUCIBLE, Launched, Launcher
+from .conftest import REPRODUCIBLE, UNCHECKED, Launched, Launcher
 
-PRELUDE = f"""
+PRELUDE = f"""{UNCHECKED}
 import os
 from flexmarl.launch import actor_specs
 os.environ["PYTHONPATH"] += ":{Path(__file__).parents[1]}"
