@@ -56,6 +56,8 @@ class PolicyMetrics:
     """Share of the tokens whose ratio was clipped."""
     ratio_deviation: float | None = None
     """Train-inference mismatch: mean ``|ratio - 1|`` of a token's probabilities by trainer and engine."""
+    unsure_tokens: int | None = None
+    """Tokens drawn under a truncation that rounding may change; None without any."""
     padding_share: float | None = None
     """Share of the positions of all forwards that are padding."""
     skipped_updates: int | None = None

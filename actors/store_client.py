@@ -21,7 +21,7 @@ from ..transport.segments import ByteRef, Content, SegmentDirectories, SegmentRe
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs
 from .declared_columns import MAX_STRING
 from .errors import StoreError
-from .messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi
+from .messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi, Truncation
 from .sample_id import SampleId
 
 ARRAY_COLUMNS: Final = {
@@ -32,8 +32,8 @@ ARRAY_COLUMNS: Final = {
 }
 """The columns of a sample that are stored by reference, and their dtypes; each has one dimension.
 
-``version_changes``, empty in most samples, is a short string of numbers: a further array would cost every sample a
-tenth of its way through the store.
+``version_changes`` and ``truncation``, empty in most samples, are short strings of numbers: a further array would cost
+every sample a tenth of its way through the store.
 """
 
 SCALAR_COLUMNS: Final = (
@@ -42,6 +42,7 @@ SCALAR_COLUMNS: Final = (
     "query_position",
     "reward",
     "temperature",
+    "truncation",
     "version_changes",
 )
 """The columns of a sample that lie in its row, besides its agent."""
@@ -182,7 +183,20 @@ def _scalars(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     columns["version_changes"] = [
         " ".join(map(str, changes)) if changes else "" for changes in columns["version_changes"]
     ]
+    columns["truncation"] = [_written(truncation) for truncation in columns["truncation"]]
     return columns
+
+
+def _written(truncation: Truncation | None) -> str:
+    """``top_k``, ``top_p`` and ``min_p``, or empty."""
+    return "" if truncation is None else f"{truncation.top_k} {truncation.top_p!r} {truncation.min_p!r}"
+
+
+def _truncation_of(written: str) -> Truncation | None:
+    if not written:
+        return None
+    top_k, top_p, min_p = written.split()
+    return Truncation(int(top_k), float(top_p), float(min_p))
 
 
 def _declared_cells(
@@ -211,7 +225,9 @@ class ExperienceReader:
         columns, arrays = batch.columns, await self.arrays(batch)
         rows = zip(columns["agent"], *(columns[name] for name in SCALAR_COLUMNS), strict=True)
         samples = []
-        for number, (agent, sample_id, version, position, reward, temperature, changes) in enumerate(rows):
+        for number, (agent, sample_id, version, position, reward, temperature, cut, changes) in enumerate(
+            rows
+        ):
             named = SampleId.parse(sample_id)
             cells: dict[str, Any] = {name: tuple(values[number].tolist()) for name, values in arrays.items()}
             samples.append(
@@ -225,6 +241,7 @@ class ExperienceReader:
                     query_position=position,
                     version_changes=tuple(map(int, changes.split())),
                     temperature=temperature,
+                    truncation=_truncation_of(cut),
                     **cells,
                 )
             )

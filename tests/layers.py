@@ -25,7 +25,8 @@ CORE = (
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "model_sources", "names",
-    "pretrained", "run_events", "sample_id", "step_metrics", "store_client", "workflow",
+    "pretrained", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
+    "workflow",
 )  # fmt: skip
 
 

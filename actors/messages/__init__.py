@@ -14,7 +14,7 @@ from .experience import (
     StoreStatistics,
     TableStatistics,
 )
-from .generating import GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
+from .generating import Chat, GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
 from .model_config import LoraConfig, ModelConfig
 from .rollouts import (
     AgentTurns,
@@ -41,6 +41,7 @@ from .slots import (
     Suspended,
 )
 from .training import MicroBatchTrained, PolicyStepped, PoolFigures, Published, StepStats, TrainerApi
+from .truncation import Truncation
 from .weights_config import WeightsConfig
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "WORK_TIMEOUT_S",
     "AgentTurns",
     "BaseState",
+    "Chat",
     "ConsoleApi",
     "EvaluationEnd",
     "EvaluationSampling",
@@ -90,6 +92,7 @@ __all__ = [
     "TextTo",
     "TrainerApi",
     "TrajectoryFailure",
+    "Truncation",
     "TurnAsked",
     "TurnEnded",
     "TurnRefused",

@@ -10,6 +10,7 @@ from ...transport.segments import ByteRef, SegmentGrant
 from ..errors import SelectTimeout, StoreError, TooManySelects, WriterRetired
 from ..names import PolicyName, Step
 from .rollouts import GroupClosed
+from .truncation import Truncation
 
 MOST_VERSION_CHANGES: Final = 16
 """The most version changes within a turn: as many as its policy may be ahead of it when it is trained. They fit the
@@ -29,7 +30,8 @@ class Sample:
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty if one
-    version generated all. ``temperature``: of the distribution that the tokens were drawn from.
+    version generated all. ``temperature`` and ``truncation``: of the distribution that the
+    tokens were drawn from; without a truncation any token could be.
     """
 
     sample_id: str
@@ -46,6 +48,7 @@ class Sample:
     columns: dict[str, Any] = field(default_factory=dict)
     version_changes: tuple[int, ...] = ()
     temperature: float = 1.0
+    truncation: Truncation | None = None
 
     @property
     def token_versions(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Messages between rollout and instances: one turn, and the versions that may generate it."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ...core.actor import endpoint
 from ...core.ref import ActorRef
@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..names import PolicyName, Version
 from .training import Published
+from .truncation import Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,27 @@ class VersionRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt of messages, for the tokenizer's chat template. ``messages`` and ``tools``: as templates take them; each
+    message has a role.
+
+    ``answered``: so many of the messages end with the answer of an earlier turn, whose prompt and answer, as tokens,
+    the request's ``prompt`` is; 0 if all of them are text.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    answered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn to generate. ``prompt`` is a sequence of segments: text, or token ids of earlier turns,
     which are never decoded and tokenised again. The instance must serve ``policy`` in one of ``versions``.
 
     If new weights interrupt the turn, the answer is the part generated so far. ``completion``: such a part, by earlier
-    versions, that the generation continues; ``max_new_tokens`` counts its tokens too.
+    versions, that the generation continues; ``max_new_tokens`` counts its tokens too. ``stop``: strings that end the
+    turn; the token that completes one is its last. ``chat``: if not None, the prompt is of messages.
     """
 
     sample_id: str
@@ -60,6 +76,9 @@ class GenerateRequest:
     temperature: float
     max_new_tokens: int
     completion: tuple[int, ...] = ()
+    truncation: Truncation | None = None
+    stop: tuple[str, ...] = ()
+    chat: Chat | None = None
 
 
 @dataclass(frozen=True, slots=True)

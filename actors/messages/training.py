@@ -59,7 +59,8 @@ class StepStats:
     they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
     ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
     one; the latter also if all returns are equal. ``padding_share``: of the positions of all forwards, None without a
-    forward.
+    forward. ``unsure_tokens``: tokens of truncated distributions whose support may differ by rounding from the
+    engine's, or that are outside of the trainer's.
     """
 
     samples: int
@@ -73,6 +74,7 @@ class StepStats:
     padding_share: float | None = None
     value_loss: float | None = None
     explained_variance: float | None = None
+    unsure_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class _PolicyRecord:
             lr=stats.lr,
             clip_fraction=stats.clip_fraction,
             ratio_deviation=stats.ratio_deviation,
+            unsure_tokens=stats.unsure_tokens or None,
             padding_share=stats.padding_share,
             skipped_updates=int(stats.skipped_update),
             optimizer_s=stepped.busy_s,

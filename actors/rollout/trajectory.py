@@ -224,6 +224,7 @@ class Trajectory:
                 query_position=query_position,
                 version_changes=turn.version_changes,
                 temperature=turn.request.temperature,
+                truncation=turn.request.truncation,
                 columns=self._columns[turn.request.sample_id].values,
             )
             for agent, turn in self._turns

@@ -65,11 +65,8 @@ def training_columns() -> dict[str, Column]:
         name: tokens if dtype == "int32" else Column(type="tensor", required=True, dtype=dtype, shape=(None,))
         for name, dtype in ARRAY_COLUMNS.items()
     }
-    scalars = {
-        "temperature": Column(type="float", required=True),
-        "version_changes": Column(type="str", required=True),
-    }
-    return {**scalars, **arrays}
+    strings = dict.fromkeys(("truncation", "version_changes"), Column(type="str", required=True))
+    return {"temperature": Column(type="float", required=True), **strings, **arrays}
 
 
 class Store(Actor, StoreApi):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..truncated_scores import Truncations
 from .algorithms import Aggregation
 
 LOG_RATIO_BOUND = 20.0
@@ -28,14 +29,19 @@ class TokenLosses(NamedTuple):
     ratio: Tensor
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0, truncations: Truncations | None = None
+) -> Tensor:
     """The log-probability of each token under ``softmax(logits / temperature)``.
 
     ``log p(t) = z_t - logsumexp(z)`` with ``z = logits / temperature``: an inference engine reports the same
-    as *processed* log-probabilities, so that the two sides' ratio is 1 on-policy at any temperature.
+    as *processed* log-probabilities, so that the two sides' ratio is 1 on-policy at any temperature. With a truncation
+    the softmax is over the tokens that it leaves, and over ``tokens``, which were drawn: DeepSeek-V3.2 (arXiv
+    2512.02556, section 3.1, "keep sampling mask") keeps them with the sample, here they are computed again.
 
     ``logits``: ``[N, V]``, any floating dtype, computed with in float32 at least. ``tokens``: ``[N]`` int64.
-    ``temperature``: one for all tokens, or ``[N]``, one for each.
+    ``temperature``: one for all tokens, or ``[N]``, one for each. ``truncations``: of N distributions; its ``unsure``
+    is written.
     Returns ``[N]``, float32 (float64 for float64 logits).
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -43,6 +49,8 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor =
         scores = scores / temperature.to(scores.dtype).unsqueeze(-1)
     elif temperature != 1.0:
         scores = scores / temperature
+    if truncations is not None:
+        scores = truncations.masked_but(scores, tokens)
     chosen = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return chosen - scores.logsumexp(-1)
 

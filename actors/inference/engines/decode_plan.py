@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .engine import EngineRequest, EngineResult, FinishReason
 from .slot_cache import COLUMN_STEP, SlotCache, round_up
-from .token_sampling import Temperatures, uniforms
+from .token_sampling import Sampling, uniforms
 
 # Longer plans attend to more columns that are still empty, shorter ones are prepared more often.
 PLAN_STEPS = 2 * COLUMN_STEP
@@ -67,6 +67,11 @@ class DecodeStep:
     points: Tensor
 
 
+def sampling_of(requests: Sequence[EngineRequest], device: torch.device) -> Sampling:
+    temperatures = [request.temperature for request in requests]
+    return Sampling.of(temperatures, device, [request.truncation for request in requests])
+
+
 class DecodePlan:
     """At most ``PLAN_STEPS`` steps of ``rows``; no row reaches its ``max_new_tokens`` before the last step."""
 
@@ -87,7 +92,7 @@ class DecodePlan:
         row_columns = cache.decode(len(rows), columns, first)
         self._decode_steps = self._prepare(positions, columns, row_columns, dtype, device)
         self.inputs = torch.tensor([row.tokens[-1:] for row in rows], device=device)  # int64 [n, 1]
-        self.temperatures = Temperatures.of([row.request.temperature for row in rows], device)
+        self.sampling = sampling_of([row.request for row in rows], device)
         self._tokens: list[list[int]] = []
         self._logprobs: list[list[float]] = []
 

@@ -9,12 +9,13 @@ from typing import Final, Literal, NamedTuple
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import InvalidRequest
+from ...messages import Truncation
 
 TRANSFER_TIMEOUT_S: Final = 3600.0
 """Long enough for the largest models over the slowest path: catches a transfer that hangs."""
 
 FinishReason = Literal["stop", "length", "interrupted"]
-OnTokens = Callable[[tuple[int, ...]], None]
+OnTokens = Callable[[tuple[int, ...]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class EngineRequest:
     """One sequence to generate. Raises InvalidRequest if no engine could serve it.
 
     ``seed`` (any int) alone decides the random numbers: the same request gives the same tokens in any batch, up to the
-    rounding of the logits. ``temperature`` 0 is greedy decoding.
+    rounding of the logits. ``temperature`` 0 is greedy decoding, which no ``truncation`` changes.
 
     ``resumed_tokens``: the last tokens of the prompt that an earlier request with this seed generated. The random
     numbers continue behind theirs, so that under the same weights both parts equal one generation.
@@ -37,6 +38,8 @@ class EngineRequest:
     max_new_tokens: int
     resumed_tokens: int = 0
     adapter: str = ""
+    truncation: Truncation | None = None
+    """None: every token may be drawn."""
 
     def __post_init__(self) -> None:
         if (problem := self._problem()) is not None:
@@ -50,6 +53,8 @@ class EngineRequest:
             return f"max_new_tokens is {self.max_new_tokens}, needs at least 1"
         if not 0 <= self.temperature < float("inf"):
             return f"temperature is {self.temperature}, needs a finite number >= 0"
+        if self.truncation is not None and (problem := self.truncation.problem()) is not None:
+            return problem
         if not 0 <= self.resumed_tokens < prompt_tokens:
             return (
                 f"resumed_tokens is {self.resumed_tokens}, needs 0 to {prompt_tokens - 1} of {prompt_tokens}"
@@ -63,7 +68,8 @@ class EngineResult:
 
     ``tokens`` ends with the end-of-sequence token if ``finish_reason`` is ``stop``; it may be empty if
     ``finish_reason`` is ``interrupted``. ``logprobs[i]`` (nats) belongs to ``tokens[i]``, under the distribution that
-    the token was sampled from, after temperature; greedy tokens have their log-probability at temperature 1.
+    the token was sampled from, after temperature and truncation; greedy tokens have their log-probability at
+    temperature 1.
     """
 
     request_id: str
@@ -136,7 +142,8 @@ class Engine(ABC):
 
         ``on_tokens`` gets the tokens as they come, on the event loop: each call those that are new since the last one.
         The engine does not wait for it: one call may have the tokens of many steps, and the last tokens come only with
-        the result, which has all. It must not raise.
+        the result, which has all. If it returns True, the request ends as soon as possible, as ``interrupted``. It must
+        not raise.
 
         Raises PromptTooLong if the prompt and ``max_new_tokens`` exceed the context, InvalidRequest if the id is in use
         or a token is outside the vocabulary, NonFiniteLogits if the model's output for this request is infinite or not

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ....core.telemetry import get_logger
 from ....transport.state_dict import without_ties
 from ...errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
-from .decode_plan import PLAN_STEPS, ActiveSequence, DecodePlan, new_tokens
+from .decode_plan import PLAN_STEPS, ActiveSequence, DecodePlan, new_tokens, sampling_of
 from .engine import EngineRequest, EngineResult, EngineStatistics
 from .forward import Forward, ModuleForward
 from .key_value_memory import KeyValueMemory
@@ -36,7 +36,7 @@ from .request_times import RequestTimes
 from .slot_cache import SlotCache, round_up
 from .step_engine import StepEngine
 from .supported_models import context_of, refuse_unsupported
-from .token_sampling import Temperatures, sample_tokens, stream_keys, uniforms
+from .token_sampling import sample_tokens, stream_keys, uniforms
 
 log = get_logger(__name__)
 
@@ -328,9 +328,9 @@ class TransformersEngine(StepEngine):
         keys = stream_keys([request.seed for request in requests])
         indices = np.array([request.resumed_tokens for request in requests])
         points = torch.from_numpy(uniforms(keys, indices)).to(self._device).unsqueeze(1)
-        temperatures = Temperatures.of([request.temperature for request in requests], self._device)
+        sampling = sampling_of(requests, self._device)
         new = [ActiveSequence(request, key) for request, key in zip(requests, keys, strict=True)]
-        tokens, logprobs = self._to_lists(*sample_tokens(logits, points, temperatures), new)
+        tokens, logprobs = self._to_lists(*sample_tokens(logits, points, sampling), new)
         for row, token, logprob in zip(new, tokens, logprobs, strict=True):
             row.add(token, logprob)
         return new, tokens
@@ -356,7 +356,7 @@ class TransformersEngine(StepEngine):
             )
         step = plan.next_step
         logits = self._forward.decode(self._cache, plan.inputs, step)
-        inputs, device_logprobs = sample_tokens(logits, step.points, plan.temperatures)
+        inputs, device_logprobs = sample_tokens(logits, step.points, plan.sampling)
         tokens, logprobs = self._to_lists(inputs, device_logprobs, self._rows)
         plan.record(inputs, tokens, logprobs)
         self._generated_tokens += len(tokens)

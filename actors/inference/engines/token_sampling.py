@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...messages import Truncation
+from ...truncated_scores import Truncations
+
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MASK_64 = (1 << 64) - 1
 # 48 random bits: the largest number, 1 - 2**-48, is below a sum of probabilities rounded in float64.
@@ -39,17 +42,25 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Temperatures:
-    """The temperatures of n sequences, on the device. None: no sequence needs the field.
+class Sampling:
+    """The temperatures and truncations of n sequences, on the device. None: no sequence needs the field.
 
-    ``divisor``: float64 [n, 1], 1 for greedy sequences. ``greedy``: bool [n, 1].
+    ``divisor``: float64 [n, 1], 1 for greedy sequences. ``greedy``: bool [n, 1]. ``truncations``: of the sequences
+    ``truncated`` (int64 [m]) alone, so that the others cost nothing.
     """
 
     divisor: Tensor | None
     greedy: Tensor | None
+    truncations: Truncations | None = None
+    truncated: Tensor | None = None
 
     @classmethod
-    def of(cls, temperatures: Sequence[float], device: torch.device) -> "Temperatures":
+    def of(
+        cls,
+        temperatures: Sequence[float],
+        device: torch.device,
+        truncations: Sequence[Truncation | None] = (),
+    ) -> "Sampling":
         distinct = set(temperatures)
         divisor = greedy = None
         if distinct - {0.0, 1.0}:
@@ -59,10 +70,18 @@ class Temperatures:
             greedy = torch.tensor(
                 [temperature == 0 for temperature in temperatures], device=device
             ).unsqueeze(1)
-        return cls(divisor, greedy)
+        cut = [
+            (row, truncation)
+            for row, truncation in enumerate(truncations)
+            if truncation is not None and temperatures[row] > 0
+        ]
+        if not cut:
+            return cls(divisor, greedy)
+        rows, each = zip(*cut, strict=True)
+        return cls(divisor, greedy, Truncations.of(each, device), torch.tensor(rows, device=device))
 
 
-def sample_tokens(logits: Tensor, points: Tensor, temperatures: Temperatures) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, points: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Samples one token per row; returns the tokens and their log-probabilities: int64 [n, 1], float64 [n, 1].
 
     ``logits``: [n, vocabulary], any float type; ``points``: float64 [n, 1], uniform in [0, 1). A row of logits that are
@@ -70,12 +89,16 @@ def sample_tokens(logits: Tensor, points: Tensor, temperatures: Temperatures) ->
     """
     # float64: over a large vocabulary, a running sum in float32 would misplace the rare tokens
     logits = logits.double()
-    if temperatures.divisor is not None:
+    if sampling.divisor is not None:
         # the maximum is subtracted first: a small temperature must not overflow
-        logits = (logits - logits.amax(-1, keepdim=True)) / temperatures.divisor
+        logits = (logits - logits.amax(-1, keepdim=True)) / sampling.divisor
+    if sampling.truncations is not None and sampling.truncated is not None:
+        rows = sampling.truncated
+        masked = sampling.truncations.masked(logits.index_select(0, rows))
+        logits = logits.index_copy(0, rows, masked)
     probabilities = torch.softmax(logits, -1)
     tokens = torch.searchsorted(torch.cumsum(probabilities, -1), points, right=True)
     tokens.clamp_(max=logits.shape[-1] - 1)  # only a row of NaN is beyond the last token
-    if temperatures.greedy is not None:
-        tokens = torch.where(temperatures.greedy, logits.argmax(-1, keepdim=True), tokens)
+    if sampling.greedy is not None:
+        tokens = torch.where(sampling.greedy, logits.argmax(-1, keepdim=True), tokens)
     return tokens, probabilities.gather(1, tokens).log_()

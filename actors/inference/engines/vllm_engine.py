@@ -30,7 +30,7 @@ from ....core.errors import text_of
 from ....transport.handle import StateHandle
 from ....transport.state_dict import without_ties
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
-from ...messages import ModelConfig
+from ...messages import ModelConfig, Truncation
 from ...pretrained import outline_of
 from ..inference_config import VllmEngineConfig
 from ..instance_setup import ServedBase
@@ -43,6 +43,8 @@ from .vllm_weights import BACKEND, WholeVersions, WorkerExtension
 
 TEMPERATURES: Final = (0.01, 2.0)
 """vLLM samples with the first if a lower one is asked for, except 0, and refuses those above the second."""
+
+_ALL: Final = Truncation()
 
 _FINISHED: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 
@@ -126,8 +128,12 @@ class VllmEngine(StepEngine):
     def add(self, request: EngineRequest) -> None:
         name, prompt = request.request_id, request.prompt_tokens
         self._refuse(request)
+        cut = request.truncation or _ALL
         params = SamplingParams(
             temperature=request.temperature,
+            top_k=cut.top_k,
+            top_p=cut.top_p,
+            min_p=cut.min_p,
             seed=_seed(request),
             max_tokens=request.max_new_tokens,
             stop_token_ids=self._stops,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from flexmarl.actors.errors import StoreError, WriterRetired
-from flexmarl.actors.messages import MOST_VERSION_CHANGES, AgentTurns, GroupClosed, Sample
+from flexmarl.actors.messages import MOST_VERSION_CHANGES, AgentTurns, GroupClosed, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import StoreBlocked, StoreUnblocked
 from flexmarl.actors.store.segment_arena import ArenaLimits
@@ -75,7 +75,7 @@ async def test_samples_come_out_as_they_went_in(house: House) -> None:
     most = (1_000_000, 100_000) * MOST_VERSION_CHANGES
     samples[4:6] = (
         replace(samples[4], version_changes=(3, 1, 20, 5)),
-        replace(samples[5], version_changes=most),
+        replace(samples[5], version_changes=most, truncation=Truncation(40, 0.95, 0.1 + 0.2)),
     )
     await house.writer.put(samples)
     solver, judge = await house.rows(0, 10), await house.rows(0, 10, "judge")

@@ -14,6 +14,7 @@ from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
 from ....pretrained import seeded_model, unset_model
+from ....truncated_scores import Truncations
 from ...loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
 from .fused_norm import fuse_norms
@@ -67,14 +68,17 @@ class CompletionModel:
         self._longest = rotation_limit(self.model.config)
         self._forward = CompletionForward(self.model, self.vocab_size)
 
-    def logprobs(self, rows: PaddedRows, temperatures: float | Tensor = 1.0) -> Tensor:
+    def logprobs(
+        self, rows: PaddedRows, temperatures: float | Tensor = 1.0, truncations: Truncations | None = None
+    ) -> Tensor:
         """Log-probabilities ``[N]`` of the completion tokens, with gradient. ``temperatures``: one, or ``[N]``.
+        ``truncations``: of N distributions, see ``token_logprobs``.
 
         Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
         """
         self._check_length(rows.input_ids.shape[1])
         with self.autocast():
-            logprobs: Tensor = self._forward(rows, temperatures)
+            logprobs: Tensor = self._forward(rows, temperatures, truncations)
         return logprobs
 
     def check(self, rows: Sequence[TokenRow]) -> None:
@@ -116,40 +120,52 @@ class CompletionForward(nn.Module):
         self._positions: Tensor | None = None
         model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
-    def forward(self, rows: PaddedRows, temperatures: float | Tensor) -> Tensor:
+    def forward(
+        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None = None
+    ) -> Tensor:
         """``[N]``. See ``CompletionModel.logprobs``."""
         most_tokens = max(1, MOST_LOGITS_BYTES // (4 * self._vocab_size))
         if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
-            return self._in_chunks(rows, temperatures, most_tokens)
+            return self._in_chunks(rows, temperatures, truncations, most_tokens)
         self._positions = rows.positions
         try:
             logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
         finally:
             self._positions = None
-        return token_logprobs(logits, rows.targets, temperatures)
+        return token_logprobs(logits, rows.targets, temperatures, truncations)
 
-    def _in_chunks(self, rows: PaddedRows, temperatures: float | Tensor, tokens: int) -> Tensor:
+    def _in_chunks(
+        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None, tokens: int
+    ) -> Tensor:
         body = self.model.base_model(input_ids=rows.input_ids, use_cache=False)
         hidden = body.last_hidden_state.flatten(0, 1).index_select(0, rows.positions)
         chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
         each = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
+        cut = truncations.split(tokens) if truncations is not None else None
         head = partial(self._head, type(body))
         return torch.cat(
             [
                 checkpoint(
-                    head, *chunk, each[number] if each else temperatures,
+                    head, *chunk, each[number] if each else temperatures, cut[number] if cut else None,
                     use_reentrant=False, preserve_rng_state=False,
                 )
                 for number, chunk in enumerate(chunks)
             ]
         )  # fmt: skip
 
-    def _head(self, output: Any, hidden: Tensor, targets: Tensor, temperatures: float | Tensor) -> Tensor:
+    def _head(
+        self,
+        output: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        temperatures: float | Tensor,
+        truncations: Truncations | None,
+    ) -> Tensor:
         """The model's own forward behind its body, which gives an ``output``: with all that a model does to its
         logits."""
         with _body_gives(self.model.base_model, output(last_hidden_state=hidden.unsqueeze(0))):
             logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-        return token_logprobs(logits.squeeze(0), targets, temperatures)
+        return token_logprobs(logits.squeeze(0), targets, temperatures, truncations)
 
     def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""

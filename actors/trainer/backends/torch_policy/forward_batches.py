@@ -9,13 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....messages import Sample
+from ....messages import Sample, Truncation
+from ....truncated_scores import Truncations
 from ...padding import MOST_TOKENS_PER_FORWARD, PaddedRows, TokenRow, pad_rows, split_by_length
 from ...shards import divided
 from .gang_rank import ALONE, GangRank
 
 IDLE_ROWS: Final[list[TokenRow]] = [((0,), (0,))]
 """A forward of as little as possible, by a rank that has nothing to compute while the others do."""
+
+ROUNDING: Final = {"float32": 1e-5, "bfloat16": 1e-2}
+"""The most, about, that rounding changes a score by, which is a logarithm of a probability: by the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class TrainedSample:
 class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
     ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64;
-    ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ. ``idle``: it counts for nothing, and
+    ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ. ``truncations``: of all tokens; None
+    if no sample has one. ``idle``: it counts for nothing, and
     is computed because another rank of the gang has a forward more."""
 
     indices: list[int]
@@ -44,6 +49,7 @@ class Chunk:
     rewards: Tensor
     lengths: Tensor
     temperatures: float | Tensor
+    truncations: Truncations | None = None
     idle: bool = False
 
 
@@ -53,17 +59,19 @@ def make_chunks(
     device: torch.device,
     gang: GangRank = ALONE,
     most_tokens: int = MOST_TOKENS_PER_FORWARD,
+    rounding: float = ROUNDING["float32"],
 ) -> list[Chunk]:
     """The forwards of this rank: every sample is in exactly one chunk of one rank, and all ranks have as many chunks.
 
-    The samples are divided by their tokens. Raises ``ValueError`` as ``pad_rows`` does.
+    The samples are divided by their tokens. ``rounding``: of scores, see ``Truncations``. Raises ``ValueError`` as
+    ``pad_rows`` does.
     """
     lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
     groups = [
         [share[indices].tolist() for indices in split_by_length(lengths[share], most_tokens=most_tokens)]
         for share in divided(lengths, gang.size)
     ]
-    own = [_chunk(trained, indices, vocab_size, device) for indices in groups[gang.rank]]
+    own = [_chunk(trained, indices, vocab_size, device, rounding) for indices in groups[gang.rank]]
     idle = max(map(len, groups)) - len(own)
     return own + [idle_chunk(device) for _ in range(idle)]
 
@@ -74,7 +82,11 @@ def idle_chunk(device: torch.device) -> Chunk:
 
 
 def _chunk(
-    trained: Sequence[TrainedSample], indices: list[int], vocab_size: int, device: torch.device
+    trained: Sequence[TrainedSample],
+    indices: list[int],
+    vocab_size: int,
+    device: torch.device,
+    rounding: float,
 ) -> Chunk:
     samples = [trained[index].sample for index in indices]
     rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample in samples], vocab_size)
@@ -89,6 +101,7 @@ def _chunk(
         torch.tensor([sample.reward for sample in samples], device=device),
         torch.tensor(lengths, device=device),
         _temperatures(samples, lengths, device),
+        _truncations(samples, lengths, device, rounding),
     )
 
 
@@ -98,6 +111,16 @@ def _temperatures(samples: Sequence[Sample], lengths: Sequence[int], device: tor
     if min(each) == max(each):
         return each[0]
     return torch.from_numpy(np.repeat(np.array(each), lengths)).to(device)
+
+
+def _truncations(
+    samples: Sequence[Sample], lengths: Sequence[int], device: torch.device, rounding: float
+) -> Truncations | None:
+    each = [sample.truncation for sample in samples]
+    if not any(each):
+        return None
+    of_samples = Truncations.of([truncation or Truncation() for truncation in each], device)
+    return of_samples.repeated(torch.tensor(lengths, device=device), rounding)
 
 
 def _token_advantages(

@@ -9,14 +9,15 @@ import torch
 from .gang_rank import GangRank
 
 _ADDED: Final = (
-    "samples", "tokens", "trained_tokens", "loss", "clipped", "deviation", "stale", "positions", "padding",
+    "samples", "tokens", "trained_tokens", "loss", "clipped", "deviation", "unsure", "stale", "positions", "padding",
 )  # fmt: skip
 
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over the micro-batches of this step. ``values``: see ``value_sums``. ``stale``: samples of an older
-    version. ``positions``: of the forwards' inputs, of which ``padding`` are."""
+    """Sums over the micro-batches of this step. ``values``: see ``value_sums``. ``unsure``: tokens, see
+    ``Truncations``. ``stale``: samples of an older version. ``positions``: of the forwards' inputs, of which
+    ``padding`` are."""
 
     samples: int = 0
     tokens: int = 0
@@ -24,6 +25,7 @@ class StepTotals:
     loss: float = 0.0
     clipped: float = 0.0
     deviation: float = 0.0
+    unsure: float = 0.0
     stale: int = 0
     positions: int = 0
     padding: int = 0
@@ -41,12 +43,13 @@ class StepTotals:
     def sum_over(self, gang: GangRank, device: torch.device) -> None:
         """Adds up the sums that each rank has of its own samples; the counts are those of the step already."""
         own = (
-            self.loss, self.clipped, self.deviation, self.trained_tokens, self.positions, self.padding, *self.values
+            self.loss, self.clipped, self.deviation, self.unsure,
+            self.trained_tokens, self.positions, self.padding, *self.values,
         )  # fmt: skip
         sums = gang.sum(torch.tensor(own, dtype=torch.float64, device=device)).tolist()
-        self.loss, self.clipped, self.deviation = sums[:3]
-        self.trained_tokens, self.positions, self.padding = map(int, sums[3:6])
-        self.values = sums[6], sums[7], sums[8], sums[9]
+        self.loss, self.clipped, self.deviation, self.unsure = sums[:4]
+        self.trained_tokens, self.positions, self.padding = map(int, sums[4:7])
+        self.values = sums[7], sums[8], sums[9], sums[10]
 
     @property
     def clip_fraction(self) -> float:

@@ -34,7 +34,7 @@ from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm,
 from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
-from .forward_batches import IDLE_ROWS, Chunk, TrainedSample, make_chunks
+from .forward_batches import IDLE_ROWS, ROUNDING, Chunk, TrainedSample, make_chunks
 from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank
 from .policy_position import PolicyPosition, read_position
@@ -171,24 +171,26 @@ class TorchPolicy:
     def _backward(self, chunks: Sequence[Chunk], totals: StepTotals) -> None:
         """Adds the gradient of ``chunks``, and their sums to ``totals``."""
         self._position.accumulated |= bool(chunks)
-        sums = torch.zeros(3, device=self._device)
+        sums = torch.zeros(4, device=self._device)
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._needs_references else None
             advantages = chunk.advantages
             if self._critic is not None:
                 advantages = self._backward_values(self._critic, chunk, references, totals)
-            logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures)
+            logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
             tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
             loss, diagnostics = batch_loss(self._loss, tokens)
             if chunk.idle:
                 torch.autograd.backward(0.0 * loss)
                 continue
             torch.autograd.backward(loss)
-            sums += diagnostics
+            sums[:3] += diagnostics
+            if chunk.truncations is not None and chunk.truncations.unsure is not None:
+                sums[3] += chunk.truncations.unsure.sum()
             totals.trained_tokens += len(chunk.advantages)
             totals.positions += chunk.rows.input_ids.numel()
             totals.padding += chunk.rows.padding
-        totals.loss, totals.clipped, totals.deviation = sums.tolist()
+        totals.loss, totals.clipped, totals.deviation, totals.unsure = sums.tolist()
         if self._gang.size > 1:
             totals.sum_over(self._gang, self._device)
 
@@ -248,6 +250,7 @@ class TorchPolicy:
             grad_norm=_finite(grad_norm),
             clip_fraction=totals.clip_fraction,
             ratio_deviation=_finite(totals.ratio_deviation),
+            unsure_tokens=round(totals.unsure),
             lr=lr,
             skipped_update=skipped,
             padding_share=totals.padding_share,
@@ -308,7 +311,7 @@ class TorchPolicy:
                 bound_is=f"policies.{self.name}.algorithm.ratio_deviation_warning",
                 steps=self._position.deviating_steps,
                 likely_causes="randomness in the model's forward, an engine with other weights or another "
-                "temperature, an engine that changes its probabilities (top-p, penalties), a lower precision",
+                "temperature, an engine that changes its probabilities (penalties), a lower precision",
             )
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
@@ -319,7 +322,8 @@ class TorchPolicy:
 
     def _make_chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
         most_tokens = self._setup.torch_trainer.tokens_per_forward
-        return make_chunks(samples, self._vocab_size, self._device, self._gang, most_tokens)
+        rounding = ROUNDING[self._setup.real_model.dtype]
+        return make_chunks(samples, self._vocab_size, self._device, self._gang, most_tokens, rounding)
 
     @property
     def _needs_references(self) -> bool:
@@ -330,7 +334,7 @@ class TorchPolicy:
         """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
         assert self._reference is not None, "it is built if there is a kl_coefficient"
         with torch.no_grad():
-            return self._reference.logprobs(chunk.rows, chunk.temperatures)
+            return self._reference.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
 
     def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The same, sample by sample, on the CPU."""

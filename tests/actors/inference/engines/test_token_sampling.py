@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.inference.engines.token_sampling import (
-    Temperatures,
+    Sampling,
     sample_tokens,
     stream_keys,
     uniforms,
@@ -20,7 +20,7 @@ CHI_SQUARE_LIMIT = 40.5
 
 def _tokens_of(logits: torch.Tensor, count: int, temperature: float) -> torch.Tensor:
     points = torch.from_numpy(uniforms(stream_keys(range(count)), np.array([3]))).unsqueeze(1)
-    tokens, _ = sample_tokens(logits.expand(count, -1), points, Temperatures.of([temperature] * count, CPU))
+    tokens, _ = sample_tokens(logits.expand(count, -1), points, Sampling.of([temperature] * count, CPU))
     return tokens.squeeze(1)
 
 
@@ -62,7 +62,7 @@ def test_uniform_numbers_are_in_range_and_reproducible(seed: int, index: int) ->
 def test_a_token_without_probability_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, -1)
     points = torch.tensor([[0.0], [0.5], [0.25], [1 - 2.0**-48]], dtype=torch.float64)
-    tokens, logprobs = sample_tokens(logits, points, Temperatures.of([1.0] * 4, CPU))
+    tokens, logprobs = sample_tokens(logits, points, Sampling.of([1.0] * 4, CPU))
     assert tokens.squeeze(1).tolist() == [1, 3, 1, 3]
     torch.testing.assert_close(logprobs, torch.full((4, 1), 0.5, dtype=torch.float64).log())
 
@@ -70,7 +70,7 @@ def test_a_token_without_probability_is_never_drawn() -> None:
 def test_greedy_and_tempered_rows_share_a_batch() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
     points = torch.full((3, 1), 0.999999, dtype=torch.float64)
-    tokens, logprobs = sample_tokens(logits, points, Temperatures.of([0.0, 1.0, 0.25], CPU))
+    tokens, logprobs = sample_tokens(logits, points, Sampling.of([0.0, 1.0, 0.25], CPU))
     assert tokens.squeeze(1).tolist() == [1, 2, 2]
     expected = torch.stack(
         [torch.log_softmax(logits[0].double() / t, -1)[k] for t, k in ((1, 1), (1, 2), (0.25, 2))]
@@ -82,7 +82,7 @@ def test_a_tiny_temperature_does_not_overflow() -> None:
     tokens, logprobs = sample_tokens(
         torch.tensor([[1e3, 2e3, -1e3]]),
         torch.tensor([[0.5]], dtype=torch.float64),
-        Temperatures.of([1e-30], CPU),
+        Sampling.of([1e-30], CPU),
     )
     assert (tokens.item(), logprobs.item()) == (1, 0.0)
 
@@ -90,7 +90,7 @@ def test_a_tiny_temperature_does_not_overflow() -> None:
 def test_a_row_of_nan_has_a_logprob_of_nan() -> None:
     logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
     tokens, logprobs = sample_tokens(
-        logits, torch.full((2, 1), 0.5, dtype=torch.float64), Temperatures.of([1.0] * 2, CPU)
+        logits, torch.full((2, 1), 0.5, dtype=torch.float64), Sampling.of([1.0] * 2, CPU)
     )
     assert logprobs.isfinite().squeeze(1).tolist() == [True, False]
     assert 0 <= int(tokens[1]) < 2

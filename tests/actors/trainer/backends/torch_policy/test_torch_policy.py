@@ -1,5 +1,6 @@
 """One policy on one rank: the gradient, its construction, and samples that are refused."""
 
+import itertools
 import math
 from dataclasses import replace
 from statistics import fmean
@@ -12,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
-from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.messages import ModelConfig, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.advantage import group_advantage
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.actors.truncated_scores import Truncations
 
 from .policies import (
     MODEL,
@@ -90,6 +92,44 @@ def test_on_policy_ratios_are_one() -> None:
     stats = policy.optimizer_step()
     assert stats.clip_fraction == 0.0
     assert stats.ratio_deviation < 1e-5
+
+
+def drawn_under(policy: TorchPolicy, sample: Sample, cut: Truncation | None) -> Sample:
+    """The sample with tokens that ``cut`` leaves, and their log-probabilities."""
+    tokens, logprobs = list[int](), list[float]()
+    for token in sample.tokens:
+        with torch.no_grad():
+            scores = policy.model(input_ids=torch.tensor([[*sample.prompt_tokens, *tokens]])).logits[0, -1:]
+        if cut is not None:
+            scores = Truncations.of([cut], scores.device).masked(scores)
+        (every,) = scores.log_softmax(-1)
+        tokens.append(token if every[token].isfinite() else int(every.isfinite().nonzero()[-1]))
+        logprobs.append(float(every[tokens[-1]]))
+    return replace(sample, tokens=tuple(tokens), logprobs=tuple(logprobs), truncation=cut)
+
+
+def test_truncated_samples_are_trained_under_the_distribution_that_they_were_drawn_from() -> None:
+    cuts = itertools.cycle([Truncation(top_k=9), None, Truncation(top_p=0.9), Truncation(min_p=0.3)])
+    samples = [drawn_under(make_policy(), sample, next(cuts)) for sample in make_samples(3)]
+    policy = make_policy()
+    policy.accumulate(samples)
+    stats = policy.optimizer_step()
+    assert stats.ratio_deviation < 1e-5 and stats.unsure_tokens == 0
+    policy = make_policy()
+    policy.accumulate([replace(sample, truncation=None) for sample in samples])
+    assert policy.optimizer_step().ratio_deviation > 1e-2, "without it the two differ"
+
+
+def test_tokens_outside_of_the_support_are_counted() -> None:
+    policy = make_policy()
+    samples = [drawn_under(policy, sample, Truncation(top_k=2)) for sample in make_samples(3)]
+    narrower = [replace(sample, truncation=Truncation(top_k=1)) for sample in samples]
+    first = sum(logprob < -math.log(2) for sample in samples for logprob in sample.logprobs)
+    trained = sum(len(s.tokens) for s in samples if group_advantage(s.reward, s.group_rewards, scale=True))
+    policy.accumulate(narrower)
+    stats = policy.optimizer_step()
+    assert 0 < stats.unsure_tokens <= first < sum(len(sample.tokens) for sample in samples)
+    assert stats.unsure_tokens < trained and math.isfinite(stats.loss)
 
 
 def test_stats_count_all_tokens_and_the_trained_ones() -> None:

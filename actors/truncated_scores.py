@@ -1,0 +1,150 @@
+"""Truncated distributions on the device: one definition for the engine that draws and the trainer that learns.
+
+The trainer computes a truncation again from its own scores. Both sides round their scores differently, so a token at
+the edge of the support may be in one side's and not in the other's: the trainer counts such tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from .messages import Truncation
+
+_EVERY_TOKEN: Final = 2**62
+_ANY_MASS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Truncations:
+    """The truncations of n distributions. ``top_k``: int64 [n, 1], ``top_p``: float64 [n, 1], ``log_min_p``: float64
+    [n, 1], each None if all of them are off. ``most_k``: the largest ``top_k``, None if one has none.
+
+    ``unsure``: bool [n], written by ``masked_but``; None in an engine. True for distributions whose support differs if
+    scores differ by ``rounding``, and for tokens that are not in it.
+    """
+
+    top_k: Tensor | None
+    top_p: Tensor | None
+    log_min_p: Tensor | None
+    most_k: int | None
+    unsure: Tensor | None = None
+    rounding: float = 0.0
+
+    @classmethod
+    def of(cls, each: Sequence[Truncation], device: torch.device) -> "Truncations":
+        ks = [truncation.top_k or _EVERY_TOKEN for truncation in each]
+        ps = [_ANY_MASS if truncation.top_p == 1 else truncation.top_p for truncation in each]
+        shares = [truncation.min_p for truncation in each]
+        most_k = max(ks)
+        return cls(
+            _column(ks, torch.int64, device) if min(ks) < _EVERY_TOKEN else None,
+            _column(ps, torch.float64, device) if min(ps) < _ANY_MASS else None,
+            _column(shares, torch.float64, device).log_() if max(shares) > 0 else None,
+            most_k if most_k < _EVERY_TOKEN else None,
+        )
+
+    def repeated(self, counts: Tensor, rounding: float) -> "Truncations":
+        """Distribution i ``counts[i]`` times (int64 [n]), for ``masked_but``."""
+        unsure = torch.zeros(int(counts.sum()), dtype=torch.bool, device=counts.device)
+        wanted = self._with_columns(lambda column: column.repeat_interleave(counts, 0))
+        return replace(wanted, unsure=unsure, rounding=rounding)
+
+    def split(self, size: int) -> "list[Truncations]":
+        """Parts of ``size`` distributions, whose ``unsure`` are views."""
+        assert self.unsure is not None, "it is a trainer's"
+        starts = range(0, len(self.unsure), size)
+        return [self._part(slice(start, start + size), self.unsure) for start in starts]
+
+    def _part(self, rows: slice, unsure: Tensor) -> "Truncations":
+        return replace(self._with_columns(lambda column: column[rows]), unsure=unsure[rows])
+
+    def _with_columns(self, change: Callable[[Tensor], Tensor]) -> "Truncations":
+        columns = (
+            None if column is None else change(column) for column in (self.top_k, self.top_p, self.log_min_p)
+        )
+        top_k, top_p, log_min_p = columns
+        return replace(self, top_k=top_k, top_p=top_p, log_min_p=log_min_p)
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """``scores``, [n, vocabulary], with minus infinity for the tokens that are never drawn."""
+        return scores.masked_fill(scores < self._edges(scores).lowest, -torch.inf)
+
+    def masked_but(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        """The same, with a gradient, but for ``tokens`` (int64 [n]): they were drawn, and so belong to the support.
+        Writes ``unsure``."""
+        assert self.unsure is not None, "it is a trainer's"
+        with torch.no_grad():
+            edges = self._edges(scores)
+            outside = scores < edges.lowest
+            drawn_outside = outside.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            self.unsure.copy_(drawn_outside | edges.are_close(scores, self.rounding))
+            outside.scatter_(1, tokens.unsqueeze(1), False)
+        return scores.masked_fill(outside, -torch.inf)
+
+    @torch.no_grad()
+    def _edges(self, scores: Tensor) -> "_Edges":
+        share = rank = mass_moves = None
+        if self.log_min_p is not None:
+            share = (scores.amax(-1, keepdim=True) + self.log_min_p).to(scores.dtype)
+        if self.top_k is None and self.top_p is None:
+            return _Edges(share, rank, mass_moves)
+        size = scores.shape[-1]
+        ranked = scores.topk(min(self.most_k or size, size), -1).values
+        last = torch.full_like(ranked[:, :1], ranked.shape[-1] - 1, dtype=torch.int64)
+        if self.top_k is not None:
+            last = last.minimum(self.top_k - 1)
+        if self.top_p is not None:
+            left = ranked >= ranked.gather(1, last)
+            if share is not None:
+                left &= ranked >= share
+            masses = ranked.masked_fill(~left, -torch.inf).softmax(-1)
+            before = masses.cumsum(-1, dtype=torch.float64) - masses
+            last = last.minimum(_last_within(before, self.top_p))
+            if self.unsure is not None:
+                fewest, most = (
+                    _last_within(before, self.top_p + change) for change in (-self.rounding, self.rounding)
+                )
+                mass_moves = (fewest != most) & (self.top_p < _ANY_MASS)
+        rank = ranked.gather(1, last)
+        return _Edges(share, rank.masked_fill(last == size - 1, -torch.inf), mass_moves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """The lowest scores of n supports, [n, 1]. ``share``: by ``min_p``. ``rank``: by ``top_k`` and ``top_p``, the score
+    of the last token that they leave, minus infinity if they leave all. ``mass_moves``: bool [n, 1], ``top_p`` leaves
+    more or fewer tokens if it differs by the rounding. None: not in use."""
+
+    share: Tensor | None
+    rank: Tensor | None
+    mass_moves: Tensor | None
+
+    @property
+    def lowest(self) -> Tensor:
+        if self.share is None or self.rank is None:
+            return cast(Tensor, self.rank if self.share is None else self.share)
+        return self.share.maximum(self.rank)
+
+    def are_close(self, scores: Tensor, rounding: float) -> Tensor:
+        """bool [n]: a score is within ``rounding`` of an edge, besides the one that is the edge."""
+        close = torch.zeros_like(scores[:, 0], dtype=torch.bool)
+        if self.share is not None:
+            close |= ((scores - self.share).abs() <= rounding).any(-1)
+        if self.rank is not None:
+            close |= ((scores - self.rank).abs() <= rounding).sum(-1) > 1
+        if self.mass_moves is not None:
+            close |= self.mass_moves.squeeze(1)
+        return close
+
+
+def _last_within(before: Tensor, mass: Tensor) -> Tensor:
+    """The rank of the last token that ``mass`` leaves, int64 [n, 1]. ``before``: the probability of all tokens of lower
+    rank, [n, ranks]."""
+    return (before < mass).sum(-1, keepdim=True).clamp_(1) - 1
+
+
+def _column(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
