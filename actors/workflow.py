@@ -20,19 +20,37 @@ from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 from ..core.errors import FlexmarlError
 from .config_base import Config
 from .errors import InvalidReward, RecipeError
 from .messages import Query
+from .tool_calls import Tool, ToolCall, parse_tool_calls
 
-__all__ = ["Agent", "Agents", "OnText", "Prompt", "Query", "Recipe", "RecipeConfig", "Rewards", "Turn"]
+__all__ = [
+    "Agent",
+    "Agents",
+    "Message",
+    "OnText",
+    "Prompt",
+    "Query",
+    "Recipe",
+    "RecipeConfig",
+    "Rewards",
+    "ToolCall",
+    "Turn",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One generation by ``agent``, as text and as its exact tokens. ``prompt_tokens``: all tokens before them.
+
+    ``logprobs[i]`` is of ``tokens[i]``, under the distribution that it was drawn from. ``finish_reason``: ``length`` at
+    the turn's ``max_new_tokens``, ``stop`` at the end of the answer or a stop string. ``version``: of the policy, when
+    it generated the first token. ``conversation``: the messages of the prompt and the answer as the last one; empty if
+    the prompt was text. ``tools``: schemas of the tools that the agent was shown.
 
     ``sample_id`` names its row in the store, for external writers of columns. ``writer`` takes the arguments of
     ``write``; a test that makes a turn by hand may pass a dictionary's ``update``.
@@ -44,6 +62,16 @@ class Turn:
     tokens: tuple[int, ...]
     sample_id: str = ""
     writer: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False, compare=False)
+    logprobs: tuple[float, ...] = field(default=(), repr=False)
+    finish_reason: Literal["stop", "length"] = "stop"
+    version: int = 0
+    conversation: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    tools: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls in ``text``, in order; those that can't be made have an ``error``."""
+        return parse_tool_calls(self.text, [tool["function"]["name"] for tool in self.tools])
 
     def write(self, **columns: Any) -> None:
         """Fills columns of the turn's sample that the config declares (``agents.<agent>.columns``), each once, before
@@ -62,23 +90,51 @@ class Turn:
 LARGEST_REWARD: Final = 1e12
 """The norm of a gradient squares advantages, which without scaling are as large as rewards, in float32."""
 
-Prompt = str | Turn | Sequence[str | Turn]
+Message = Mapping[str, Any]
+"""A message of a conversation, as chat templates take them: ``role``, ``content``, and perhaps ``name``,
+``tool_calls``, ``tool_call_id``."""
+
+Prompt = str | Turn | Sequence[str | Turn | Message]
 OnText = Callable[[str], None]
 
 
 class Agent(Protocol):
-    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None) -> Turn:
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        retokenize: bool = False,
+        on_text: OnText | None = None,
+    ) -> Turn:
         """One turn of this agent. In a prompt of several parts a ``Turn`` stands for its prompt and its answer,
         token by token: a conversation continues as ``[turn, "next question"]`` and is never tokenised again. A turn
         of an agent with another tokenizer is refused (RecipeError): pass its ``text``.
+
+        A list of messages goes through the tokenizer's chat template. ``[turn, {"role": "user", ...}]`` continues the
+        turn's conversation: its prompt and its answer stay the same tokens, and only the new text of the template is
+        tokenised. ``retokenize``: earlier turns are text instead, and all of the prompt is tokenised again; for
+        templates that rewrite them. ``tools``: async functions that the template shows to the model, see
+        ``Turn.tool_calls``.
+
+        The others precede the agent's ``sampling`` for this turn; ``max_new_tokens`` may only be smaller. ``stop``: the
+        turn ends with the token that completes one of these strings, which its text and tokens include. ``seed``: the
+        same one gives the same turn for the same prompt, version and engine.
 
         ``on_text`` is called with the turn's text so far whenever there is more of it, and at last with all of it. The
         generation does not wait for it; it must not block. An error that it raises ends the turn, and is raised here.
         If an instance is lost, the turn begins again, and with it the text.
 
-        Raises PromptTooLong if the prompt and the new tokens do not fit the engine's context, InvalidRequest if no
-        engine can serve the prompt (an empty one, for example), NonFiniteLogits if the model's output is infinite or
-        not a number, and CallTimeout after the turn's deadline."""
+        Raises PromptTooLong if the prompt and the new tokens do not fit the engine's context, InvalidRequest, which
+        names agent, turn and argument, if one is invalid or the chat template can't be used, NonFiniteLogits if the
+        model's output is infinite or not a number, and CallTimeout after the turn's deadline."""
 
 
 Agents = Mapping[str, Agent]

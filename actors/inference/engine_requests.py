@@ -2,9 +2,50 @@
 
 from dataclasses import replace
 
+from ..errors import InvalidRequest
 from ..messages import GenerateRequest, Generation
 from ..names import Version
-from .engines.engine import EngineRequest, EngineResult
+from .chat_prompt import chat_prompt
+from .engines.engine import EngineRequest, EngineResult, OnTokens
+from .engines.engine_factory import TextCodec
+from .stop_search import StopSearch
+from .text_stream import TextStream
+
+
+def prompt_tokens(request: GenerateRequest, codec: TextCodec) -> tuple[int, ...]:
+    """The tokens of ``request.prompt``, or of its messages. Raises InvalidRequest if the template can't be used."""
+    prompt: tuple[int, ...] = ()
+    for number, part in enumerate(request.prompt):
+        prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
+    return prompt if request.chat is None else chat_prompt(request.sample_id, request.chat, prompt, codec)
+
+
+def stop_search(request: GenerateRequest, codec: TextCodec) -> StopSearch | None:
+    """None for a request without stop strings. Raises InvalidRequest for one that is too long to be generated."""
+    if not request.stop:
+        return None
+    for stop in request.stop:
+        if (tokens := len(codec.encode(stop, False))) > request.max_new_tokens:
+            raise InvalidRequest(
+                request.sample_id,
+                f"the stop string {stop!r} has {tokens} tokens, max_new_tokens is {request.max_new_tokens}: it can't "
+                "be generated",
+            )
+    return StopSearch(request.stop, codec.decode, request.completion)
+
+
+def listener(search: StopSearch | None, stream: TextStream | None) -> OnTokens | None:
+    """Gives each new token to ``search``, and those of the turn to ``stream``."""
+    if search is None:
+        return None if stream is None else stream.take
+
+    def take(tokens: tuple[int, ...]) -> bool:
+        tokens = search.take(tokens)
+        if stream is not None and tokens:
+            stream.take(tokens)
+        return search.is_found
+
+    return take
 
 
 def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineRequest:
@@ -20,6 +61,7 @@ def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineR
         request.temperature,
         request.max_new_tokens - resumed_tokens,
         resumed_tokens,
+        truncation=request.truncation,
     )
 
 

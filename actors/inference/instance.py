@@ -17,7 +17,7 @@ from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
-from .engine_requests import engine_request, generation_of, kept
+from .engine_requests import engine_request, generation_of, kept, listener, prompt_tokens, stop_search
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
@@ -102,18 +102,18 @@ class Instance(Actor, InstanceApi):
                 request.policy, request.versions.oldest, None if served is None else served.version
             )
         codec = self._factories[served.policy].codec
-        prompt: tuple[int, ...] = ()
-        for number, part in enumerate(request.prompt):
-            prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
-        on_tokens = None
-        if text_to is not None:
-            on_tokens = TextStream(text_to, codec.decode, request.completion).take
+        prompt = prompt_tokens(request, codec)
+        search = stop_search(request, codec)
+        stream = None if text_to is None else TextStream(text_to, codec.decode, request.completion)
+        on_tokens = listener(search, stream)
         with self._turn(), self._engine_id(request.sample_id) as request_id:
             adapter = self._adapter(request.policy)
             result = await engine.generate(
                 dataclasses.replace(engine_request(request, prompt), request_id=request_id, adapter=adapter),
                 on_tokens,
             )
+        if search is not None:
+            result = search.ended(result)
         result = kept(result, resumable=self._setup.policies[served.policy].engine.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))

@@ -1,6 +1,8 @@
 """The text codec of models that have a Hugging Face tokenizer."""
 
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,10 +19,24 @@ class TokenizerCodec:
 
         self._encode = encode
         self._backend = backend
+        self._has_template = tokenizer.chat_template is not None
+        template: Any = tokenizer.apply_chat_template  # its types are narrower than templates are
+        self._render = partial(template, add_generation_prompt=True, tokenize=False)
+        self.name: str = tokenizer.name_or_path
 
     def encode(self, text: str, first: bool) -> tuple[int, ...]:
         return self._encode(text, first)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         text: str = self._backend.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        if not self._has_template:
+            raise ValueError(f"the tokenizer {self.name} has no chat template: give the prompt as text")
+        try:
+            text: str = self._render([*messages], tools=[*tools] or None)
+        except Exception as error:  # a template is a program of its author's
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the chat template of {self.name} failed: {problem}") from error
         return text

@@ -7,11 +7,13 @@ arXiv 2505.24298, section 4.1). They stay tokens: the next version reads them as
 keys and values for them. Every token's log-probability is that of the version that drew it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from ..messages import GenerateRequest, Generation
-from ..names import Version
+from ..messages import Chat, GenerateRequest, Generation
+from ..names import AgentName, Version
+from ..workflow import Turn
 
 _CHARACTERS_OF_A_TOKEN: Final = 4
 
@@ -42,6 +44,8 @@ class ResumableTurn:
     def prompt_size(self) -> int:
         """Tokens of the prompt and of the completion so far; an estimate if the prompt has text."""
         tokens = len(self.request.completion)
+        for message in self.request.chat.messages[self.request.chat.answered :] if self.request.chat else ():
+            tokens += 1 + len(message.get("content") or "") // _CHARACTERS_OF_A_TOKEN
         for part in self.request.prompt:
             tokens += len(part) if isinstance(part, tuple) else 1 + len(part) // _CHARACTERS_OF_A_TOKEN
         return tokens
@@ -62,8 +66,29 @@ class ResumableTurn:
         self.truncated = generation.finish_reason == "length"
         self.tokens += generation.tokens
         if not self.ended:
-            self.request = replace(self.request, prompt=(generation.prompt_tokens,), completion=self.tokens)
+            self.request = replace(
+                self.request, prompt=(generation.prompt_tokens,), completion=self.tokens, chat=None
+            )
             self.ask_for(version)
+
+    def result(self, agent: AgentName, chat: Chat | None, writer: Callable[[dict[str, Any]], None]) -> Turn:
+        """The turn for the workflow, once it has ended. ``chat``: of the first request."""
+        conversation: tuple[dict[str, Any], ...] = ()
+        if chat is not None:
+            conversation = (*chat.messages, {"role": "assistant", "content": self.text})
+        return Turn(
+            agent,
+            self.text,
+            self.prompt_tokens,
+            self.tokens,
+            self.request.sample_id,
+            writer,
+            self.logprobs,
+            "length" if self.truncated else "stop",
+            self.policy_version,
+            conversation,
+            () if chat is None else chat.tools,
+        )
 
     def is_idle_again(self, instance: str, generation: Generation) -> bool:
         """True if this answer and the one before were interrupted without a token, by the same version of the same

@@ -20,12 +20,18 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import xxhash
-
 from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.task_groups import first_error
-from ..errors import EngineFailed, RecipeError, WorkerReplaced, WriterRetired, WrongPolicy, WrongVersion
+from ..errors import (
+    EngineFailed,
+    InvalidRequest,
+    RecipeError,
+    WorkerReplaced,
+    WriterRetired,
+    WrongPolicy,
+    WrongVersion,
+)
 from ..messages import (
     EvaluationEnd,
     EvaluationTrajectory,
@@ -49,6 +55,8 @@ from .overlong import punished
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
+from .turn_options import NO_OPTIONS, TurnOptions
+from .turn_request import turn_request
 from .turn_routes import TurnRoute, TurnRoutes
 from .turn_texts import TurnText, TurnTexts
 
@@ -255,25 +263,20 @@ class Rollout(Actor, RolloutApi):
         return rewards.checked()
 
     async def generate(
-        self, agent: AgentName, trajectory: Trajectory, prompt: Prompt, on_text: OnText | None = None
+        self,
+        agent: AgentName,
+        trajectory: Trajectory,
+        prompt: Prompt,
+        options: TurnOptions = NO_OPTIONS,
+        on_text: OnText | None = None,
     ) -> Turn:
         """One turn: waits for an instance with the version of the agent's policy. If new weights arrive meanwhile and
         may generate it too, they resume it; if the instance is lost, another one begins it again."""
-        settings, sampling = self._agents[agent], self._agents[agent].sampling
+        settings = self._agents[agent]
         text = None if on_text is None else TurnText(on_text)
-        sample_id = trajectory.next_sample_id()
-        turn = ResumableTurn(
-            GenerateRequest(
-                sample_id,
-                settings.policy,
-                self._segments(prompt, agent),
-                trajectory.versions[settings.policy],
-                xxhash.xxh3_64_intdigest(f"{self._setup.recipe.seed} {sample_id}".encode()),
-                sampling.temperature if trajectory.temperature is None else trajectory.temperature,
-                sampling.max_new_tokens,
-            )
-        )
-        left_s = sampling.turn_timeout_s or self._config.turn_timeout_s
+        request = turn_request(self._setup, agent, trajectory, prompt, options)
+        turn = ResumableTurn(request)
+        left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
         began_s, turn.tokens_behind = (
             self._clock(),
             self._calls.tokens_behind(agent, trajectory.begin_turn(agent)),
@@ -283,8 +286,8 @@ class Rollout(Actor, RolloutApi):
             if text is not None:
                 text.show(turn.text)
         trajectory.took(agent, turn, TimedTurn(agent, began_s, self._clock(), len(turn.tokens)))
-        columns = trajectory.columns_of(agent, sample_id, settings.columns)
-        return Turn(agent, turn.text, turn.prompt_tokens, turn.tokens, sample_id, columns.write)
+        columns = trajectory.columns_of(agent, request.sample_id, settings.columns)
+        return turn.result(agent, request.chat, columns.write)
 
     async def _generate_part(
         self,
@@ -351,20 +354,9 @@ class Rollout(Actor, RolloutApi):
         except CallTimeout as error:
             trajectory.turn_overran(agent, error)
             raise
+        except InvalidRequest as error:
+            raise InvalidRequest(request.sample_id, f"agent {agent}: {error.problem}") from error
         return generation
-
-    def _segments(self, prompt: Prompt, agent: AgentName) -> tuple[str | tuple[int, ...], ...]:
-        parts = (prompt,) if isinstance(prompt, str | Turn) else tuple(prompt)
-        for part in parts:
-            if isinstance(part, Turn) and self._tokenizer(AgentName(part.agent)) != self._tokenizer(agent):
-                raise RecipeError(
-                    f"the workflow puts a turn of {part.agent!r} into a prompt of {agent!r}, whose tokenizer is "
-                    "another: its tokens would mean something else; put the turn's .text there"
-                )
-        return tuple(part if isinstance(part, str) else part.prompt_tokens + part.tokens for part in parts)
-
-    def _tokenizer(self, agent: AgentName) -> str:
-        return self._setup.policies[self._agents[agent].policy].tokenizer
 
 
 def _idle(route: TurnRoute, request: GenerateRequest) -> EngineFailed:
@@ -392,8 +384,9 @@ class _AgentHandle:
         self._agent = agent
         self._trajectory = trajectory
 
-    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None) -> Turn:
-        return await self._rollout.generate(self._agent, self._trajectory, prompt, on_text)
+    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None, **options: Any) -> Turn:
+        chosen = TurnOptions(**options) if options else NO_OPTIONS
+        return await self._rollout.generate(self._agent, self._trajectory, prompt, chosen, on_text)
 
 
 class _Handles(dict[str, _AgentHandle]):

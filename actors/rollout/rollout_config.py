@@ -1,10 +1,12 @@
 """Settings of rollouts: sampling and how workflows run."""
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import model_validator
 
-from ..config_base import Config, Count, Natural, Positive, Seconds, Share
+from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share
+from ..messages import Truncation
 from .groups.group import Oversampled
 
 OnTimeout = Literal["drop", "replace"]
@@ -16,6 +18,9 @@ class SamplingConfig(Config):
     ``turn_timeout_s`` and ``on_timeout``: for this agent's turns, by default those of ``rollout``. The workflow gets a
     CallTimeout; if it does not catch that, the trajectory has passed its deadline.
 
+    ``top_k``, ``top_p`` and ``min_p``: see ``Truncation``. ``stop``: strings that end a turn. All of these and
+    ``temperature`` may differ in a turn: see ``Agent.generate``.
+
     ``overlong_buffer``: the last so many tokens before ``max_new_tokens``, in which a turn's length costs reward, up to
     1 at ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
     trajectory is lowered by the cost of its longest turn before groups are compared, and is reported so; evaluations
@@ -23,10 +28,28 @@ class SamplingConfig(Config):
     """
 
     temperature: Positive = 1.0
+    top_k: Natural = 0
+    top_p: Share = 1.0
+    min_p: NonNegative = 0.0
+    stop: tuple[str, ...] = ()
     max_new_tokens: Count = 64
     overlong_buffer: Natural = 0
     turn_timeout_s: Seconds | None = None
     on_timeout: OnTimeout | None = None
+
+    @cached_property
+    def truncation(self) -> Truncation | None:
+        """None if every token may be drawn."""
+        found = Truncation(self.top_k, float(self.top_p), float(self.min_p))
+        return None if found.leaves_all else found
+
+    @model_validator(mode="after")
+    def _truncation_and_stops_are_valid(self) -> "SamplingConfig":
+        if (problem := Truncation(self.top_k, self.top_p, self.min_p).problem()) is not None:
+            raise ValueError(problem)
+        if "" in self.stop:
+            raise ValueError("stop has an empty string")
+        return self
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> "SamplingConfig":

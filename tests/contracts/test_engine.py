@@ -17,7 +17,7 @@ from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig, VllmEngineConfig
-from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.messages import ModelConfig, Truncation
 from flexmarl.actors.pretrained import empty_model, outline_of
 from flexmarl.transport.errors import StateMismatch
 from flexmarl.transport.handle import StateHandle
@@ -133,6 +133,15 @@ async def test_a_request_has_to_fit_the_context(engine: Engine) -> None:
     assert (caught.value.prompt_tokens, caught.value.max_new_tokens, caught.value.max_context) == (61, 4, 64)
 
 
+async def test_a_truncation_is_served(engine: Engine) -> None:
+    cut = Truncation(top_k=5, top_p=0.9, min_p=0.01)
+    requests = [EngineRequest(name, (1, 2), 3, 1.0, 8, truncation=cut) for name in "abc"]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    assert [len(result.tokens) for result in results] == [8, 8, 8]
+    with pytest.raises(InvalidRequest, match=r"request a: top_p is 1\.5, needs more than 0 and at most 1"):
+        EngineRequest("a", (1, 2), 3, 1.0, 8, truncation=Truncation(top_p=1.5))
+
+
 async def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None:
     for token in (-1, 1_000_000):
         with pytest.raises(InvalidRequest, match="vocabulary"):
@@ -191,6 +200,26 @@ async def test_a_slow_listener_holds_nothing_up(engine: Engine) -> None:
     assert len(result.tokens) == 60
     assert (came := sum(parts, ())) == result.tokens[: len(came)]
     assert len(parts) < 60, "the engine computed meanwhile"
+
+
+async def test_a_listener_may_end_its_request(engine: Engine) -> None:
+    came: list[int] = []
+
+    def listen(tokens: tuple[int, ...]) -> bool:
+        came.extend(tokens)
+        return True
+
+    for _ in range(20):  # on a busy machine an engine may be done before this loop runs again
+        ended, other = await asyncio.gather(
+            engine.generate(request_of("ended", new=60), listen), engine.generate(request_of("other", new=60))
+        )
+        assert (len(other.tokens), other.finish_reason) == (60, "length")
+        if ended.finish_reason == "interrupted":
+            break
+        came.clear()
+    assert ended.finish_reason == "interrupted" and 0 < len(ended.tokens) < 60
+    assert tuple(came) == ended.tokens[: len(came)] and len(ended.tokens) == len(ended.logprobs)
+    assert (await engine.generate(request_of("ended", new=60))).finish_reason == "length", "its id is free"
 
 
 async def test_an_interrupted_request_has_all_tokens_that_were_handed_out(engine: Engine) -> None:

@@ -5,7 +5,10 @@ time. The tokens of a text are its bytes in UTF-8.
 """
 
 import asyncio
+import json
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
@@ -62,11 +65,13 @@ class SimulatedEngine(Engine):
     async def interrupt(self, adapter: str | None = None) -> None:
         for name, pending in list(self._turns.items()):
             if adapter in (None, pending.adapter):
-                del self._turns[name]
-                result = self._steps.abort(name)
-                if result is not None and not pending.result.done():
-                    pending.result.set_result(result)
+                self._interrupt(name)
         self._advance()
+
+    def _interrupt(self, name: str) -> None:
+        pending, result = self._turns.pop(name), self._steps.abort(name)
+        if result is not None and not pending.result.done():
+            pending.result.set_result(result)
 
     async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
         started = self._loop.time()
@@ -104,16 +109,18 @@ class SimulatedEngine(Engine):
                 turn.set_result(result)
         if self._timer is not None:
             self._timer.cancel()
-        due_s = self._steps.due_s
         if self._listeners:
             self._hand_out()
+        due_s = self._steps.due_s
+        if self._listeners:
             due_s = min(due_s, self._steps.token_due_s)
         self._timer = None if due_s == math.inf else self._loop.call_at(due_s, self._advance)
 
     def _hand_out(self) -> None:
         for name, tokens in self._steps.new_tokens(self._known).items():
             self._known[name] += len(tokens)
-            self._listeners[name](tokens)
+            if self._listeners[name](tokens) is True:
+                self._interrupt(name)
 
 
 class SimulatedFactory(EngineFactory):
@@ -132,8 +139,15 @@ class SimulatedFactory(EngineFactory):
 class _Bytes:
     """See ``TextCodec``."""
 
+    name = "simulated"
+
     def encode(self, text: str, first: bool) -> tuple[int, ...]:
         return tuple(text.encode())
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         return bytes(token for token in tokens if token != END_OF_SEQUENCE).decode()
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        lines = [f"tool: {json.dumps(tool)}" for tool in tools]
+        lines += [f"{message['role']}: {message.get('content') or ''}" for message in messages]
+        return "\n".join([*lines, "assistant: "])

@@ -74,7 +74,8 @@ class ThreadedEngine(Engine):
             raise
         finally:
             self._turns.pop(name, None)
-            if self._listeners.pop(name, None) is not None:
+            if on_tokens is not None:
+                self._listeners.pop(name, None)
                 self._send(lambda: self._known.pop(name, None))
 
     async def interrupt(self, adapter: str | None = None) -> None:
@@ -232,8 +233,9 @@ class ThreadedEngine(Engine):
     def _pass_on(self, found: dict[str, tuple[int, ...]]) -> None:
         self._is_handing_out = False
         for name, tokens in found.items():
-            if (listener := self._listeners.get(name)) is not None:
-                listener(tokens)
+            if (listener := self._listeners.get(name)) is not None and listener(tokens) is True:
+                del self._listeners[name]
+                self._send(lambda n=name: self._interrupt(n))  # type: ignore[misc]
 
     def _deliver(self, results: list[EngineResult]) -> None:
         for result in results:

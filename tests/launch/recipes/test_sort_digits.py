@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.errors import RecipeError
-from flexmarl.actors.workflow import OnText, Prompt, Query, Recipe, RecipeConfig, Turn
+from flexmarl.actors.workflow import Prompt, Query, Recipe, RecipeConfig, Turn
 from flexmarl.launch.config_reading import recipe_folder, resolve
 
 FOLDER = recipe_folder("sort-digits")
@@ -39,7 +39,7 @@ class ScriptedAgent:
         self.answer = answer
         self.prompts: list[Prompt] = []
 
-    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None) -> Turn:
+    async def generate(self, prompt: Prompt, **options: Any) -> Turn:
         self.prompts.append(prompt)
         return Turn("an agent", self.answer, (), ())
 

@@ -1,0 +1,129 @@
+"""The arguments of one ``Agent.generate``, checked, with the agent's sampling in place of those that are missing.
+Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Final
+
+from ..messages import Truncation
+from ..tool_calls import Tool
+from .rollout_config import SamplingConfig
+
+_SEEDS: Final = range(-(2**63), 2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """See ``Agent.generate``; None: as the agent's sampling says."""
+
+    tools: Sequence[Tool] = ()
+    stop: str | Sequence[str] | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    retokenize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSampling:
+    """The sampling of one turn. ``seed``: None for one that the turn's id gives."""
+
+    temperature: float
+    max_new_tokens: int
+    truncation: Truncation | None
+    stop: tuple[str, ...]
+    seed: int | None = None
+
+
+NO_OPTIONS: Final = TurnOptions()
+
+
+def turn_sampling(
+    config: SamplingConfig, options: TurnOptions, evaluated_at: float | None, *, is_evaluation: bool
+) -> TurnSampling:
+    """``evaluated_at``: the temperature of all turns of an evaluation, which precedes all others; None without one.
+
+    Raises ValueError, which names the argument.
+    """
+    temperature = config.temperature if evaluated_at is None else evaluated_at
+    if options is NO_OPTIONS:
+        return TurnSampling(temperature, config.max_new_tokens, config.truncation, config.stop)
+    numbers = _numbers(options)
+    if options.seed is not None and not (_is_int(options.seed) and options.seed in _SEEDS):
+        raise ValueError(f"seed is {options.seed!r}, needs an integer of 64 bits")
+    max_new_tokens = numbers.get("max_new_tokens", config.max_new_tokens)
+    if max_new_tokens > config.max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens is {max_new_tokens}, more than the agent's sampling.max_new_tokens of "
+            f"{config.max_new_tokens}"
+        )
+    if numbers.get("temperature") == 0 and not is_evaluation:
+        raise ValueError("temperature is 0 in a training step: a greedy turn has nothing to learn from")
+    if evaluated_at is None:
+        temperature = numbers.get("temperature", config.temperature)
+    cuts = {name: numbers[name] for name in ("top_k", "top_p", "min_p") if name in numbers}
+    truncation = replace(config.truncation or Truncation(), **cuts)
+    if (problem := truncation.problem()) is not None:
+        raise ValueError(problem)
+    return TurnSampling(
+        temperature,
+        max_new_tokens,
+        None if truncation.leaves_all else truncation,
+        config.stop if options.stop is None else _stops(options.stop),
+        options.seed,
+    )
+
+
+def _numbers(options: TurnOptions) -> dict[str, Any]:
+    """The numbers among the arguments. Raises ValueError for one that is of a wrong type or negative."""
+    numbers: dict[str, Any] = {}
+    for name in ("max_new_tokens", "temperature", "top_p", "top_k", "min_p"):
+        if (value := getattr(options, name)) is None:
+            continue
+        if name in ("max_new_tokens", "top_k"):
+            if not _is_int(value) or value < (name == "max_new_tokens"):
+                raise ValueError(f"{name} is {value!r}, needs an integer of at least {int(name != 'top_k')}")
+        elif isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}, needs a finite number")
+        numbers[name] = value if name in ("max_new_tokens", "top_k") else float(value)
+    if numbers.get("temperature", 0) < 0:
+        raise ValueError(f"temperature is {numbers['temperature']:g}, needs at least 0")
+    return numbers
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for one in stops:
+        if not isinstance(one, str) or not one:
+            raise ValueError(f"stop has {one!r}, needs strings that are not empty")
+    return stops
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def checked_message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as a plain dictionary. Raises ValueError, which names the key."""
+    name = f"messages[{number}]"
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{name} has no role: {_shown(message)}")
+    if unknown := [key for key in message if key not in _KEYS]:
+        raise ValueError(f"{name} has the unknown key {unknown[0]!r}; known are: {', '.join(_KEYS)}")
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise ValueError(f"{name}, of the role {role!r}, has the content {_shown(content)}, needs a string")
+    return dict(message)
+
+
+_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

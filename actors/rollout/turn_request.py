@@ -1,0 +1,59 @@
+"""The request of a turn that a workflow asks for. Pure."""
+
+from collections.abc import Iterable
+
+import xxhash
+
+from ..errors import InvalidRequest, RecipeError
+from ..messages import GenerateRequest
+from ..names import AgentName
+from ..workflow import Prompt, Turn
+from .prompts import prompt_parts, segments_and_chat
+from .rollout_setup import RolloutSetup
+from .trajectory import Trajectory
+from .turn_options import TurnOptions, turn_sampling
+
+
+def turn_request(
+    setup: RolloutSetup, agent: AgentName, trajectory: Trajectory, prompt: Prompt, options: TurnOptions
+) -> GenerateRequest:
+    """Raises InvalidRequest for a prompt or an option that is invalid, and RecipeError for a turn in the prompt whose
+    tokens are of another tokenizer."""
+    settings, sample_id = setup.agents[agent], trajectory.next_sample_id()
+    try:
+        parts = prompt_parts(prompt)
+        _refuse_other_tokens(setup, agent, parts)
+        segments, chat = segments_and_chat(parts, options)
+        sampling = turn_sampling(
+            settings.sampling, options, trajectory.temperature, is_evaluation=trajectory.is_evaluation
+        )
+    except ValueError as problem:
+        raise InvalidRequest(sample_id, f"agent {agent}: {problem}") from None
+    seed = sampling.seed
+    if seed is None:
+        seed = xxhash.xxh3_64_intdigest(f"{setup.recipe.seed} {sample_id}".encode())
+    return GenerateRequest(
+        sample_id,
+        settings.policy,
+        segments,
+        trajectory.versions[settings.policy],
+        seed,
+        sampling.temperature,
+        sampling.max_new_tokens,
+        truncation=sampling.truncation,
+        stop=sampling.stop,
+        chat=chat,
+    )
+
+
+def _refuse_other_tokens(setup: RolloutSetup, agent: AgentName, parts: Iterable[object]) -> None:
+    for part in parts:
+        if isinstance(part, Turn) and _tokenizer(setup, AgentName(part.agent)) != _tokenizer(setup, agent):
+            raise RecipeError(
+                f"the workflow puts a turn of {part.agent!r} into a prompt of {agent!r}, whose tokenizer is "
+                "another: its tokens would mean something else; put the turn's .text there"
+            )
+
+
+def _tokenizer(setup: RolloutSetup, agent: AgentName) -> str:
+    return setup.policies[setup.agents[agent].policy].tokenizer

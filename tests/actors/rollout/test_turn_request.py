@@ -1,0 +1,109 @@
+"""A turn's options reach the instance and the store; an invalid one fails its trajectory alone, by name."""
+
+import pytest
+
+from flexmarl.actors.messages import Chat, GenerateRequest, Query, Truncation
+from flexmarl.actors.orchestrator.evaluation import EvaluationRules
+from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
+from flexmarl.actors.rollout.rollout_config import SamplingConfig
+
+from .house import QUERY, House, evaluate, serve, start_step
+
+
+async def asked(house: House, body: str, trajectories: int = 1) -> tuple[list[GenerateRequest], list[str]]:
+    """The requests of a step, and the errors of its trajectories."""
+    rollout = await house.open(body)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [Query("q7", "2+2")], trajectories, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    requests = [request for fake in house.instances["solver"] for request in fake.asked]
+    requests.sort(key=lambda request: request.sample_id)
+    return requests, [failure.error for failure in group.failures]
+
+
+async def test_options_travel_with_the_turn_and_its_sample(house: House) -> None:
+    house.sampling["solver"] = SamplingConfig(top_k=9, max_new_tokens=20)
+    body = """
+    solver = agents["solver"]
+    await solver.generate("a")
+    await solver.generate(
+        "b", stop="x", max_new_tokens=7, temperature=0.3, top_p=0.5, top_k=4, min_p=0.25, seed=11
+    )
+    return Rewards(solver=1.0)
+"""
+    (plain, changed), errors = await asked(house, body)
+    assert errors == []
+    assert (plain.temperature, plain.max_new_tokens, plain.truncation) == (1.0, 20, Truncation(top_k=9))
+    assert plain.stop == () and plain.chat is None
+    assert (changed.temperature, changed.max_new_tokens, changed.seed) == (0.3, 7, 11)
+    assert changed.truncation == Truncation(4, 0.5, 0.25) and changed.stop == ("x",)
+    first, second = await house.rows("solver", 0, 2)
+    assert (first.temperature, first.truncation) == (1.0, Truncation(top_k=9))
+    assert (second.temperature, second.truncation) == (0.3, Truncation(4, 0.5, 0.25))
+
+
+async def test_a_turn_tells_how_it_was_generated(house: House) -> None:
+    body = """
+    turn = await agents["solver"].generate([{"role": "user", "content": "1+1?"}], stop="x")
+    assert turn.logprobs == (-0.5,) * len(turn.tokens), turn
+    assert (turn.finish_reason, turn.version, turn.tool_calls) == ("stop", 0, ())
+    more = await agents["solver"].generate([turn, {"role": "user", "content": "Sure?"}])
+    roles = [message["role"] for message in more.conversation]
+    assert roles == ["user", "assistant", "user", "assistant"], roles
+    assert more.conversation[1]["content"] == turn.text
+    return Rewards(solver=1.0)
+"""
+    (first, second), errors = await asked(house, body)
+    assert errors == []
+    user = {"role": "user", "content": "1+1?"}
+    assert first.prompt == () and first.chat == Chat((user,))
+    assert second.chat is not None and second.chat.answered == 2
+    (known,) = second.prompt
+    assert set(known) == {65}, "the tokens of the first answer, whose prompt has none here"
+
+
+BAD = {
+    "temperature=-1": "temperature is -1, needs at least 0",
+    "stop=''": "stop has '', needs strings that are not empty",
+    "top_p=2.0": "top_p is 2.0, needs more than 0 and at most 1",
+    "temprature=1": "unexpected keyword argument 'temprature'",
+}
+
+
+@pytest.mark.parametrize("option", BAD)
+async def test_an_invalid_option_fails_its_trajectory_alone(house: House, option: str) -> None:
+    body = f"""
+    begun = query.data.setdefault("begun", [])
+    begun.append(1)
+    if len(begun) == 2:
+        await agents["solver"].generate("b", {option})
+    await agents["solver"].generate("a")
+    return Rewards(solver=1.0)
+"""
+    requests, (error,) = await asked(house, body, trajectories=3)
+    assert len(requests) == 2 and BAD[option] in error
+    if "keyword" not in error:
+        assert "agent solver: " in error and "request 1:q7_0_" in error
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ("[]", "agent solver: the prompt is an empty list"),
+        ('[{"content": "x"}]', "agent solver: messages[0] has no role"),
+        ('[{"role": "user", "content": "x", "contents": "y"}]', "messages[0] has the unknown key 'contents'"),
+    ],
+)
+async def test_an_invalid_prompt_is_named(house: House, prompt: str, problem: str) -> None:
+    body = f'await agents["solver"].generate({prompt}); return Rewards(solver=1.0)'
+    requests, (error,) = await asked(house, body)
+    assert requests == [] and problem in error and "InvalidRequest" in error and "1:q7_0_0" in error
+
+
+async def test_a_greedy_evaluation_stays_greedy(house: House) -> None:
+    body = 'await agents["solver"].generate("a", temperature=0.9, seed=5); return Rewards(solver=1.0)'
+    rollout = await house.open(body)
+    await serve(rollout, "solver", 0)
+    await evaluate(rollout, [QUERY], {"solver": 0}, EvaluationRules(EvaluationConfig().all_samplings()))
+    (request,) = [request for fake in house.instances["solver"] for request in fake.asked]
+    assert (request.temperature, request.seed) == (0.0, 5)

@@ -1,0 +1,78 @@
+"""Tools: schemas of plain functions, and the calls that an answer contains."""
+
+import json
+
+import pytest
+
+from flexmarl.actors.tool_calls import ToolCall, parse_tool_calls, tool_schema
+from flexmarl.actors.workflow import Turn
+
+
+async def add(a: int, b: int = 1, *, scale: float = 1.0) -> float:
+    """The sum of two numbers.
+
+    Times a scale."""
+    return (a + b) * scale
+
+
+def test_the_schema_is_that_of_the_signature() -> None:
+    schema = tool_schema(add)
+    assert schema["type"] == "function"
+    function = schema["function"]
+    assert (function["name"], function["description"]) == ("add", "The sum of two numbers.\n\nTimes a scale.")
+    parameters = function["parameters"]
+    assert {name: part["type"] for name, part in parameters["properties"].items()} == {
+        "a": "integer",
+        "b": "integer",
+        "scale": "number",
+    }
+    assert parameters["required"] == ["a"]
+    json.dumps(schema)
+
+
+def test_tools_that_have_no_schema_are_refused_by_name() -> None:
+    def plain(a: int) -> int:
+        return a
+
+    async def strange(a: pytest.Item) -> None: ...
+
+    with pytest.raises(ValueError, match="the tool plain is not an async function"):
+        tool_schema(plain)
+    with pytest.raises(ValueError, match="the tool strange has a parameter without a JSON schema"):
+        tool_schema(strange)
+
+
+def test_calls_are_parsed_in_order() -> None:
+    text = (
+        'I add.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> and '
+        '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+    )
+    assert parse_tool_calls(text, ["add"]) == (
+        ToolCall("add", {"a": 1}),
+        ToolCall("add", {"a": 2, "b": 3}),
+    )
+    assert parse_tool_calls("nothing", ["add"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "error"),
+    [
+        ('{"name": "add", "arguments": {}', "", "the call has no </tool_call>"),
+        ("{name: add}</tool_call>", "", "the call is not valid JSON"),
+        ("[1]</tool_call>", "", "the call is not {"),
+        ('{"arguments": {}}</tool_call>', "", "the call is not {"),
+        ('{"name": "add", "arguments": [1]}</tool_call>', "add", "the arguments are not a JSON object"),
+        ('{"name": "sub", "arguments": {}}</tool_call>', "sub", "there is no tool sub; there is: add"),
+    ],
+)
+def test_a_call_that_can_not_be_made_has_an_error_for_the_agent(written: str, name: str, error: str) -> None:
+    (call,) = parse_tool_calls(f"<tool_call>{written}", ["add"])
+    assert call.name == name and error in call.error
+
+
+def test_a_turn_knows_the_calls_of_its_tools() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    turn = Turn("solver", text, (1,), (2,), tools=(tool_schema(add),))
+    assert turn.tool_calls == (ToolCall("add", {"a": 1}),)
+    (call,) = Turn("solver", text, (1,), (2,)).tool_calls
+    assert call.error == "there is no tool add; there is: none"
