@@ -15,6 +15,7 @@ from .messages import Truncation
 
 _EVERY_TOKEN: Final = 2**62
 _ANY_MASS: Final = 2.0
+_FIRST_RANKS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +90,59 @@ class Truncations:
         share = rank = mass_moves = None
         if self.log_min_p is not None:
             share = (scores.amax(-1, keepdim=True) + self.log_min_p).to(scores.dtype)
-        if self.top_k is None and self.top_p is None:
-            return _Edges(share, rank, mass_moves)
+        if self.top_k is not None or self.top_p is not None:
+            rank, mass_moves = self._rank_edge(scores, share, self.most_k or _FIRST_RANKS)
+        return _Edges(share, rank, mass_moves)
+
+    def _rank_edge(self, scores: Tensor, share: Tensor | None, ranks: int) -> tuple[Tensor, Tensor]:
+        """``rank`` and ``mass_moves`` of ``_Edges``. Looks at the first ``ranks`` tokens of each distribution, and at
+        all tokens of those that have more: ranking all of a large vocabulary takes ten times as long."""
         size = scores.shape[-1]
-        ranked = scores.topk(min(self.most_k or size, size), -1).values
-        last = torch.full_like(ranked[:, :1], ranked.shape[-1] - 1, dtype=torch.int64)
-        if self.top_k is not None:
-            last = last.minimum(self.top_k - 1)
+        count = min(ranks, size)
+        ranked = scores.topk(count, -1).values
+        every = torch.full_like(ranked[:, :1], _EVERY_TOKEN, dtype=torch.int64)
+        top_k = every if self.top_k is None else self.top_k
+        last = (top_k - 1).clamp(max=count - 1)
+        is_beyond = top_k > count
+        leaves_all = top_k == _EVERY_TOKEN
+        mass_moves = torch.zeros_like(leaves_all)
         if self.top_p is not None:
-            left = ranked >= ranked.gather(1, last)
-            if share is not None:
-                left &= ranked >= share
-            masses = ranked.masked_fill(~left, -torch.inf).softmax(-1)
-            before = masses.cumsum(-1, dtype=torch.float64) - masses
+            before, beyond = _masses_before(scores, ranked, share, last, is_beyond)
             last = last.minimum(_last_within(before, self.top_p))
-            if self.unsure is not None:
-                fewest, most = (
-                    _last_within(before, self.top_p + change) for change in (-self.rounding, self.rounding)
-                )
-                mass_moves = (fewest != most) & (self.top_p < _ANY_MASS)
-        rank = ranked.gather(1, last)
-        return _Edges(share, rank.masked_fill(last == size - 1, -torch.inf), mass_moves)
+            narrow, wide = (
+                _last_within(before, self.top_p + change) for change in (-self.rounding, self.rounding)
+            )
+            mass_moves = (narrow != wide) & (self.top_p < _ANY_MASS)
+            is_beyond &= beyond < self.top_p + self.rounding
+            leaves_all = leaves_all & (self.top_p == _ANY_MASS)
+        rank = ranked.gather(1, last).masked_fill(leaves_all, -torch.inf)
+        if share is not None:
+            is_beyond &= ranked[:, -1:] >= share
+        rows = (is_beyond & ~leaves_all).squeeze(1).nonzero().squeeze(1) if count < size else every[:0, 0]
+        if len(rows):
+            of_rows = self._with_columns(lambda column: column[rows])
+            rank[rows], mass_moves[rows] = of_rows._rank_edge(
+                scores[rows], None if share is None else share[rows], size
+            )
+        return rank, mass_moves
+
+
+def _masses_before(
+    scores: Tensor, ranked: Tensor, share: Tensor | None, last: Tensor, is_beyond: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The probability of all tokens of lower rank, float64 [n, ranks], and of all ``ranked`` ones, float64 [n, 1],
+    among the tokens that ``share`` and the rank ``last`` leave, or ``share`` alone if ``is_beyond``."""
+    left = ranked >= ranked.gather(1, last)
+    if share is not None:
+        left &= ranked >= share
+    ranked = ranked.masked_fill(~left, -torch.inf)
+    total = ranked.logsumexp(-1, keepdim=True)
+    if scores.shape[-1] > ranked.shape[-1] and is_beyond.any():
+        counted = scores if share is None else scores.masked_fill(scores < share, -torch.inf)
+        total = torch.where(is_beyond, counted.logsumexp(-1, keepdim=True), total)
+    masses = (ranked - total).exp()
+    summed = masses.cumsum(-1, dtype=torch.float64)
+    return summed - masses, summed[:, -1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 import xxhash
 
 from ..errors import InvalidRequest, RecipeError
-from ..messages import GenerateRequest
+from ..messages import Chat, GenerateRequest
 from ..names import AgentName
 from ..workflow import Prompt, Turn
-from .prompts import prompt_parts, segments_and_chat
+from .prompts import Segments, prompt_parts, segments_and_chat
 from .rollout_setup import RolloutSetup
 from .trajectory import Trajectory
-from .turn_options import TurnOptions, turn_sampling
+from .turn_options import NO_OPTIONS, TurnOptions, turn_sampling
 
 
 def turn_request(
@@ -21,9 +21,7 @@ def turn_request(
     tokens are of another tokenizer."""
     settings, sample_id = setup.agents[agent], trajectory.next_sample_id()
     try:
-        parts = prompt_parts(prompt)
-        _refuse_other_tokens(setup, agent, parts)
-        segments, chat = segments_and_chat(parts, options)
+        segments, chat = _prompt(setup, agent, prompt, options)
         sampling = turn_sampling(
             settings.sampling, options, trajectory.temperature, is_evaluation=trajectory.is_evaluation
         )
@@ -44,6 +42,16 @@ def turn_request(
         stop=sampling.stop,
         chat=chat,
     )
+
+
+def _prompt(
+    setup: RolloutSetup, agent: AgentName, prompt: Prompt, options: TurnOptions
+) -> tuple[Segments, Chat | None]:
+    if isinstance(prompt, str) and options is NO_OPTIONS:  # as most are
+        return (prompt,), None
+    parts = prompt_parts(prompt)
+    _refuse_other_tokens(setup, agent, parts)
+    return segments_and_chat(parts, options)
 
 
 def _refuse_other_tokens(setup: RolloutSetup, agent: AgentName, parts: Iterable[object]) -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors import truncated_scores
 from flexmarl.actors.messages import Truncation
 from flexmarl.actors.trainer.loss import token_logprobs
 from flexmarl.actors.truncated_scores import Truncations
@@ -47,8 +48,17 @@ def in_trainer(cuts: Sequence[Truncation]) -> Truncations:
     return Truncations.of(cuts, CPU).repeated(torch.ones(len(cuts), dtype=torch.int64), ROUNDING)
 
 
+@pytest.mark.parametrize("first_ranks", [2, 5, 1024])
 @given(st.integers(0, 1000), st.lists(truncations, min_size=1, max_size=5))
-def test_the_tokens_of_each_row_are_those_of_the_plain_computation(seed: int, cuts: list[Truncation]) -> None:
+def test_the_tokens_of_each_row_are_those_of_the_plain_computation(
+    first_ranks: int, seed: int, cuts: list[Truncation]
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(truncated_scores, "_FIRST_RANKS", first_ranks)
+        check_tokens(seed, cuts)
+
+
+def check_tokens(seed: int, cuts: list[Truncation]) -> None:
     scores = scores_of(seed, len(cuts))
     left = (
         Truncations.of(cuts, CPU).masked(scores).isfinite() if not all(c.leaves_all for c in cuts) else None
@@ -58,14 +68,17 @@ def test_the_tokens_of_each_row_are_those_of_the_plain_computation(seed: int, cu
         assert found == plain_support(scores[row].tolist(), cut)
 
 
+@pytest.mark.parametrize("first_ranks", [3, 1024])
 @given(st.integers(0, 1000), truncations.filter(lambda cut: not cut.leaves_all))
 def test_a_distribution_is_unsure_exactly_if_small_changes_of_its_scores_change_its_tokens(
-    seed: int, cut: Truncation
+    first_ranks: int, seed: int, cut: Truncation
 ) -> None:
     scores = scores_of(seed, 1)
     cuts = in_trainer([cut])
     (drawn,) = scores.argmax(-1).tolist()
-    cuts.masked_but(scores, torch.tensor([drawn]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(truncated_scores, "_FIRST_RANKS", first_ranks)
+        cuts.masked_but(scores, torch.tensor([drawn]))
     assert cuts.unsure is not None
     if not cuts.unsure.item():
         for change in range(20):
