@@ -52,7 +52,9 @@ class RunControl(Actor):
             steps=self._config.training.steps,
             phase=self._broadcast.last_phase,
             since_s=round(self._broadcast.wall_s, 1),
-            instances={name: policy.instances for name, policy in self._config.policies.items()},
+            instances={
+                ", ".join(policies): count for policies, count in self._config.served_together().items()
+            },
             processes={
                 name: ProcessStatus(process.pid, round(process.rss_mib, 1))
                 for name, process in self._console.processes.items()

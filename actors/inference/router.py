@@ -371,7 +371,17 @@ class Router:
         """Everything that follows from the events so far, and from the time."""
         if now >= self.due_s:
             self._expire(now)
-        self._match([self._policies[name] for name in self._touched], now)
+        shared = []
+        for name in self._touched:
+            policy = self._policies[name]
+            if policy.shared:
+                shared.append(policy)
+            else:
+                self._match(policy, now)
+        while shared:  # of policies that share instances the first in line goes first
+            policy = min(shared, key=attrgetter("first_latest_s"))
+            if not self._match(policy, now, once=True):
+                shared.remove(policy)
         for name in self._touched:
             self._check_install(name)
         self._touched.clear()
@@ -396,24 +406,13 @@ class Router:
             books.publishing = False
             self._decided.append(Installed(policy, books.published))
 
-    def _match(self, policies: list[RoutedPolicy], now: float) -> None:
-        """Routes waiting turns: of policies that share instances, the first in line first."""
-        for policy in policies:
-            while not policy.shared and self._route_next(policy, now):
-                pass
-        policies = [policy for policy in policies if policy.shared]
-        while policies:
-            policy = min(policies, key=attrgetter("first_latest_s"))
-            if not self._route_next(policy, now):
-                policies.remove(policy)
-
-    def _route_next(self, policy: RoutedPolicy, now: float) -> bool:
-        """Routes a waiting turn. False: no turn waits that an instance has room for."""
-        found = policy.next_turn()
-        if found is None:
-            return False
-        turn, instance = found
-        routed = policy.route(turn, instance, now)
-        self._queue_times_s.append(routed.queue_s)
-        self._decided.append(Route(turn.key[0], routed))
-        return True
+    def _match(self, policy: RoutedPolicy, now: float, *, once: bool = False) -> bool:
+        """Routes waiting turns as long as there are instances for them, or one. True: there may be more."""
+        while (found := policy.next_turn()) is not None:
+            turn, instance = found
+            routed = policy.route(turn, instance, now)
+            self._queue_times_s.append(routed.queue_s)
+            self._decided.append(Route(turn.key[0], routed))
+            if once:
+                return True
+        return False

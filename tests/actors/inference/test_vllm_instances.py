@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.inference.instance import Instance
-from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
-from flexmarl.actors.messages import GenerateRequest, Generation, Published, VersionRange
+from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedBase, ServedPolicy
+from flexmarl.actors.messages import GenerateRequest, Generation, LoraConfig, Published, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
@@ -28,6 +28,7 @@ from flexmarl.launch import env
 from flexmarl.transport.state import StateTransport
 
 from ...patience import PATIENCE_S
+from .engines.adapter_policies import RUN_SEED, logprobs, policy_of, update
 from .engines.vllm_engines import VOCABULARY, Learner, model_of
 
 pytestmark = pytest.mark.vllm
@@ -62,12 +63,13 @@ async def instances(
     tmp_path: Path,
     served: dict[PolicyName, ServedPolicy],
     *names: PolicyName,
+    beside: tuple[PolicyName, ...] = (),
 ) -> AsyncIterator[tuple[Supervisor, list[ActorRef[Instance]]]]:
     environment = {**env.actor_environment(), "PYTHONPATH": str(SOURCE)}
     restarts = Intensity(max_restarts=2, period_s=3600.0)
     node = ProcessNode(system, private, tmp_path, environment)
     async with Supervisor(system, node, strategy=Strategy.ONE_FOR_ONE, intensity=restarts) as supervisor:
-        setups = [InstanceSetup(name, served) for name in names]
+        setups = [InstanceSetup(name, served, beside=beside) for name in names]
         await asyncio.gather(
             *(supervisor.spawn(INSTANCE, f"{one.policy}-0", one, env=one.environment()) for one in setups)
         )
@@ -142,3 +144,45 @@ async def test_an_instance_that_is_killed_is_restarted_and_serves_again(
         assert await api.served_version(UNTIED) is None, "a restarted instance serves nothing before a load"
         await api.load(Published(UNTIED, Version(1), handle))
         assert apart(learner, await api.generate(turn(UNTIED, 1))) < 1e-4
+
+
+async def test_one_instance_serves_two_adapters_at_the_same_time_and_both_again_after_it_was_killed(
+    system: ActorSystem,
+    private: Path,
+    tmp_path: Path,
+    served: dict[PolicyName, ServedPolicy],
+    transport: StateTransport,
+) -> None:
+    one, two = PolicyName("one"), PolicyName("two")
+    model, lora = served[UNTIED].model, LoraConfig(rank=2)
+    assert model is not None
+    base = ServedBase(model.weights_seed(RUN_SEED), lora.rank, adapters=2)
+    adapters = {name: ServedPolicy(model, ENGINE, base) for name in (one, two)}
+    policies = {name: policy_of(model, lora, name) for name in adapters}
+    update(policies[two])
+
+    async def load(ref: ActorRef[Instance], name: PolicyName, version: int) -> None:
+        handle = await transport.set(name, policies[name].weights(), version=version)
+        await ref.within(PATIENCE_S).load(Published(name, Version(version), handle))
+
+    async def check(ref: ActorRef[Instance], version: int) -> None:
+        """Turns of both at once."""
+        asked = [turn(name, version, number) for name in adapters for number in range(2)]
+        answers = await asyncio.gather(*(ref.within(PATIENCE_S).generate(each) for each in asked))
+        for request, answer in zip(asked, answers, strict=True):
+            expected = logprobs(policies[request.policy], answer.prompt_tokens, answer.tokens)
+            assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+
+    async with instances(system, private, tmp_path, adapters, one, beside=(two,)) as (supervisor, (ref,)):
+        for name in adapters:
+            await load(ref, name, 1)
+        await check(ref, 1)
+        long = asyncio.ensure_future(ref.within(PATIENCE_S).generate(turn(two, 1, length=300)))
+        await ref.within(PATIENCE_S).generate(turn(two, 1, 1, length=1))  # the other one has begun
+        update(policies[one])
+        await load(ref, one, 2)
+        assert (await long).finish_reason == "length", "the other adapter's turn was not interrupted"
+        os.kill((await supervisor.process_statistics())["one-0"].pid, signal.SIGKILL)
+        for name in adapters:
+            await load(ref, name, 3)
+        await check(ref, 3)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from flexmarl.actors.errors import InvalidRequest
 from flexmarl.actors.inference.engines.engine import Engine
@@ -14,19 +13,14 @@ from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.instance_setup import ServedBase
 from flexmarl.actors.messages import LoraConfig, ModelConfig
-from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.pretrained import empty_model, outline_of
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.padding import pad_rows
-from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
-from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.state import StateTransport
 
+from .adapter_policies import RUN_SEED, logprobs, policy_of, update
 from .vllm_engines import OPTIONS, VOCABULARY, model_of, request_of
 
 pytestmark = pytest.mark.vllm
-
-RUN_SEED = 5
 
 
 @pytest.fixture
@@ -35,38 +29,11 @@ async def transport(private: Path) -> AsyncIterator[StateTransport]:
         yield opened
 
 
-def policy_of(
-    model: ModelConfig, lora: LoraConfig, name: str = "solver", *, adapter: bool = True
-) -> TorchPolicy:
-    torch.set_num_threads(1)
-    setup = PolicySetup(
-        model=model,
-        lora=lora,
-        publishes_adapter=adapter,
-        credit={AgentName(name): CreditConfig()},
-        optimizer=OptimizerConfig(),
-        sft=SftConfig(lr=3e-3),
-    )
-    return TorchPolicy(PolicyName(name), setup, seed=RUN_SEED, total_steps=1)
-
-
 async def served(model: ModelConfig, most_rank: int, adapters: int = 1) -> Engine:
     from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
 
     base = ServedBase(model.weights_seed(RUN_SEED), most_rank, adapters)
     return ThreadedEngine(await asyncio.to_thread(VllmEngine, outline_of(model), [], OPTIONS, (model, base)))
-
-
-def update(policy: TorchPolicy) -> None:
-    policy.sft([((1, 2), (3, 4, 5)), ((7,), (8, 9))])
-
-
-def logprobs(policy: TorchPolicy, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[float]:
-    with torch.no_grad():
-        found: list[float] = policy.models.completions.logprobs(
-            pad_rows([(prompt, tokens)], VOCABULARY)
-        ).tolist()
-    return found
 
 
 async def check(
