@@ -182,7 +182,10 @@ async def test_one_instance_serves_two_adapters_at_the_same_time_and_both_again_
         update(policies[one])
         await load(ref, one, 2)
         assert (await long).finish_reason == "length", "the other adapter's turn was not interrupted"
+        under_way = asyncio.ensure_future(ref.within(PATIENCE_S).generate(turn(one, 2, length=400)))
         os.kill((await supervisor.process_statistics())["one-0"].pid, signal.SIGKILL)
+        with pytest.raises(ActorDead, match="signal 9"):
+            await under_way
         for name in adapters:
             await load(ref, name, 3)
         await check(ref, 3)
