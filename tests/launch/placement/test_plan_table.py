@@ -2,7 +2,7 @@
 
 from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.placement.plan_table import plan_as_comment
-from flexmarl.launch.placement.run_placement import place_run
+from flexmarl.launch.placement.run_placement import like_this_host, place_run
 
 from .hosts import host
 
@@ -33,3 +33,12 @@ def test_a_memory_of_the_host_that_is_known() -> None:
     text = plan_as_comment(place_run(config, [host("first")]))
     (row,) = (line for line in text.splitlines() if line.startswith("# sorter-0"))
     assert row.split()[2:] == ["first", "1", ">=", "4.0", "GiB"]
+
+
+def test_a_plan_for_hosts_that_are_not_there_yet() -> None:
+    hosts = like_this_host(2)
+    assert [made_up.name for made_up in hosts[1:]] == ["node-1", "node-2"]
+    config = resolve("sort-digits", ["agents.sorter.instances=64"])
+    assert {placed.node for placed in place_run(config, hosts).plan.actors.values()} == {
+        made_up.name for made_up in hosts
+    }
