@@ -29,7 +29,6 @@ from ..core.testing.memory_node import MemoryNode
 from ..core.wire.faults import NO_FAULTS, Faults
 from ..core.wire.memory import MemoryNetwork
 from . import env, resuming
-from .config_reading import to_yaml
 from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
 from .local_launcher import LocalRun
@@ -79,7 +78,7 @@ def simulate(
 
     Raises the errors of ``Run`` but losses, and VirtualTimeExceeded or Deadlock for a run that hangs.
     """
-    simulation = Simulation(RunDirectory.create(folder, to_yaml(config)))
+    simulation = Simulation(RunDirectory.create(folder, ""))
     resuming.record(simulation.directory, config)
     virtual_time.run(_Simulator(simulation, seed, faults, crashes, keep_log).run(config), limit_s=_LIMIT_S)
     return simulation

@@ -16,6 +16,11 @@ def test_a_small_store_has_segments_that_fit() -> None:
     assert (limits.segment_bytes, limits.memory_bytes, limits.disk_bytes) == (2**22, 2**20, 2**22)
 
 
+def test_segments_have_the_size_of_the_config() -> None:
+    assert StoreConfig(segment_bytes=2**16).limits().segment_bytes == 2**16
+    assert StoreConfig(segment_bytes=2**16, memory_bytes=2**15, disk_bytes=0).limits().segment_bytes == 2**15
+
+
 def test_no_room_at_all_is_refused() -> None:
     with pytest.raises(ValidationError, match="memory_bytes"):
         StoreConfig(memory_bytes=0)
