@@ -7,8 +7,9 @@
         Supervisor(system, node) as supervisor,
     ): ...
 
-Each actor has a system of its own, at ``memory://`` and its name, and is made from a message, as in a process. Under
-``virtual_time.run`` a seed decides everything. ``kill``, ``freeze`` and ``thaw`` are SIGKILL, SIGSTOP and SIGCONT.
+Each actor has a system of its own, at ``memory://node/actor``, and is made from a message, as in a process. Under
+``virtual_time.run`` a seed decides everything. ``kill``, ``freeze`` and ``thaw`` are SIGKILL, SIGSTOP and SIGCONT; the
+network cuts and pauses the host, which has the node's name.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ..actor import Actor
-from ..errors import LocalProtocolError, traceback_of
+from ..errors import ActorDead, LocalProtocolError, traceback_of
 from ..hosted_actor import HostedActor
 from ..protocol.session import DEFAULT_SETTINGS, Settings
 from ..supervision.node import Launch, Node, Running
 from ..supervision.worker_init import WorkerInit, read_init, write_init
 from ..system import ActorSystem
 from ..telemetry import get_logger
-from ..wire.memory import MemoryNetwork, lineage
+from ..wire.memory import MemoryNetwork, MemoryWire, lineage
 
 log = get_logger(__name__)
 
@@ -41,14 +42,20 @@ class MemoryNode(Node):
         settings: Settings = DEFAULT_SETTINGS,
         close_files: Callable[[Actor], Awaitable[None]] | None = None,
     ) -> None:
-        """``directory``: private, of all systems of this node. ``close_files``: does for a killed actor what the kernel
-        does for a killed process, if it has files that are locked or mapped; nothing that it sends arrives anywhere."""
+        """``name``: of the node and its host. ``directory``: private, of all its systems. ``close_files``: does for a
+        killed actor what the kernel does for a killed process, if it has files that are locked or mapped; nothing that
+        it sends arrives anywhere."""
         self.name = name
         self._network = network
-        self._directory = directory
+        self.directory = directory
         self._settings = settings
         self._close_files = close_files
         self._running: dict[str, MemoryProcess] = {}
+        self._in_contact = asyncio.Event()
+        self._in_contact.set()
+        self._late_signals: list[Callable[[], None]] = []
+        self._lost = ""
+        """The reason for which its supervisors have given it up."""
 
     def first_epoch(self, actor: str) -> int:
         known = self._running.get(actor)
@@ -60,9 +67,16 @@ class MemoryNode(Node):
             raise LocalProtocolError(f"{name} is not in memory: no actor of this node could answer it")
 
     async def reserve(self, actor: str) -> str:
-        return f"memory://{actor}"
+        return f"memory://{self._wire_name(actor)}"
+
+    def _wire_name(self, actor: str) -> str:
+        return f"{self.name}/{actor}"
 
     async def launch(self, launch: Launch) -> "MemoryProcess":
+        """Waits until the host can be reached. Raises ActorDead if the node is lost."""
+        await self._in_contact.wait()
+        if self._lost:
+            raise ActorDead(launch.name, f"node {self.name} is lost: {self._lost}")
         name, address = launch.supervisor
         init = WorkerInit(
             launch.actor_class,
@@ -78,7 +92,8 @@ class MemoryNode(Node):
             launch.log_level,
         )
         sent = read_init(io.BytesIO(write_init(init)))  # as a process gets it
-        process = MemoryProcess(launch.name, sent, self._network, self._directory, self._close_files)
+        wire = self._network.wire(self._wire_name(launch.name), launch.epoch)
+        process = MemoryProcess(launch.name, sent, wire, self)
         self._running[launch.name] = process
         return process
 
@@ -86,7 +101,13 @@ class MemoryNode(Node):
         """An address takes nothing."""
 
     def close(self) -> None:
-        """Addresses take nothing."""
+        """Ends the actors that still run: of a node that was given up, or that the last signals have not reached."""
+        for process in self._running.values():
+            process.signalled(9)
+
+    async def wait_closed(self) -> None:
+        for process in self._running.values():
+            await process.wait_closed()
 
     @property
     def running(self) -> list[str]:
@@ -95,79 +116,145 @@ class MemoryNode(Node):
 
     def kill(self, actor: str) -> None:
         """Ends an actor as SIGKILL does. Raises KeyError if it does not run."""
-        self._running[actor].end()
+        self._running[actor].signalled(9)
 
     def freeze(self, actor: str) -> None:
         """Stops an actor as SIGSTOP does. Raises KeyError if it does not run."""
-        self._network.pause(actor)
+        self._network.pause(self._wire_name(actor))
 
     def thaw(self, actor: str) -> None:
         """Continues an actor as SIGCONT does; nothing if its incarnation has ended."""
-        if self._network.is_paused(actor):
-            self._network.resume(actor)
+        if self._network.is_paused(self._wire_name(actor)):
+            self._network.resume(self._wire_name(actor))
+
+    def power_off(self) -> None:
+        """Ends all actors as a loss of power does: their peers notice nothing."""
+        for process in self._running.values():
+            process.signalled(9, silently=True)
+
+    # ------------------------------------------------------------------ the host as its supervisors see it
+
+    def lose_contact(self) -> None:
+        """From now on signals to actors of this host wait, ends of actors stay unknown, and starts wait."""
+        self._in_contact.clear()
+
+    def regain_contact(self) -> None:
+        self._in_contact.set()
+        late, self._late_signals = self._late_signals, []
+        for signal in late:
+            signal()
+
+    def give_up(self, reason: str) -> None:
+        """The node is lost: its actors count as ended, although they may run on. Starts wait for ``rejoin``."""
+        self._lost = reason
+        for process in self._running.values():
+            process.lost.set()
+
+    def fail_starts(self) -> None:
+        """The node that was given up does not come back."""
+        self._in_contact.set()
+
+    def rejoin(self) -> None:
+        """The host comes back as a new node; what still runs there of the old one ends."""
+        self._lost = ""
+        self._late_signals.clear()
+        for process in self._running.values():
+            process.signalled(9)
+        self.regain_contact()
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._lost)
+
+    def signal(self, send: Callable[[], None]) -> None:
+        """Sends a signal of a supervisor, once it can reach the host."""
+        if self._in_contact.is_set():
+            send()
+        else:
+            self._late_signals.append(send)
+
+    async def wait_contact(self) -> None:
+        await self._in_contact.wait()
+
+    async def close_files(self, actor: Actor) -> None:
+        if self._close_files is not None:
+            await self._close_files(actor)
 
 
 class MemoryProcess(Running):
     """One incarnation: its system and its actor, in a task."""
 
-    def __init__(
-        self,
-        name: str,
-        init: WorkerInit,
-        network: MemoryNetwork,
-        directory: Path,
-        close_files: Callable[[Actor], Awaitable[None]] | None,
-    ) -> None:
+    def __init__(self, name: str, init: WorkerInit, wire: MemoryWire, node: MemoryNode) -> None:
         super().__init__(name, init.epoch, f"incarnation {init.epoch & 0xFFFFFF}")
-        self._network = network
-        self._directory = directory
+        self.lost = asyncio.Event()
+        """Its node is lost."""
         self._init = init
-        self._close_files = close_files
-        self._wire = network.wire(name, init.epoch)
+        self._wire = wire
+        self._node = node
         self._hosted = HostedActor(name, init, owns_process=False)
         self._signal = 0
         self._stopped = False
         self._task = asyncio.create_task(self._live(), name=f"process {name}")
+        self._task.add_done_callback(_take_error)  # its supervisor may have given it up before
 
     def has_exited(self) -> bool:
-        return self._signal > 0 or self._task.done()
+        return self._signal > 0 or self._task.done() or self.lost.is_set()
 
     async def wait_exit(self) -> str:
-        await asyncio.wait([self._task])
+        ends = [asyncio.ensure_future(self._known_end()), asyncio.ensure_future(self.lost.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        if self.lost.is_set():
+            return f"is lost with node {self._node.name}"
         if self._signal:
             return f"killed by signal {self._signal}"
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             return f"exit status 1\n{traceback_of(error)}"
         return f"exit status {0 if self._stopped else 1}"
 
+    async def wait_closed(self) -> None:
+        """Waits for the end of an actor that was killed, also if its supervisor does not know yet."""
+        await asyncio.wait([self._task])
+
+    async def _known_end(self) -> None:
+        await asyncio.wait([self._task])
+        await self._node.wait_contact()
+
     def terminate(self) -> None:
-        if not self._network.is_paused(self.name):  # else the signal waits
-            self._end(15)
+        self._node.signal(lambda: self.signalled(15))
 
     def end(self) -> None:
-        self._end(9)
+        self._node.signal(lambda: self.signalled(9))
 
-    def _end(self, number: int) -> None:
-        if self.has_exited():
+    def signalled(self, number: int, *, silently: bool = False) -> None:
+        """It ends now; nothing if it has ended, or if it is stopped and the signal waits."""
+        if self._signal or self._task.done() or (number == 15 and self._wire.paused):
             return
         self._signal = number
         if self._wire.running:
-            self._network.crash(self.name)
+            self._wire.crash(silently=silently)
         self._task.cancel()
 
     async def _live(self) -> None:
         try:
             async with ActorSystem(
-                self.name, self._directory, wire=self._wire, settings=self._init.settings
+                self.name, self._node.directory, wire=self._wire, settings=self._init.settings
             ) as system:
                 self._stopped = await self._hosted.serve(system)
         finally:
-            actor = self._hosted.actor
-            if self._signal and self._close_files is not None and actor is not None:
-                await self._closed(self._close_files(actor))
+            if self._signal and (actor := self._hosted.actor) is not None:
+                await self._close_files(actor)
 
-    async def _closed(self, closing: Awaitable[None]) -> None:
+    async def _close_files(self, actor: Actor) -> None:
         try:
-            await asyncio.wait_for(closing, _CLOSING_S)
+            await asyncio.wait_for(self._node.close_files(actor), _CLOSING_S)
         except Exception as error:  # noqa: BLE001  # the actor's state may be anything: it was killed
             log.debug("files of a killed actor are left open", actor=self.name, error=str(error))
+
+
+def _take_error(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()

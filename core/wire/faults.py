@@ -52,20 +52,37 @@ class FaultyMedium:
         self.log: list[str] = []
         """All events, in order: the time in seconds, the node (its name and incarnation), the event."""
         self.keeps_log = keep_log
-        self._group: dict[str, int] = {}
+        self._parted: set[tuple[str, str]] = set()
+        self._cuts: set[tuple[str, str]] = set()
+        """Pairs of hosts, in both orders."""
+        self._held: dict[Pipe, None] = {}
 
     def note(self, subject: str, event: str) -> None:
         """Adds a line to ``log``."""
         if self.keeps_log:
             self.log.append(f"{asyncio.get_running_loop().time()!r} {subject} {event}")
 
-    def divide(self, groups: Iterable[list[str]]) -> None:
-        """Messages between nodes of different groups are lost from now on. Replaces the previous partition."""
-        self._group = {name: number for number, group in enumerate(groups) for name in group}
+    def part(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Messages between the hosts of a pair are lost from now on, in both directions, and between no others."""
+        self._parted = _both_ways(pairs)
 
-    def cut_between(self, one: str, other: str) -> bool:
-        group = self._group
-        return one in group and other in group and group[one] != group[other]
+    def hold(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Messages between the hosts of a pair wait from now on, and between no others."""
+        self._cuts = _both_ways(pairs)
+        held, self._held = self._held, {}
+        for pipe in held:
+            pipe.proceed()
+
+    def loses(self, one: str, other: str) -> bool:
+        """``one``, ``other``: hosts."""
+        return bool(self._parted) and (one, other) in self._parted
+
+    def holds(self, one: str, other: str) -> bool:
+        return bool(self._cuts) and (one, other) in self._cuts
+
+    def wait_mended(self, pipe: "Pipe") -> None:
+        """``proceed`` is called after the next change."""
+        self._held[pipe] = None
 
     def delay_s(self) -> float:
         low, high = self.faults.delay_s
@@ -78,10 +95,14 @@ class FaultyMedium:
         return probability > 0.0 and self.random.random() < probability
 
 
+def _both_ways(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    return {way for one, other in pairs for way in ((one, other), (other, one))}
+
+
 class PipeEnd(Protocol):
     """A node at one end of a pipe. ``label``: its name and incarnation, for the log."""
 
-    name: str
+    host: str
     label: str
 
     def when_awake(self, do: Callable[[], None]) -> None:
@@ -123,22 +144,21 @@ class Pipe:
 
     def _leave(self, frames: Frames) -> None:
         medium, faults = self._medium, self._medium.faults
-        if self._is_cut():
+        if self._is_lost():
             self._note("is lost in the partition", frames)
             return
         if medium.happens(faults.drop):
             self._note("is lost", frames)
             return
         loop = asyncio.get_running_loop()
-        if medium.happens(faults.duplicate):
-            self._note("is sent twice", frames)
-            loop.call_later(medium.delay_s() + medium.late_s(), self._arrive, frames)
-        else:
-            self._note("is sent", frames)
+        twice = medium.happens(faults.duplicate)
+        self._note("is sent twice" if twice else "is sent", frames)
         if medium.happens(faults.reorder):
             loop.call_later(medium.delay_s() + medium.late_s(), self._arrive, frames)
         else:
             self._enqueue(frames)
+        if twice:
+            loop.call_at(max(loop.time(), self._last_due_s) + medium.late_s(), self._arrive, frames)
 
     def _enqueue(self, frames: Frames | None) -> None:
         loop = asyncio.get_running_loop()
@@ -157,12 +177,21 @@ class Pipe:
             loop.call_at(due_s, self._deliver_first)
 
     def _deliver_first(self) -> None:
+        if self._is_held():
+            self._medium.wait_mended(self)
+            return
         self._arrive(self._ordered.popleft()[1])
         if self._ordered:
             self._schedule()
 
+    def proceed(self) -> None:
+        """The link may have been mended."""
+        self._schedule()
+
     def _arrive(self, frames: Frames | None) -> None:
-        if self._is_cut():
+        if self._is_held():  # a message that came out of order: it is behind the others now
+            self._enqueue(frames)
+        elif self._is_lost():
             if frames is not None:
                 self._note("is lost in the partition", frames)
         elif frames is None:
@@ -174,8 +203,11 @@ class Pipe:
         self._note("arrives", frames)
         self._deliver(frames)
 
-    def _is_cut(self) -> bool:
-        return self._medium.cut_between(self._sender.name, self._receiver.name)
+    def _is_lost(self) -> bool:
+        return self._medium.loses(self._sender.host, self._receiver.host)
+
+    def _is_held(self) -> bool:
+        return self._medium.holds(self._sender.host, self._receiver.host)
 
     def _note(self, event: str, frames: Frames) -> None:
         if self._medium.keeps_log:

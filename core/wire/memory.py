@@ -9,6 +9,8 @@
 Without faults it behaves as ZeroMQ does: messages between two nodes are in order and reliable as long as their
 connection stands; the loss of a connection is reported to the side that made it, which connects again by itself;
 messages under way are lost with it. Under ``virtual_time.run`` the same seed gives the same ``log``, byte by byte.
+
+Nodes may share a host: its name is the part of theirs before a slash. Links are cut, and hosts paused, by these names.
 """
 
 import asyncio
@@ -25,6 +27,11 @@ from .wire import Link, Listener
 __all__ = ["Faults", "MemoryNetwork", "MemoryWire"]
 
 _SCHEME = "memory://"
+
+
+def host_of(name: str) -> str:
+    """The host of a node: ``a`` for ``a/b``, and for ``a``."""
+    return name.partition("/")[0]
 
 
 def lineage(name: str) -> int:
@@ -44,6 +51,9 @@ class MemoryNetwork(FaultyMedium):
         self._nodes: dict[str, MemoryWire] = {}
         self._numbers = itertools.count(1)
         self._switched_off: set[str] = set()
+        self._paused_hosts: set[str] = set()
+        self._links: dict[str, dict[_Outgoing, None]] = {}
+        """All links that nodes make, by the name of the node that they lead to."""
 
     def wire(self, name: str, epoch: int | None = None) -> "MemoryWire":
         """A wire for one ``ActorSystem``, at ``memory://name``; a later one of that name is a new incarnation.
@@ -51,17 +61,33 @@ class MemoryNetwork(FaultyMedium):
         return MemoryWire(self, name, next(self._numbers), epoch)
 
     def partition(self, *groups: Iterable[str]) -> None:
-        """Nodes of different groups can't reach each other any more; nodes in no group reach all. Messages across are
+        """Hosts of different groups can't reach each other any more; hosts in no group reach all. Messages across are
         lost, the connections seem to stand. Replaces the previous partition."""
         named = [sorted(group) for group in groups]
-        self.divide(named)
+        pairs = itertools.combinations(named, 2)
+        self.part(pair for one, other in pairs for pair in itertools.product(one, other))
         self.note("network", f"is partitioned: {' | '.join(' '.join(group) for group in named)}")
+
+    def cut(self, one: str, other: str) -> None:
+        """Messages between two hosts wait until the cut is mended, as with TCP, which sends them again. Those of a
+        connection that is given up meanwhile are lost."""
+        self.hold({*self._cuts, (one, other)})
+        self.note("network", f"is cut between {one} and {other}")
+
+    def mend(self, one: str, other: str) -> None:
+        self.note("network", f"is mended between {one} and {other}")
+        self.hold(self._cuts - {(one, other), (other, one)})
+        self.check_links()
 
     def heal(self) -> None:
         """Ends the partition. Lost messages stay lost."""
-        self.divide(())
+        self.part(())
         self.note("network", "is whole")
-        self._check_links()
+        self.check_links()
+
+    def cut_between(self, one: str, other: str) -> bool:
+        """Hosts that can't connect now."""
+        return self.loses(one, other) or self.holds(one, other)
 
     def crash(self, name: str, *, silently: bool = False) -> None:
         """The node ends as by ``kill -9``: no goodbye, its tasks are cancelled, no ``on_stop`` runs; its system is
@@ -70,13 +96,7 @@ class MemoryNetwork(FaultyMedium):
         Its peers see their connections end after the delay; ``silently``, as when a machine loses its power, only
         when a new node of that name has started. Raises KeyError if no such node runs.
         """
-        node = self._nodes[name]
-        self.note(node.label, "crashes silently" if silently else "crashes")
-        if silently:
-            self._switched_off.add(name)
-        node.cut()
-        node.listener.crashed()
-        self._check_links()
+        self._nodes[name].crash(silently=silently)
 
     def pause(self, name: str) -> None:
         """As by SIGSTOP: nothing arrives at the node and nothing leaves it. Its tasks still run, as they share the
@@ -90,7 +110,25 @@ class MemoryNetwork(FaultyMedium):
         node = self._nodes[name]
         self.note(node.label, "is resumed")
         node.resume()
-        self._check_links()
+        self.check_links(name)
+
+    def pause_host(self, host: str) -> None:
+        """``pause`` for all nodes of a host, also those that start meanwhile."""
+        self._paused_hosts.add(host)
+        for name in self._nodes_of(host):
+            self.pause(name)
+
+    def resume_host(self, host: str) -> None:
+        self._paused_hosts.discard(host)
+        for name in self._nodes_of(host):
+            self.resume(name)
+
+    def reaches(self, one: str, other: str) -> bool:
+        """The link between two hosts is not cut, and neither is paused."""
+        return not (self.cut_between(one, other) or {one, other} & self._paused_hosts)
+
+    def _nodes_of(self, host: str) -> list[str]:
+        return [node.name for node in self._nodes.values() if node.host == host]
 
     # ------------------------------------------------------------------ for the wires
 
@@ -98,13 +136,19 @@ class MemoryNetwork(FaultyMedium):
         if node.name in self._nodes:
             raise OSError(errno.EADDRINUSE, f"a node named {node.name} is running already")
         self._nodes[node.name] = node
+        node.paused = node.host in self._paused_hosts
         self._switched_off.discard(node.name)
         self.note(node.label, "starts")
-        self._check_links()
+        self.check_links(node.name)
 
     def ended(self, node: "MemoryWire") -> None:
         if self._nodes.get(node.name) is node:
             del self._nodes[node.name]
+
+    @property
+    def running(self) -> list[str]:
+        """The names of all nodes that run."""
+        return sorted(self._nodes)
 
     def is_paused(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].paused
@@ -112,15 +156,28 @@ class MemoryNetwork(FaultyMedium):
     def node(self, name: str) -> "MemoryWire | None":
         return self._nodes.get(name)
 
+    def switch_off(self, name: str) -> None:
+        self._switched_off.add(name)
+
     def is_silent(self, name: str) -> bool:
         """A node of that name lost its power: no peer notices that it has gone."""
         return name in self._switched_off
 
-    def _check_links(self) -> None:
-        """The network has changed: links that wait for a connection try again, links that lost theirs notice it."""
-        for node in list(self._nodes.values()):
-            for outgoing in node.outgoing():
-                outgoing.check()
+    def check_links(self, name: str | None = None) -> None:
+        """The network, or the node ``name``, has changed: links there that wait for a connection try again, links that
+        lost theirs notice it."""
+        changed = [*self._links] if name is None else [name]
+        for link in [link for target in changed for link in self._links.get(target, ())]:
+            link.check()
+
+    def add_link(self, link: "_Outgoing") -> None:
+        self._links.setdefault(link.name, {})[link] = None
+
+    def remove_link(self, link: "_Outgoing") -> None:
+        links = self._links.get(link.name, {})
+        links.pop(link, None)
+        if not links:
+            self._links.pop(link.name, None)
 
 
 class MemoryWire:
@@ -129,6 +186,7 @@ class MemoryWire:
     def __init__(self, network: MemoryNetwork, name: str, number: int, epoch: int | None) -> None:
         self.network = network
         self.name = name
+        self.host = host_of(name)
         self.label = f"{name}#{number}"
         self.address = f"{_SCHEME}{name}"
         self.epoch = lineage(name) | number if epoch is None else epoch
@@ -151,6 +209,7 @@ class MemoryWire:
         known = self._links.outgoing.get(address)
         if known is None:
             known = self._links.outgoing[address] = _Outgoing(self, address)
+            self.network.add_link(known)
             known.check()
         return known.link
 
@@ -171,16 +230,24 @@ class MemoryWire:
         self.network.note(self.label, "closes")
         self.cut()
 
+    def crash(self, *, silently: bool = False) -> None:
+        """See ``MemoryNetwork.crash``."""
+        if silently:
+            self.network.switch_off(self.name)
+        self.network.note(self.label, "crashes silently" if silently else "crashes")
+        self.cut()
+        self.listener.crashed()
+        self.network.check_links(self.name)
+
     def cut(self) -> None:
         """From now on nothing leaves and nothing arrives."""
         self.running = False
         self._held.clear()
+        for link in self._links.outgoing.values():
+            self.network.remove_link(link)
         self.network.ended(self)
 
     # ------------------------------------------------------------------ for the connections
-
-    def outgoing(self) -> "list[_Outgoing]":
-        return list(self._links.outgoing.values())
 
     def when_awake(self, do: Callable[[], None]) -> None:
         """See ``PipeEnd``."""
@@ -226,13 +293,14 @@ class _Outgoing(OutgoingLink):
         super().__init__(node.listener, address, node.header)
         self.node = node
         self.name = address.removeprefix(_SCHEME)
+        self._host = host_of(self.name)
         self.connection: _Connection | None = None
         self._changing = False  # a connection is being made, or its end is on the way here
 
     def check(self) -> None:
         """The network has changed: begins to connect, or notices that the connection is lost."""
         network, connection = self.node.network, self.connection
-        if self._changing or network.cut_between(self.node.name, self.name):
+        if self._changing or network.cut_between(self.node.host, self._host):
             return
         if connection is None:
             if self._server() is not None:
@@ -254,6 +322,7 @@ class _Outgoing(OutgoingLink):
         self.link.flush()
         if self.connection is not None:
             self.connection.to_server.end()
+        self.node.network.remove_link(self)
         self._move(OutgoingEvent.CLOSED)
 
     def _server(self) -> MemoryWire | None:
@@ -262,7 +331,7 @@ class _Outgoing(OutgoingLink):
         server = network.node(self.name)
         return (
             None
-            if server is None or server.paused or network.cut_between(self.node.name, self.name)
+            if server is None or server.paused or network.cut_between(self.node.host, self._host)
             else server
         )
 
