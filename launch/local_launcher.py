@@ -178,13 +178,20 @@ def _line_in(report: Path) -> str:
 async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:
     """Waits for all of them and shows the progress: loading a large model takes long. Raises the first error."""
     slow_from = time.monotonic() + _SLOW_START_S
+    starting = dict.fromkeys(spawned)
+    one_ended = asyncio.Event()
+
+    def ended(task: asyncio.Task[object]) -> None:
+        del starting[task.get_name()]
+        one_ended.set()
+
     with first_error():
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(spawning, name=name) for name, spawning in spawned.items()]
-            while starting := [task for task in tasks if not task.done()]:
-                names = ", ".join(task.get_name() for task in starting)
-                which = f" (not yet: {names})" if time.monotonic() > slow_from else ""
-                await console.phase(f"starting actors{which}", len(tasks) - len(starting), len(tasks))
-                await asyncio.wait(
-                    starting, timeout=_STATISTICS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
-                )
+            for name, spawning in spawned.items():
+                group.create_task(spawning, name=name).add_done_callback(ended)
+            while starting:
+                which = f" (not yet: {', '.join(starting)})" if time.monotonic() > slow_from else ""
+                await console.phase(f"starting actors{which}", len(spawned) - len(starting), len(spawned))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(one_ended.wait(), _STATISTICS_INTERVAL_S)
+                one_ended.clear()
