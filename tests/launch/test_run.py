@@ -309,7 +309,6 @@ def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher, 
 def test_groups_of_turns_and_a_critic_are_trained_on_while_rollouts_run(launcher: Launcher) -> None:
     run = launcher.train(
         "streaming",
-        "agent_defaults.engine={name: simulated, median_tokens: 2}",
         "data.shape=uneven",
         "training.steps=2",
         "agents.solver.algorithm.name=at_grpo",
