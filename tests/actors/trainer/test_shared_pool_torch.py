@@ -108,7 +108,7 @@ def test_policies_that_alternate_on_one_slot_learn_the_same_bit_for_bit(tmp_path
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[PolicyName, Any], list[str]]:
-    """What a run without a loss finds, and the calls to its slot worker."""
+    """The results of a run without a loss, and the calls to its slot worker."""
     calls = Fate()
     return run(tmp_path_factory.mktemp("whole"), *ONE_STATE, calls), calls.calls
 

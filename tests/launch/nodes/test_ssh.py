@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +60,17 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         f'-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"',
     )
     _program(folder / "python", f'PYTHONPATH={SOURCES} OMP_NUM_THREADS=1 exec {sys.executable} "$@"')
-    deadline = time.monotonic() + 30
-    while socket.socket().connect_ex(("127.0.0.1", port)):
-        assert time.monotonic() < deadline and server.poll() is None
-        time.sleep(0.02)
-    yield Sshd(port, bin_folder, folder / "python")
-    server.terminate()
-    server.wait()
+    try:
+        wait_until(lambda: server.poll() is not None or _listens(port), "sshd listens")
+        yield Sshd(port, bin_folder, folder / "python")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _program(path: Path, line: str) -> None:
