@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flexmarl.actors.errors import StateTooLarge
-from flexmarl.actors.names import PolicyName, Version
+from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
@@ -174,6 +174,38 @@ def test_a_policy_resumed_on_fewer_slots_learns_the_same(
     places = {len(event["slots"].split(", ")) for event in resumed if event["policy"] == SOLVER}
     assert len(places) > 1, "it had other numbers of ranks"
     assert any("its state is divided over 1 slots, before over 3" in event["reason"] for event in resumed)
+
+
+def test_a_policy_on_fewer_slots_moves_to_more_between_two_micro_batches_of_a_step(tmp_path: Path) -> None:
+    async def learned(home: House) -> dict[str, Any]:
+        """The judge has one micro-batch, and two slots for it; the solver has six."""
+        for policy, samples in ((JUDGE, 1), (SOLVER, 6)):
+            await home.trainer.publish(policy)
+            await home.put(policy, 1, samples)
+
+        async def train(policy: PolicyName, micro_batches: int) -> None:
+            for _ in range(micro_batches):
+                await home.trainer.train(policy, Version(0), 1)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(train(JUDGE, 1))
+            group.create_task(train(SOLVER, 6))
+        await home.trainer.optimizer_step(SOLVER, Step(1))
+        return await home.saved(SOLVER)
+
+    found: dict[str, Any] = {}
+    events: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        for name, config in (("static", None), ("shared", SharedPoolConfig(slots=3))):
+            async with house(tmp_path / name, ELASTIC, config) as home:
+                found[name] = await learned(home)
+                events[:] = home.listener.events
+
+    virtual_time.run(main())
+    assert found["shared"] == found["static"], "each sample has counted once"
+    left = [one["reason"] for one in events if one["event"] == "policy_suspended" and one["policy"] == SOLVER]
+    assert any("2 more slots are without work" in reason for reason in left), left
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
