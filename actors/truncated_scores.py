@@ -113,7 +113,8 @@ class Truncations:
                 _last_within(before, self.top_p + change) for change in (-self.rounding, self.rounding)
             )
             mass_moves = (narrow != wide) & (self.top_p < _ANY_MASS)
-            is_beyond &= beyond < self.top_p + self.rounding
+            # With top_k the total is that of its tokens alone, of which some are not ranked yet.
+            is_beyond &= (beyond < self.top_p + self.rounding) | (top_k < _EVERY_TOKEN)
             leaves_all = leaves_all & (self.top_p == _ANY_MASS)
         rank = ranked.gather(1, last).masked_fill(leaves_all, -torch.inf)
         if share is not None:

@@ -68,6 +68,15 @@ def check_tokens(seed: int, cuts: list[Truncation]) -> None:
         assert found == plain_support(scores[row].tolist(), cut)
 
 
+def test_a_share_of_more_tokens_than_are_ranked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truncated_scores, "_FIRST_RANKS", 3)
+    weights = [10.0, 1.9, 1.85, 1.8, 1.75, 1.7, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+    scores = torch.tensor([weights, weights], dtype=torch.float64).log()
+    # 10 is more than half of the first six and less than half of all
+    left = Truncations.of([Truncation(top_k=6, top_p=0.5), Truncation(top_p=0.5)], CPU).masked(scores)
+    assert left.isfinite().sum(-1).tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("first_ranks", [3, 1024])
 @given(st.integers(0, 1000), truncations.filter(lambda cut: not cut.leaves_all))
 def test_a_distribution_is_unsure_exactly_if_small_changes_of_its_scores_change_its_tokens(
