@@ -40,9 +40,10 @@ REPRODUCIBLE = (
 )
 
 # The process of the checks before a start takes as long as an actor's. It has tests of its own.
-UNCHECKED = """
+NO_FINDINGS = {"recipe": [], "models": [], "cached": False}
+UNCHECKED = f"""
 from flexmarl.launch.preflight import preflight
-preflight._findings = lambda config: {"recipe": [], "models": [], "cached": False}
+preflight._findings = lambda config: {NO_FINDINGS}
 """
 
 

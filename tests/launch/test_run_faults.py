@@ -13,7 +13,6 @@ class TestFaults:
         run = launcher.train(
             "faults",
             *ONE_AGENT,
-            *SIMULATED_POLICIES,
             "training={steps: 4, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
             "data.faults=[raise, nan, long prompt, hang]",
             "rollout.trajectory_timeout_s=4",

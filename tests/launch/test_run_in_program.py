@@ -19,12 +19,14 @@ from flexmarl.launch import env
 from flexmarl.launch.config_reading import resolve, to_yaml
 from flexmarl.launch.errors import Interrupted, ResumeRefused, RunDirectoryError
 from flexmarl.launch.json_lines import metrics_from_json
+from flexmarl.launch.preflight import preflight
 from flexmarl.launch.prepared_run import GivenConfig, resolve_given
 from flexmarl.launch.run import Run
 
 from ..patience import PATIENCE_S
-from .conftest import SIMULATED, SOURCES, TINY, json_lines
+from .conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines
 
+FINDINGS = preflight._findings
 ENDLESS = (*SIMULATED, "training.steps=100000")
 
 
@@ -33,6 +35,7 @@ def runtime_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
     """All files of the runs' processes are in this folder; nothing is left in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SOURCES))
+    monkeypatch.setattr(preflight, "_findings", lambda config: NO_FINDINGS)
     with tempfile.TemporaryDirectory(prefix="r", dir=env.runtime_base()) as folder:
         monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", folder)
         yield Path(folder)
@@ -62,7 +65,10 @@ def _process_wide() -> tuple[object, ...]:
     )
 
 
-async def test_its_steps_and_events_are_those_of_its_files_and_nothing_else_is_changed() -> None:
+async def test_its_steps_and_events_are_those_of_its_files_and_nothing_else_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "_findings", FINDINGS)
     before = _process_wide()
     async with run("whole", *SIMULATED, "training.steps=3") as whole:
         events, reading = whole.events(), whole.steps()
