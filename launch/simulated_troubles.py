@@ -17,6 +17,9 @@ from typing import Final
 from ..core.testing.memory_node import MemoryNode
 from ..core.wire.memory import MemoryNetwork
 
+ESSENTIAL: Final = ("store", "trainer", "orchestrator", "router")
+"""The actors whose loss ends a run."""
+
 _LATE_S: Final = 0.1
 """The time in which a node that was given up, and can be reached again, does not know it yet."""
 
@@ -145,7 +148,7 @@ class TroubleMaker:
                 return [
                     name
                     for name in names
-                    if name in running and _ends_the_run(name.partition("/")[2]) is fatal
+                    if name in running and (name.partition("/")[2] in ESSENTIAL) is fatal
                 ]
             case Kind.CUT:
                 return [f"{one} {other}" for n, one in enumerate(hosts) for other in hosts[n + 1 :]]
@@ -230,7 +233,3 @@ class TroubleMaker:
         node.give_up(f"silent for {self._troubles.silence_s:g} s")
         if node.name in self._gone:
             node.fail_starts()
-
-
-def _ends_the_run(actor: str) -> bool:
-    return actor in ("store", "trainer", "orchestrator", "router")

@@ -15,9 +15,9 @@ samples and weights do not pass the network.
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,12 +34,13 @@ from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
 from .host_description import HostDescription
 from .local_launcher import LocalRun
-from .placement.run_placement import place_run
+from .placement.needs import needs_of
+from .placement.place import place
 from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision
-from .simulated_troubles import NO_TROUBLES, Trouble, TroubleMaker, Troubles
+from .simulated_troubles import ESSENTIAL, NO_TROUBLES, Trouble, TroubleMaker, Troubles
 
 # Simulated runs last seconds: one that reaches this hangs.
 _LIMIT_S: Final = 6 * 3600.0
@@ -141,8 +142,7 @@ class _Simulator:
         self, life: Resumption, network: MemoryNetwork, directory: Path, nodes: dict[str, MemoryNode]
     ) -> RunResult:
         config, head = life.config, next(iter(nodes.values()))
-        plan = place_run(config, [_described(name) for name in nodes]).plan
-        placed = {actor: nodes[place.node] for actor, place in plan.actors.items()}
+        placed = {actor: nodes[host] for actor, host in hosts_of_actors(config, list(nodes)).items()}
         settings, wire = config.supervision.settings(), network.wire(f"{head.name}/launcher")
         async with (
             ActorSystem("launcher", directory, wire=wire, settings=settings) as system,
@@ -191,8 +191,11 @@ def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
         )
 
 
-def _described(name: str) -> HostDescription:
-    return HostDescription(name, 8, 1 << 40, (), "", "", 0, 0, "", {})
+def hosts_of_actors(config: RunConfig, hosts: Sequence[str]) -> dict[str, str]:
+    """The host of each actor; the first one is the head. Workers may be on any: simulated hosts share their memory."""
+    needs = [replace(need, on_head=need.actor in ESSENTIAL) for need in needs_of(config)]
+    described = [HostDescription(name, 8, 1 << 40, (), "", "", 0, 0, "", {}) for name in hosts]
+    return {actor: placed.node for actor, placed in place(needs, described, hosts[0]).actors.items()}
 
 
 async def _close_files(actor: Actor) -> None:

@@ -7,12 +7,8 @@ from types import FrameType
 
 from flexmarl.core.wire.faults import Faults
 from flexmarl.launch.config_reading import resolve
-from flexmarl.launch.placement.needs import needs_of
-from flexmarl.launch.placement.place import place
 from flexmarl.launch.run_config import RunConfig
-from flexmarl.launch.simulation import simulate
-
-from .placement.hosts import host
+from flexmarl.launch.simulation import hosts_of_actors, simulate
 
 RECIPE = Path(__file__).parent / "recipes" / "simulated"
 DELAYS = Faults(delay_s=(0.0001, 0.002))
@@ -49,6 +45,5 @@ def test_512_instances_on_64_hosts_take_four_times_the_work_of_128_on_16(tmp_pat
 
 
 def test_512_instances_are_spread_evenly_over_64_hosts() -> None:
-    plan = place(needs_of(config(512)), [host(f"host-{n}") for n in range(64)], "host-0")
-    load = Counter(placed.node for placed in plan.actors.values())
+    load = Counter(hosts_of_actors(config(512), [f"host-{n}" for n in range(64)]).values())
     assert set(load.values()) == {8, 9} and load.total() == 524
