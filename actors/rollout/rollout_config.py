@@ -1,5 +1,6 @@
 """Settings of rollouts: sampling and how workflows run."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -10,6 +11,17 @@ from ..messages import Truncation
 from .groups.group import Oversampled
 
 OnTimeout = Literal["drop", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSampling:
+    """The sampling of one turn. ``seed``: None for one that the turn's id gives."""
+
+    temperature: float
+    max_new_tokens: int
+    truncation: Truncation | None
+    stop: tuple[str, ...]
+    seed: int | None = None
 
 
 class SamplingConfig(Config):
@@ -38,10 +50,11 @@ class SamplingConfig(Config):
     on_timeout: OnTimeout | None = None
 
     @cached_property
-    def truncation(self) -> Truncation | None:
-        """None if every token may be drawn."""
-        found = Truncation(self.top_k, float(self.top_p), float(self.min_p))
-        return None if found.leaves_all else found
+    def own(self) -> TurnSampling:
+        """The sampling of a turn without options."""
+        truncation = Truncation(self.top_k, float(self.top_p), float(self.min_p))
+        cut = None if truncation.leaves_all else truncation
+        return TurnSampling(self.temperature, self.max_new_tokens, cut, self.stop)
 
     @model_validator(mode="after")
     def _truncation_and_stops_are_valid(self) -> "SamplingConfig":

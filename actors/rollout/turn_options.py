@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..messages import Truncation
 from ..tool_calls import Tool
-from .rollout_config import SamplingConfig
+from .rollout_config import SamplingConfig, TurnSampling
 
 _SEEDS: Final = range(-(2**63), 2**64)
 
@@ -29,30 +29,18 @@ class TurnOptions:
     retokenize: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSampling:
-    """The sampling of one turn. ``seed``: None for one that the turn's id gives."""
-
-    temperature: float
-    max_new_tokens: int
-    truncation: Truncation | None
-    stop: tuple[str, ...]
-    seed: int | None = None
-
-
 NO_OPTIONS: Final = TurnOptions()
 
 
 def turn_sampling(
-    config: SamplingConfig, options: TurnOptions, evaluated_at: float | None, *, is_evaluation: bool
+    config: SamplingConfig, options: TurnOptions, evaluated_at: float | None, is_evaluation: bool
 ) -> TurnSampling:
     """``evaluated_at``: the temperature of all turns of an evaluation, which precedes all others; None without one.
 
     Raises ValueError, which names the argument.
     """
-    temperature = config.temperature if evaluated_at is None else evaluated_at
     if options is NO_OPTIONS:
-        return TurnSampling(temperature, config.max_new_tokens, config.truncation, config.stop)
+        return config.own if evaluated_at is None else replace(config.own, temperature=evaluated_at)
     numbers = _numbers(options)
     if options.seed is not None and not (_is_int(options.seed) and options.seed in _SEEDS):
         raise ValueError(f"seed is {options.seed!r}, needs an integer of 64 bits")
@@ -64,10 +52,9 @@ def turn_sampling(
         )
     if numbers.get("temperature") == 0 and not is_evaluation:
         raise ValueError("temperature is 0 in a training step: a greedy turn has nothing to learn from")
-    if evaluated_at is None:
-        temperature = numbers.get("temperature", config.temperature)
+    temperature = numbers.get("temperature", config.temperature) if evaluated_at is None else evaluated_at
     cuts = {name: numbers[name] for name in ("top_k", "top_p", "min_p") if name in numbers}
-    truncation = replace(config.truncation or Truncation(), **cuts)
+    truncation = replace(config.own.truncation or Truncation(), **cuts)
     if (problem := truncation.problem()) is not None:
         raise ValueError(problem)
     return TurnSampling(

@@ -20,11 +20,14 @@ def turn_request(
     """Raises InvalidRequest for a prompt or an option that is invalid, and RecipeError for a turn in the prompt whose
     tokens are of another tokenizer."""
     settings, sample_id = setup.agents[agent], trajectory.next_sample_id()
+    segments: Segments
+    chat: Chat | None
     try:
-        segments, chat = _prompt(setup, agent, prompt, options)
-        sampling = turn_sampling(
-            settings.sampling, options, trajectory.temperature, is_evaluation=trajectory.is_evaluation
-        )
+        if isinstance(prompt, str) and options is NO_OPTIONS:  # as most are
+            segments, chat = (prompt,), None
+        else:
+            segments, chat = _prompt(setup, agent, prompt, options)
+        sampling = turn_sampling(settings.sampling, options, trajectory.temperature, trajectory.is_evaluation)
     except ValueError as problem:
         raise InvalidRequest(sample_id, f"agent {agent}: {problem}") from None
     seed = sampling.seed
@@ -38,17 +41,16 @@ def turn_request(
         seed,
         sampling.temperature,
         sampling.max_new_tokens,
-        truncation=sampling.truncation,
-        stop=sampling.stop,
-        chat=chat,
+        (),
+        sampling.truncation,
+        sampling.stop,
+        chat,
     )
 
 
 def _prompt(
     setup: RolloutSetup, agent: AgentName, prompt: Prompt, options: TurnOptions
 ) -> tuple[Segments, Chat | None]:
-    if isinstance(prompt, str) and options is NO_OPTIONS:  # as most are
-        return (prompt,), None
     parts = prompt_parts(prompt)
     _refuse_other_tokens(setup, agent, parts)
     return segments_and_chat(parts, options)

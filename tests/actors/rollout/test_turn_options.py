@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.messages import Truncation
-from flexmarl.actors.rollout.rollout_config import SamplingConfig
+from flexmarl.actors.rollout.rollout_config import SamplingConfig, TurnSampling
 from flexmarl.actors.rollout.turn_options import (
     NO_OPTIONS,
     TurnOptions,
-    TurnSampling,
     checked_message,
     turn_sampling,
 )
@@ -21,12 +20,12 @@ CONFIG = SamplingConfig(temperature=0.8, top_p=0.9, stop=("###",), max_new_token
 
 def sampling(evaluated_at: float | None = None, is_evaluation: bool = False, **options: Any) -> TurnSampling:
     chosen = TurnOptions(**options) if options else NO_OPTIONS
-    return turn_sampling(CONFIG, chosen, evaluated_at, is_evaluation=is_evaluation)
+    return turn_sampling(CONFIG, chosen, evaluated_at, is_evaluation)
 
 
 def test_without_arguments_it_is_the_agent_s() -> None:
     assert sampling() == TurnSampling(0.8, 32, Truncation(top_p=0.9), ("###",))
-    assert turn_sampling(SamplingConfig(), NO_OPTIONS, None, is_evaluation=False).truncation is None
+    assert turn_sampling(SamplingConfig(), NO_OPTIONS, None, False).truncation is None
 
 
 def test_each_argument_replaces_the_agent_s() -> None:
