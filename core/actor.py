@@ -4,10 +4,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .signature import EndpointOptions, endpoint_options, mark_endpoint
+
+if TYPE_CHECKING:
+    from .wire.curve import Keys
+    from .wire.zeromq import Tcp
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound="Actor")
@@ -73,6 +77,8 @@ class System(Protocol):
 
     name: str
     directory: Path
+    tcp: "Tcp | None"
+    keys: "Keys | None"
 
     @property
     def address(self) -> str: ...

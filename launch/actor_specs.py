@@ -97,7 +97,9 @@ def actor_specs(
     specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
     served = config.served_policies()
     for policy, *beside in config.served_together():
-        setup = InstanceSetup(policy, served, references.router, config.weights, tuple(beside))
+        setup = InstanceSetup(
+            policy, served, references.router, config.weights, tuple(beside), config.network.encrypted
+        )
         environment = setup.environment()
         specs |= {
             instance.name: ActorSpec(_INSTANCE, setup, restarted=True, env=environment)
@@ -124,6 +126,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path) ->
         orchestrator=references.orchestrator,
         config=config.rollout,
         store_dir=store_dir,
+        encrypted=config.network.encrypted,
     )
 
 
@@ -164,6 +167,7 @@ def _trainer_setup(
         resume_from=resume_from,
         pool=pool,
         weights=config.weights,
+        encrypted=config.network.encrypted,
     )
 
 

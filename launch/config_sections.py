@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -151,9 +151,18 @@ class HostsConfig(Config):
 class NetworkConfig(Config):
     """The network between the hosts of a run. ``listen``: an address of this host, at which the run's processes listen
     over TCP, encrypted, each at a free port; without it they have sockets in a private folder, which no other host
-    reaches."""
+    reaches.
+
+    ``bulk``: weights, training states and samples on their way. ``encrypted``: by TLS 1.3. ``trusted``: plain, for
+    networks where every machine is trusted; both ends prove that they belong to the run, and digests are compared, in
+    either case."""
 
     listen: str | None = None
+    bulk: Literal["encrypted", "trusted"] = "encrypted"
+
+    @property
+    def encrypted(self) -> bool:
+        return self.bulk == "encrypted"
 
     def tcp(self) -> Tcp | None:
         return None if self.listen is None else Tcp(self.listen)

@@ -84,20 +84,20 @@ class LocalSource:
     """The tensors themselves, in the process that set them. A state that is set later has another ``generation``."""
 
     path: Literal["local"]
-    host: str
+    node: str
     process: str
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShmSource:
-    """Shared memory of ``host`` (a machine): the file ``block``, a plain name in the run's directory.
+    """Shared memory of ``node`` (``select.this_node``): the file ``block``, a plain name in its directory.
 
     ``process``: its owner. Bytes that are set later have another ``generation``: a source never names other bytes.
     """
 
     path: Literal["shm"]
-    host: str
+    node: str
     process: str
     block: str
     generation: int
@@ -106,11 +106,18 @@ class ShmSource:
 @dataclass(frozen=True, slots=True)
 class LentMemory:
     """Memory that ``process`` lends to one writer at a time, for states of at most ``size_bytes``: the file ``block``,
-    a plain name in the run's directory. A state that is set there outlives the writer."""
+    a plain name in the directory of ``node``. A state that is set there outlives the writer.
+
+    ``address``: at which ``process`` serves the memory to other nodes, and ``encrypted`` (``network/bulk.py``); None:
+    it does not.
+    """
 
     process: str
     block: str
     size_bytes: int
+    node: str
+    address: str | None = None
+    encrypted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +141,11 @@ class DeviceBucket:
 
 @dataclass(frozen=True, slots=True)
 class CudaIpcSource:
-    """Memory of ``device`` (a UUID), of ``process`` on ``host``. ``block``, a plain name in the run's directory, orders
+    """Memory of ``device`` (a UUID), of ``process`` on ``node``. ``block``, a plain name in the run's directory, orders
     its use; bytes that are set later have another ``generation``."""
 
     path: Literal["cuda_ipc"]
-    host: str
+    node: str
     process: str
     device: str
     block: str
@@ -148,11 +155,11 @@ class CudaIpcSource:
 
 @dataclass(frozen=True, slots=True)
 class TcpSource:
-    """Shared memory of ``process`` on ``host``, as ``ShmSource``, which it serves at ``address`` (host and port) to
+    """Shared memory of ``process`` on ``node``, as ``ShmSource``, which it serves at ``address`` (host and port) to
     processes that have the keys of the run. ``encrypted``: see ``network/bulk.py``."""
 
     path: Literal["tcp"]
-    host: str
+    node: str
     process: str
     address: str
     encrypted: bool
@@ -215,7 +222,7 @@ class StateHandle:
             self,
             sources=tuple(
                 replace(source, process=new.process, block=new.block)
-                if isinstance(source, ShmSource)
+                if isinstance(source, ShmSource | TcpSource)
                 else source
                 for source in self.sources
             ),

@@ -13,9 +13,9 @@ from .handle import CudaIpcSource, LocalSource, PathName, ShmSource, Source, Tcp
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One process on one host (a machine). ``process`` is unique in the run, not only on its host."""
+    """One process of a node (``this_node``). ``process`` is unique in the run, not only on its node."""
 
-    host: str
+    node: str
     process: str
 
 
@@ -34,13 +34,17 @@ class Choice:
         return "cuda_ipc" in self.refused and self.path != "local"
 
 
-@functools.cache
-def this_host() -> str:
-    """The identity of this machine: boot id and host name.
+def this_node(runtime_dir: Path) -> str:
+    """The identity of a node: the processes of a machine that share memory in ``runtime_dir``, a directory on tmpfs.
 
     The boot id distinguishes machines of the same name; the name distinguishes containers on one kernel, which share
-    no memory.
+    no memory; the directory distinguishes nodes of one machine.
     """
+    return f"{_this_machine()}:{runtime_dir.absolute()}"
+
+
+@functools.cache
+def _this_machine() -> str:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id}/{socket.gethostname()}"
 
@@ -61,16 +65,16 @@ CPU: Final = "cpu"
 
 
 def _local(reader: Reader, source: LocalSource, devices: Set[str]) -> tuple[bool, str]:
-    if source.host != reader.place.host:
-        return False, f"it does not leave its host {source.host}"
+    if source.node != reader.place.node:
+        return False, f"it does not leave its node {source.node}"
     if source.process != reader.place.process:
         return False, f"it does not leave its process {source.process}"
     return True, "the same process: no copy"
 
 
 def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple[bool, str]:
-    if source.host != reader.place.host:
-        return False, f"it does not leave its host {source.host}"
+    if source.node != reader.place.node:
+        return False, f"it does not leave its node {source.node}"
     if source.process == reader.place.process:
         return False, "a process can't open its own device memory"
     if source.device not in reader.visible:
@@ -79,13 +83,13 @@ def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple
     for device in sorted(devices - {CPU, source.device}):
         if (device, source.device) not in reader.reachable:
             return False, f"device {device} can't read the memory of {source.device}"
-    return True, f"the same host: memory of device {source.device}"
+    return True, f"the same node: memory of device {source.device}"
 
 
 def _shm(reader: Reader, source: ShmSource, devices: Set[str]) -> tuple[bool, str]:
-    if source.host != reader.place.host:
-        return False, f"it does not leave its host {source.host}"
-    return True, "the same host: shared memory"
+    if source.node != reader.place.node:
+        return False, f"it does not leave its node {source.node}"
+    return True, "the same node: shared memory"
 
 
 def _tcp(reader: Reader, source: TcpSource, devices: Set[str]) -> tuple[bool, str]:
@@ -134,5 +138,5 @@ def choose(
         refused[name] = reason
     if path is not None and path not in offered:
         refused[path] = f"not offered (there is {', '.join(offered) or 'no source'})"
-    place = f"{reader.place.host}, process {reader.place.process}"
+    place = f"{reader.place.node}, process {reader.place.process}"
     raise NoPath(place, sorted(devices), size_bytes, {str(name): why for name, why in refused.items()})

@@ -14,15 +14,15 @@ from .arena import Arena
 from .block import check_directory, file_bytes
 from .devices.devices import DeviceMemory, Devices
 from .errors import TransportClosed
-from .handle import LentMemory, PathName, Rows, Source, StateHandle
+from .handle import LentMemory, PathName, Rows, Source, StateHandle, TcpSource
 from .network.bulk import Bulk
 from .paths.buckets import Layout, destinations
 from .paths.kinds import kind_of, torch_kind
 from .paths.table import PathTable
-from .paths.tcp import of_this_host
+from .paths.tcp import of_this_node, sources_in
 from .paths.tensor_kind import Tensors
 from .paths.transfer_path import Wanted, handle_of
-from .select import CPU, Place, Reader, choose, this_host
+from .select import CPU, Place, Reader, choose, this_node
 from .statistics import Chosen, TransportStatistics
 from .transfers import Transfer, Transfers
 from .workers import CopyWorkers
@@ -67,7 +67,7 @@ class StateTransport:
         path: PathName | None = None,
         bulk: Bulk | None = None,
     ) -> None:
-        self.place = Place(this_host(), f"{os.getpid()}_{secrets.token_hex(4)}")
+        self.place = Place(this_node(runtime_dir), f"{os.getpid()}_{secrets.token_hex(4)}")
         self._runtime_dir = runtime_dir
         self._workers = CopyWorkers()
         self._devices = devices
@@ -127,7 +127,8 @@ class StateTransport:
         host that see the device. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
-        process ends, until the same memory is set again or taken back.
+        process ends, until the same memory is set again or taken back. If that process is on another node, the copy is
+        in this process's memory, and the lender fetches it (``take``).
 
         Tensors of any shape, stride and device; dtypes of ``handle.DTYPE_BYTES``. After a cancellation or a timeout
         nothing half written is published, the version set before stays readable, and no thread reads the tensors any
@@ -139,6 +140,8 @@ class StateTransport:
         self._check_open()
         if not 0 <= version < 2**63:
             raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
+        if lent is not None and lent.node != self.place.node:
+            lent, offer = None, ("tcp",)
         if offer is None:
             offer = ("shm",) if lent is not None else self.offered
         if not offer or len(set(offer)) != len(offer) or not set(offer) <= self._paths.keys():
@@ -157,8 +160,9 @@ class StateTransport:
             transfer = Transfer("set", key, version, path, size_bytes, timeout_s)
             offered.append(await self._transfers.set(transfer, offering))
             if path == "tcp" and "shm" in offer:
-                offered.append(of_this_host(offered[-1]))
-        return handle_of(key, version, offered)
+                offered.append(of_this_node(offered[-1]))
+        handle = handle_of(key, version, offered)
+        return handle if lent is None else replace(handle, sources=sources_in(lent, handle.sources[0]))
 
     @property
     def offered(self) -> tuple[PathName, ...]:
@@ -238,17 +242,11 @@ class StateTransport:
         """
         self._check_open()
         devices = set(map(self._device_of, into.values())) if into else {CPU}
-        choice = choose(
-            self._reader,
-            self._sources(handle),
-            devices=devices,
-            size_bytes=handle.size_bytes,
-            path=path or self._path,
-        )
+        sources, size_bytes = self._sources(handle), handle.size_bytes
+        path = path or self._path
+        choice = choose(self._reader, sources, devices=devices, size_bytes=size_bytes, path=path)
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
-        transfer = Transfer(
-            "get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s, wanted.progress
-        )
+        transfer = Transfer.of(wanted, timeout_s)
         return await self._transfers.get(transfer, choice, self._paths[choice.path].fetch(wanted, into))
 
     @asynccontextmanager
@@ -286,9 +284,7 @@ class StateTransport:
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
         if like is not None:
             destinations(handle.key, wanted.tensors, like)
-        transfer = Transfer(
-            "get", handle.key, handle.version, choice.path, wanted.size_bytes, timeout_s, wanted.progress
-        )
+        transfer = Transfer.of(wanted, timeout_s)
         async with AsyncExitStack() as stack:
             view = self._paths[choice.path].view(wanted, checked=checked)
             yield await self._transfers.get(transfer, choice, stack.enter_async_context(view))
@@ -316,6 +312,18 @@ class StateTransport:
         that it was setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
         self._check_open()
         return await self._shm.lend(key, size_bytes)
+
+    async def take(self, handle: StateHandle, lent: LentMemory, timeout_s: float = 60.0) -> StateHandle:
+        """The handle of a state that was set with ``lent``, memory of this process, now that it lies there: it is
+        fetched if it was set on another node. Raises as ``get`` does, and the earlier state in ``lent`` is gone."""
+        self._check_open()
+        if handle.lies_in(lent):
+            return handle
+        size_bytes = handle.size_bytes
+        choice = choose(self._reader, handle.sources, devices={CPU}, size_bytes=size_bytes, path="tcp")
+        assert self._tcp is not None and isinstance(choice.source, TcpSource), "else there is no path"
+        wanted = Wanted(handle, choice.source, handle.tensors)
+        return await self._transfers.get(Transfer.of(wanted, timeout_s), choice, self._tcp.take(wanted, lent))
 
     def take_back(self, pair: Sequence[LentMemory]) -> None:
         """Frees the pieces of a ``lend``. The states in them are gone. Does nothing for pieces that were freed."""

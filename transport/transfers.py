@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..core.telemetry import get_logger
 from .errors import TransferTimeout
 from .handle import PathName
-from .paths.transfer_path import Progress
+from .paths.transfer_path import Progress, Wanted
 from .select import Choice
 from .statistics import Chosen, PathStatistics
 
@@ -28,6 +28,12 @@ class Transfer:
     size_bytes: int
     timeout_s: float
     progress: Progress = field(default_factory=Progress)
+
+    @classmethod
+    def of(cls, wanted: Wanted[Any], timeout_s: float) -> "Transfer":
+        """A Get."""
+        handle, path = wanted.handle, wanted.source.path
+        return cls("get", handle.key, handle.version, path, wanted.size_bytes, timeout_s, wanted.progress)
 
     async def timed(self, moving: Awaitable[R]) -> tuple[R, float]:
         """Its result, and the seconds that it took. Raises TransferTimeout after the deadline, when the transfer has

@@ -13,6 +13,7 @@ from ...core.actor import Actor, endpoint
 from ...core.collector import spare_collector
 from ...core.errors import FlexmarlError, text_of
 from ...transport.devices.find import find_devices
+from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
@@ -58,7 +59,10 @@ class Instance(Actor, InstanceApi):
 
     def _made_transport(self) -> StateTransport:
         setup = self._setup
-        return StateTransport(self.system.directory, find_devices(setup.devices), setup.weights.only_path)
+        bulk = Bulk.of(self.system, encrypted=setup.encrypted)
+        return StateTransport(
+            self.system.directory, find_devices(setup.devices), setup.weights.only_path, bulk
+        )
 
     async def on_stop(self) -> None:
         await self._close_engine()

@@ -33,13 +33,14 @@ class ServedPolicy:
 class InstanceSetup:
     """``policy``: the policy that the instance is made for. ``policies``: all that it may serve, ``policy`` among them.
     ``router``: the one that it joins; None if it is called by others alone. ``beside``: policies that it serves at the
-    same time as ``policy``: adapters over one base."""
+    same time as ``policy``: adapters over one base. ``encrypted``: what goes over the network."""
 
     policy: PolicyName
     policies: dict[PolicyName, ServedPolicy]
     router: ActorRef[RouterApi] | None = None
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     beside: tuple[PolicyName, ...] = ()
+    encrypted: bool = True
 
     @property
     def devices(self) -> list[str]:

@@ -33,8 +33,8 @@ class SlotLife:
 
 @dataclass(frozen=True, slots=True)
 class GangPlace:
-    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: a file that the gang's
-    processes find one another by, new for each binding."""
+    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: the name of a file, in
+    their node's directory, that the gang's processes find one another by; new for each binding."""
 
     rank: int
     size: int
@@ -155,6 +155,11 @@ class SlotApi(Protocol):
     @endpoint(raises=[WorkerReplaced])
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
         """Copies the step part into the host's memory and hosts the policy no more."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def forget_copies(self, life: str, policy: PolicyName) -> None:
+        """Frees what was copied here on the way to the facade, or from it, but for weights, if that is on another
+        node."""
 
     @endpoint(raises=[WorkerReplaced])
     async def drop(self, life: str, policy: PolicyName) -> None:

@@ -8,10 +8,10 @@ from ..config_base import Config
 
 class WeightsConfig(Config):
     """``path``: of new weights from the trainer to the instances. ``auto``: each instance takes the fastest one that
-    reaches it. ``shm``: shared memory of the host. ``cuda_ipc``: memory of the trainer's device. An instance that the
-    path does not reach is refused with the reason, and takes no other."""
+    reaches it. ``shm``: shared memory of the host. ``cuda_ipc``: memory of the trainer's device. ``tcp``: the network,
+    once for each node. An instance that the path does not reach is refused with the reason, and takes no other."""
 
-    path: Literal["auto", "shm", "cuda_ipc"] = "auto"
+    path: Literal["auto", "shm", "cuda_ipc", "tcp"] = "auto"
 
     @property
     def only_path(self) -> PathName | None:

@@ -30,7 +30,7 @@ class RolloutPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """``store_dir``: the store's folder on disk."""
+    """``store_dir``: the store's folder on disk. ``encrypted``: what goes over the network."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -40,3 +40,4 @@ class RolloutSetup:
     orchestrator: ActorRef[OrchestratorApi]
     config: RolloutConfig
     store_dir: Path
+    encrypted: bool = True

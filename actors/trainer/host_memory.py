@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from ...core.telemetry import get_logger
 from ...transport.handle import LentMemory, StateHandle
@@ -20,6 +21,8 @@ from ..messages import BaseState, HostState, StateBytes, Suspended
 from ..names import PolicyName
 
 Pair = tuple[LentMemory, LentMemory]
+# Catches a hang, not slowness: a large state takes long.
+TRANSFER_TIMEOUT_S: Final = 3600.0
 log = get_logger(__name__)
 
 
@@ -100,6 +103,22 @@ class RankMemory:
         """Memory for the step part, beside the present base part."""
         assert self.state is not None, "a base part comes first"
         return _other(self._pairs["rest"], self.state.base.rest)
+
+    async def take_base(self, base: BaseState, lent: tuple[LentMemory, LentMemory]) -> BaseState:
+        """The base part that was set with ``lent``, now in this memory."""
+        weights, rest = lent
+        return replace(
+            base, weights=await self.take(base.weights, weights), rest=await self.take(base.rest, rest)
+        )
+
+    async def take_step(self, step: Suspended, lent: LentMemory) -> Suspended:
+        """The step part that was set with ``lent``, now in this memory."""
+        return step if step.step is None else replace(step, step=await self.take(step.step, lent))
+
+    async def take(self, handle: StateHandle, lent: LentMemory) -> StateHandle:
+        """A state that was set with ``lent``, now in this memory: it comes over the network if its slot is on another
+        node. Raises as ``StateTransport.take`` does."""
+        return await self._transport.take(handle, lent, TRANSFER_TIMEOUT_S)
 
     def base_was_set(self, base: BaseState) -> None:
         """From now on this is the state."""

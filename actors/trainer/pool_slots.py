@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_of
@@ -74,13 +73,10 @@ class PoolSlots:
         self,
         pool: SharedPoolSetup,
         listener: SlotListener,
-        meetings: Path,
         background: Callable[[Coroutine[Any, Any, None], str], None],
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
-        """``meetings``: a folder in which the processes of a gang find one another. ``background`` and ``watch``: as of
-        ``Actor``."""
-        self._meetings = meetings
+        """``background`` and ``watch``: as of ``Actor``."""
         self._bindings = 0
         self._refs = {SlotName(ref.name): ref for ref in pool.slots}
         self._supervisor = pool.supervisor
@@ -106,7 +102,7 @@ class PoolSlots:
     def gang(self, slots: Slots, *, is_torn: bool = False) -> HostedGang:
         """A new binding of a policy, or the rest of a torn one."""
         self._bindings += 1
-        meeting, size = str(self._meetings / f"gang-{self._bindings}"), len(slots)
+        meeting, size = f"gang-{self._bindings}", len(slots)
         places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
         lives = tuple(self._life_of(slot) for slot in slots)
         return HostedGang(slots, lives, places, is_torn, left=size)

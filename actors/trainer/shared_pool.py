@@ -26,6 +26,7 @@ from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ...core.telemetry import get_logger
+from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport
 from ..messages import (
     LeasedBatch,
@@ -66,8 +67,8 @@ class SharedPool(TrainingPool):
         self._pool = pool
         self._clock = system.clock
         self._background = background
-        self._transport = StateTransport(system.directory)
-        self._slots = PoolSlots(pool, self, system.directory, background, watch)
+        self._transport = StateTransport(system.directory, bulk=Bulk.of(system, encrypted=setup.encrypted))
+        self._slots = PoolSlots(pool, self, background, watch)
         self._moves = StateMoves(
             pool, self._transport, self._slots, self._fewest_ranks, self._hosts, system.clock
         )

@@ -12,6 +12,7 @@ the last whole base part, at another slot or at its next life.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...transport.devices.find import find_devices
 from ...transport.handle import LentMemory, StateHandle
+from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
 from ..errors import WorkerReplaced
 from ..messages import (
@@ -64,7 +66,9 @@ class SlotWorker(Actor, SlotApi):
         self._life = self.system.new_id()
         self._torch = version("torch")
         self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
-        self._transport = await StateTransport(directory, find_devices(setup.devices)).__aenter__()
+        bulk = Bulk.of(self.system, encrypted=setup.encrypted)
+        transport = StateTransport(directory, find_devices(setup.devices), bulk=bulk)
+        self._transport = await transport.__aenter__()
 
     async def on_stop(self) -> None:
         self._policies.backends.close()
@@ -93,7 +97,7 @@ class SlotWorker(Actor, SlotApi):
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
         self._check_meant(life)
         async with self._moving[policy]:
-            await self._enter(policy, place)
+            place = await self._enter(policy, place)
             await self._compute(partial(self._policies.build, policy, place))
 
     @endpoint
@@ -114,7 +118,7 @@ class SlotWorker(Actor, SlotApi):
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         self._check_meant(life)
         async with self._moving[policy]:
-            await self._enter(policy, place)
+            place = await self._enter(policy, place)
             if place.size > 1:
                 return await self._resume_rank(policy, place, state)
             backend = await self._compute(partial(self._policies.host, policy, place))
@@ -132,7 +136,7 @@ class SlotWorker(Actor, SlotApi):
     async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         """The state comes before the gang meets, so that the backend can take over its memory."""
         assert not state.base.weights_are_live, "those of a gang are gathered copies"
-        moved = _moved([])
+        moved = self._got([])
         if policy not in self._prefetched:
             moved = await self._prefetch(policy, state)
         memory = self._prefetched.pop(policy)
@@ -151,12 +155,12 @@ class SlotWorker(Actor, SlotApi):
     ) -> Moved:
         self._check_meant(life)
         async with self._moving[policy]:
-            await self._enter(policy, place)
+            place = await self._enter(policy, place)
             backend = await self._compute(partial(self._policies.host, policy, place))
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
             own = {**backend.base_state(), **gradient}
-            moved = _moved([])
+            moved = self._got([])
             for part in reads_of_rank(own, backend.parts(), ranks):
                 await self._transport.get(
                     part.handle,
@@ -165,7 +169,7 @@ class SlotWorker(Actor, SlotApi):
                     into=part.into,
                     timeout_s=TRANSFER_TIMEOUT_S,
                 )
-                moved = Moved(moved.size_bytes + bucket_bytes(part.into), _moved([part.handle]).path)
+                moved = Moved(moved.size_bytes + bucket_bytes(part.into), self._got([part.handle]).path)
             await self._compute(partial(backend.load_state, TrainingStep(gradient, state.data)))
             return moved
 
@@ -220,11 +224,19 @@ class SlotWorker(Actor, SlotApi):
         async with self._moving[policy]:
             backend = self._policies[policy]
             state = backend.step_state()
-            handles = []
+            handle = None
+            moved = Moved(0, "none")
             if state.tensors:
-                handles.append(await self._set(f"{policy}/step", state.tensors, backend.version, step))
+                handle = await self._set(f"{policy}/step", state.tensors, backend.version, step)
+                moved = Moved(handle.size_bytes, handle.sources[0].path)
             await self._leave(policy)
-            return Suspended(handles[0] if handles else None, state.data, _moved(handles))
+            return Suspended(handle, state.data, moved)
+
+    @endpoint
+    async def forget_copies(self, life: str, policy: PolicyName) -> None:
+        self._check_meant(life)
+        for part in ("rest", "step"):
+            await self._transport.drop(f"{policy}/{part}")
 
     @endpoint
     async def drop(self, life: str, policy: PolicyName) -> None:
@@ -232,11 +244,13 @@ class SlotWorker(Actor, SlotApi):
         async with self._moving[policy]:
             await self._leave(policy)
 
-    async def _enter(self, policy: PolicyName, place: GangPlace) -> None:
-        """Waits until this process is in no other gang: the policy that leaves may still be on its way."""
+    async def _enter(self, policy: PolicyName, place: GangPlace) -> GangPlace:
+        """The place, with the path of the gang's meeting. Waits until this process is in no other gang: the policy that
+        leaves may still be on its way."""
         if place.size > 1:
             await self._gang.acquire()
             self._in_gang = policy
+        return replace(place, meeting=str(self.system.directory / place.meeting))
 
     async def _leave(self, policy: PolicyName) -> None:
         self._prefetched.pop(policy, None)
@@ -258,7 +272,12 @@ class SlotWorker(Actor, SlotApi):
             async with asyncio.TaskGroup() as group:
                 for handle, into in parts:
                     group.create_task(self._fetch(handle, into))
-        return _moved([handle for handle, _ in parts])
+        return self._got([handle for handle, _ in parts])
+
+    def _got(self, handles: Sequence[StateHandle]) -> Moved:
+        """States that were copied here."""
+        chosen = {found.path for handle in handles if (found := self._transport.chosen(handle.key))}
+        return Moved(sum(handle.size_bytes for handle in handles), ", ".join(sorted(chosen)) or "none")
 
     async def _fetch(self, handle: StateHandle, into: Mapping[str, Any]) -> None:
         await self._transport.get(handle, into=into, timeout_s=TRANSFER_TIMEOUT_S)
@@ -318,8 +337,3 @@ def _address(tensor: Any) -> tuple[int, int]:
     """Address and bytes of a tensor of PyTorch, or of an array."""
     at = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
     return at, tensor.nbytes
-
-
-def _moved(handles: Sequence[StateHandle]) -> Moved:
-    paths = sorted({source.path for handle in handles for source in handle.sources})
-    return Moved(sum(handle.size_bytes for handle in handles), ", ".join(paths) or "none")

@@ -5,8 +5,10 @@ import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
+from ...core.task_groups import first_error
+from ...transport.errors import TransportError
 from ...transport.state import StateTransport
 from ..errors import StateTooLarge
 from ..messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes
@@ -21,6 +23,7 @@ from .trainer_setup import SharedPoolSetup
 _TORN_TIMEOUT_S: Final = 5.0
 _NOTHING: Final = Moved(0, "none")
 
+T = TypeVar("T")
 StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
 """A ``SlotCall`` that is given the rank's state."""
 
@@ -110,6 +113,9 @@ class StateMoves:
                 gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank])
             )
             if self._hosts(policy, gang):
+                ranks_of = zip(memory, rests, lent, strict=True)
+                taking = [rank.take(rest, piece) for rank, rest, piece in ranks_of]
+                rests = await self._taken(policy, gang, rests, taking)
                 self.memory.was_resharded(policy, memory, rests)
         finally:
             if self.memory[policy] is not memory:
@@ -146,6 +152,8 @@ class StateMoves:
         bases = await self._slots.at(gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank]))
         if not self._hosts(policy, gang):
             return
+        taking = [rank.take_base(base, pair) for rank, base, pair in zip(memory, bases, lent, strict=True)]
+        bases = await self._taken(policy, gang, bases, taking)
         for rank, base in zip(memory, bases, strict=True):
             rank.base_was_set(base)
         gang.has_computed = False
@@ -162,11 +170,33 @@ class StateMoves:
             )
             moved = [step.moved for step in steps]
             if self._hosts(policy, gang):
+                taking = [
+                    rank.take_step(step, piece) for rank, step, piece in zip(memory, steps, lent, strict=True)
+                ]
+                steps = await self._taken(policy, gang, steps, taking)
                 for rank, step in zip(memory, steps, strict=True):
                     rank.was_suspended(step)
         else:  # the state in the host's memory is this one
             await self.drop(policy, gang)
         self._moved(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
+
+    async def _taken(
+        self, policy: PolicyName, gang: HostedGang, set_by_slots: list[T], taking: Sequence[Awaitable[T]]
+    ) -> list[T]:
+        """States that the slots have set, now in the host's memory: ``taking`` fetches those of slots of other nodes.
+        Raises SlotLost if a slot was lost before it was fetched, and the errors of ``StateTransport.take``."""
+
+        async def forget(slot: SlotApi, life: str, _rank: int) -> None:
+            await slot.forget_copies(life, policy)
+
+        try:
+            taken = await _all_of(taking)
+        except TransportError:
+            await self._slots.at(gang, forget)  # raises SlotLost if that is the reason
+            raise
+        if taken != set_by_slots:
+            await self._slots.at(gang, forget)
+        return taken
 
     async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
         def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
@@ -201,3 +231,15 @@ class StateMoves:
         """The console may be stopped for hours (ctrl-Z): the pool does not wait for it."""
         while True:
             await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
+
+
+async def _all_of(moving: Sequence[Awaitable[T]]) -> list[T]:
+    """The results of all, at the same time. Raises the first error, when the others have ended."""
+
+    async def one(awaitable: Awaitable[T]) -> T:
+        return await awaitable
+
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(awaitable)) for awaitable in moving]
+    return [task.result() for task in tasks]

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...core.actor import System
 from ...core.task_groups import first_error
 from ...transport.devices.find import find_devices
+from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
 from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
@@ -34,12 +36,15 @@ class _Weights:
 class StaticPool(TrainingPool):
     """See ``TrainingPool``. The event loop stays free during a computation."""
 
-    def __init__(self, setup: TrainerSetup, directory: Path) -> None:
-        """``directory``: of the trainer's system, for weights and samples."""
+    def __init__(self, setup: TrainerSetup, system: System) -> None:
+        """``system``: the trainer's."""
+        directory, bulk = system.directory, Bulk.of(system, encrypted=setup.encrypted)
         self._setup = setup
         self._policies = HostedPolicies(setup)
         self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
-        self._transport = StateTransport(directory, find_devices(setup.devices), setup.weights.only_path)
+        self._transport = StateTransport(
+            directory, find_devices(setup.devices), setup.weights.only_path, bulk
+        )
         self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
         self._weights: dict[PolicyName, _Weights] = {}
 

@@ -93,7 +93,7 @@ class Trainer(Actor, TrainerApi):
         if self._setup.pool is None:
             from .static_pool import StaticPool
 
-            return StaticPool(self._setup, self.system.directory)
+            return StaticPool(self._setup, self.system)
         from .shared_pool import SharedPool
 
         return SharedPool(self._setup, self._setup.pool, self.system, self.background, self.watch)

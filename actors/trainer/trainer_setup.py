@@ -66,7 +66,7 @@ class TrainerSetup:
     ``store_dir``: the store's folder on the disk.
 
     ``total_steps``: of the run, for the learning rate's schedule. ``resume_from``: the folder of a joint checkpoint
-    with one folder per policy; None: from the beginning.
+    with one folder per policy; None: from the beginning. ``encrypted``: what goes over the network.
     """
 
     policies: dict[PolicyName, PolicySetup]
@@ -77,6 +77,7 @@ class TrainerSetup:
     resume_from: Path | None = None
     pool: SharedPoolSetup | None = None
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    encrypted: bool = True
 
     @property
     def devices(self) -> list[str]:

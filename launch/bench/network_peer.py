@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack, closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from socket import IPPROTO_TCP, TCP_NODELAY, create_connection, create_server, socket
 from typing import Any, Final
@@ -115,8 +114,6 @@ class Peer:
         """Seconds of a Get into memory that exists, and until the state could be read on this host. Raises
         BenchmarkFailed if other bytes have come."""
         known = _HANDLES.validate_python(handle)
-        # Both hosts are one machine: without this its shared memory would be looked for.
-        known = replace(known, sources=tuple(source for source in known.sources if source.path == "tcp"))
         before = self._transport.statistics().network
         assert before is not None, "it has a network"
         got_before, delta_before = before.got_bytes, before.got_delta_bytes

@@ -37,6 +37,8 @@ class _System:
     """The trainer's system, as far as the pool needs it."""
 
     directory: Path
+    tcp: None = None
+    keys: None = None
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time()

@@ -23,14 +23,17 @@ from ...actors.messages import (
     Suspended,
 )
 from ...actors.names import PolicyName, Step
-from ...transport.handle import LentMemory, StateHandle
+from ...transport.handle import LentMemory, ShmSource, StateHandle
 from .pool_load import Costs
 
 _BYTES = 64
-_HANDLE = StateHandle("timed", 0, 0, 0, (), ())
-_STATE = BaseState(_HANDLE, True, _HANDLE, {})
 _SIZE = StateBytes(_BYTES, _BYTES, _BYTES, 2 * _BYTES, 3 * _BYTES, {}, {})
 _STEPPED = SlotStepped(0, StepStats(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+def _state_in(lent: LentMemory) -> StateHandle:
+    source = ShmSource("shm", lent.node, lent.process, lent.block, 0)
+    return StateHandle("timed", 0, 0, 0, (), (source,))
 
 
 def timed_batch(seconds: float) -> LeasedBatch:
@@ -89,10 +92,13 @@ class TimedSlot(SlotApi):
         self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
     ) -> BaseState:
         await self._move(self._costs[policy].base_s)
-        return _STATE
+        return BaseState(_state_in(weights), True, _state_in(rest), {})
 
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
-        return Suspended(_HANDLE, {}, await self._move(self._costs[policy].save_s))
+        return Suspended(_state_in(step), {}, await self._move(self._costs[policy].save_s))
+
+    async def forget_copies(self, life: str, policy: PolicyName) -> None:
+        raise NotImplementedError("the slots are on the trainer's host")
 
     async def drop(self, life: str, policy: PolicyName) -> None:
         self._prefetched.discard(policy)

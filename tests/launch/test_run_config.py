@@ -226,8 +226,8 @@ class TestRefusals:
             resolve(str(TINY), ["weights.path=cuda_ipc", *overrides])
 
     def test_of_an_unknown_path_of_weights(self) -> None:
-        with pytest.raises(ConfigError, match="weights.path='tcp': .* 'auto', 'shm' or 'cuda_ipc'"):
-            resolve(str(TINY), ["weights.path=tcp"])
+        with pytest.raises(ConfigError, match="weights.path='nfs': .* 'auto', 'shm', 'cuda_ipc' or 'tcp'"):
+            resolve(str(TINY), ["weights.path=nfs"])
 
     def test_none_of_a_path_that_exists(self) -> None:
         config = resolve(str(TINY), ["weights.path=cuda_ipc", "agent_defaults.model.device=cuda"])

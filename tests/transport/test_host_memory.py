@@ -193,11 +193,12 @@ from pathlib import Path
 import numpy as np
 from flexmarl.transport.handle import LentMemory
 from flexmarl.transport.paths import buckets
+from flexmarl.transport.select import this_node
 from flexmarl.transport.state import StateTransport
 
 parts = int(sys.argv[2])
 process, block, size = sys.argv[3:6]
-memory = LentMemory(process, block, int(size)) if block else None
+memory = LentMemory(process, block, int(size), this_node(Path(sys.argv[1]))) if block else None
 
 async def main():
     async with StateTransport(Path(sys.argv[1])) as transport:

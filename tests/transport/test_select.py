@@ -1,10 +1,12 @@
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from flexmarl.transport.errors import NoPath
 from flexmarl.transport.handle import CudaIpcSource, LocalSource, PathName, ShmSource
-from flexmarl.transport.select import Place, Reader, choose, this_host
+from flexmarl.transport.select import Place, Reader, choose, this_node
 
 HERE = Reader(Place("h1", "p1"))
 NEIGHBOUR = Reader(Place("h1", "p2"))
@@ -32,7 +34,7 @@ def test_the_reason_against_a_faster_source_is_kept() -> None:
 
 def test_a_forced_path_is_taken_also_if_another_is_faster() -> None:
     choice = choose(HERE, [LOCAL, SHM], devices={"cpu"}, size_bytes=8, path="shm")
-    assert choice.source is SHM and choice.reason.startswith("forced; the same host")
+    assert choice.source is SHM and choice.reason.startswith("forced; the same node")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_device_memory_is_read_by_devices_and_shared_memory_by_cpus(devices: set
         (HERE, {"GPU-a"}, "a process can't open its own device memory"),
         (NEIGHBOUR, {"cpu", "GPU-c"}, r"device GPU-a is not visible here \(no device\)"),
         (replace(SEES_BOTH, reachable=frozenset()), {"GPU-b"}, "device GPU-b can't read the memory of GPU-a"),
-        (AWAY, {"GPU-a"}, "it does not leave its host h1"),
+        (AWAY, {"GPU-a"}, "it does not leave its node h1"),
     ],
 )
 def test_device_memory_that_can_not_be_opened_is_a_downgrade_with_a_reason(
@@ -67,8 +69,8 @@ def test_no_path_leaves_the_host() -> None:
     with pytest.raises(NoPath, match=r"to h2, process p3 \(8 bytes to cpu, cuda\)") as raised:
         choose(AWAY, [LOCAL, SHM], devices={"cuda", "cpu"}, size_bytes=8)
     assert raised.value.refused == {
-        "local": "it does not leave its host h1",
-        "shm": "it does not leave its host h1",
+        "local": "it does not leave its node h1",
+        "shm": "it does not leave its node h1",
     }
 
 
@@ -76,8 +78,8 @@ def test_no_path_leaves_the_host() -> None:
     ("path", "reader", "reason"),
     [
         ("local", NEIGHBOUR, "does not leave its process p1"),
-        ("local", AWAY, "does not leave its host h1"),
-        ("shm", AWAY, "does not leave its host h1"),
+        ("local", AWAY, "does not leave its node h1"),
+        ("shm", AWAY, "does not leave its node h1"),
     ],
 )
 def test_a_forced_path_is_never_replaced_by_another(path: PathName, reader: Reader, reason: str) -> None:
@@ -92,6 +94,7 @@ def test_a_path_that_is_not_offered_is_refused_by_name() -> None:
         choose(HERE, [], devices=set(), size_bytes=0)
 
 
-def test_the_host_is_named_once() -> None:
-    assert this_host() is this_host()
-    assert "/" in this_host()
+def test_nodes_of_one_machine_are_distinguished_by_their_directories() -> None:
+    assert this_node(Path("/dev/shm/a")) == this_node(Path("/dev/shm/a"))
+    assert this_node(Path("/dev/shm/a")) != this_node(Path("/dev/shm/b"))
+    assert socket.gethostname() in this_node(Path("/dev/shm/a"))

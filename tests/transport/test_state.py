@@ -139,7 +139,7 @@ async def test_handles_of_other_hosts_and_processes(
 ) -> None:
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
     with pytest.raises(NoPath, match="elsewhere"):
-        await reader.get(replace(handle, sources=(replace(source_of(handle), host="elsewhere"),)))
+        await reader.get(replace(handle, sources=(replace(source_of(handle), node="elsewhere"),)))
     alias = await transport.set("key", {"w": torch.ones(3)}, version=1, offer=["local"])
     with pytest.raises(NoPath, match="does not leave its process"):
         await reader.get(alias)

@@ -13,16 +13,24 @@ import secrets
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from zmq.utils import z85
 
 from ...core.errors import InvalidKeys
 from ...core.wire.curve import Keys
+from ...core.wire.zeromq import Tcp
 
 _NONCE_BYTES = 32
 # Sent instead of a proof, so that a reader with other keys does not try again.
 _REFUSAL = bytes(32)
+
+
+class NodeSystem(Protocol):
+    """The part of an actor's system that decides how its process reaches other hosts."""
+
+    tcp: Tcp | None
+    keys: Keys | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,14 @@ class Bulk:
         secret_of(self.keys, "check")
         if self.host in ("", "0.0.0.0", "::") and self.advertise is None:
             raise ValueError(f"readers can't connect to {self.host!r}: name the host, by advertise=")
+
+    @classmethod
+    def of(cls, system: NodeSystem, *, encrypted: bool) -> "Bulk | None":
+        """At the address of a system, with its keys; None if the system is not reached over TCP, or has no keys."""
+        if system.tcp is None or system.keys is None:
+            return None
+        host = "0.0.0.0" if system.tcp.host == "*" else system.tcp.host
+        return cls(host, system.keys, encrypted, advertise=system.tcp.advertise)
 
 
 def secret_of(keys: Keys, purpose: str) -> bytes:

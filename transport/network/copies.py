@@ -45,7 +45,7 @@ class NodeCopies:
         return None
 
     def source(self, block: Block, generation: int) -> ShmSource:
-        return ShmSource("shm", self._place.host, self._place.process, block.name, generation)
+        return ShmSource("shm", self._place.node, self._place.process, block.name, generation)
 
     def try_lock(self, key: str) -> int | None:
         """A descriptor that has the lock of ``key`` until it is closed; None if another one has it."""

@@ -216,7 +216,7 @@ class CudaIpcPath:
             checksum = self._devices.checksum(buffer.tensor)
             described.append(DeviceBucket(handle, start, end - start, checksum))
         source = CudaIpcSource(
-            "cuda_ipc", self._place.host, self._place.process, device, buffers.control.name,
+            "cuda_ipc", self._place.node, self._place.process, device, buffers.control.name,
             buffers.control.commit(), tuple(described),
         )  # fmt: skip
         return Offered(source, layout.specs, layout.size_bytes, None)

@@ -49,7 +49,7 @@ class LocalPath:
         self._generation += 1
         entry = _Entry(self._generation, version, dict(tensors))
         self._entries[key] = [*self._entries.get(key, [])[-1:], entry]
-        source = LocalSource("local", self._place.host, self._place.process, entry.generation)
+        source = LocalSource("local", self._place.node, self._place.process, entry.generation)
         return Offered(source, layout.specs, layout.size_bytes, None)
 
     async def fetch(self, wanted: Wanted[LocalSource], into: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ class _Mapped:
         return known[2]
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """``address``: at which this process serves its memory to other nodes; None: it does not."""
+
+    address: str | None
+    encrypted: bool = True
+
+
 class ShmPath:
     """Blocks in ``directory``, the run's directory on tmpfs.
 
@@ -63,6 +72,8 @@ class ShmPath:
         self._written: dict[str, Written[_Mapped]] = {}
         self._mapped: dict[str, _Mapped] = {}
         self._lent: dict[str, Block] = {}
+        self.serving: Callable[[], Serving] = lambda: Serving(None)
+        """Of lent memory, from the call on."""
         self._closed = False
 
     # ----------------------------------------------------------------------- writing
@@ -124,7 +135,7 @@ class ShmPath:
         except BaseException:
             block.end()
             raise
-        source = ShmSource("shm", self._place.host, owner, block.name, block.commit())
+        source = ShmSource("shm", self._place.node, owner, block.name, block.commit())
         return Offered(source, layout.specs, layout.size_bytes, digest)
 
     def _give_back(self, block: Block) -> None:
@@ -178,8 +189,18 @@ class ShmPath:
         for block in blocks:
             self._lent[block.name] = block
             self._mapped[block.name] = _Mapped(block)
-        first, second = (LentMemory(self._place.process, block.name, block.capacity) for block in blocks)
+        place, served = self._place, self.serving()
+        first, second = (
+            LentMemory(
+                place.process, block.name, block.capacity, place.node, served.address, served.encrypted
+            )
+            for block in blocks
+        )
         return first, second
+
+    def lent(self, memory: LentMemory) -> Block:
+        """The block of memory that this process lends."""
+        return self._lent[memory.block]
 
     def take_back(self, pair: Sequence[LentMemory]) -> None:
         """Processes that have mapped it keep its memory until they forget it."""

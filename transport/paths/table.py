@@ -43,4 +43,5 @@ class PathTable:
         tcp = None
         if bulk is not None:
             tcp = by_name["tcp"] = TcpPath(place, directory, shm, bulk)
+            shm.serving = tcp.serving
         return cls(shm, tcp, by_name)

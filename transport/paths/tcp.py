@@ -12,16 +12,18 @@ the destination, and the older version on this host, as they were.
 """
 
 import asyncio
+import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import TransportClosed
-from ..handle import ShmSource, Source, StateHandle, TcpSource
+from ..block import Block
+from ..errors import ArenaSpace, MemoryInUse, TransportClosed
+from ..handle import LentMemory, ShmSource, Source, StateHandle, TcpSource
 from ..network.bulk import Bulk
 from ..network.copies import NodeCopies
 from ..network.fetch import Fetch
@@ -30,7 +32,7 @@ from ..select import Place
 from ..statistics import NetworkStatistics
 from ..workers import INLINE_BYTES, CopyWorkers, wait_ended
 from . import buckets
-from .shm import ShmPath
+from .shm import Serving, ShmPath
 from .tensor_kind import Tensors
 from .transfer_path import Offered, Wanted
 
@@ -38,12 +40,23 @@ from .transfer_path import Offered, Wanted
 _POLL_S: Final = 0.005
 
 
-def of_this_host(offered: Offered) -> Offered:
+def _remote(source: ShmSource, address: str, *, encrypted: bool) -> TcpSource:
+    return TcpSource("tcp", source.node, source.process, address, encrypted, source.block, source.generation)
+
+
+def sources_in(lent: LentMemory, source: Source) -> tuple[Source, ...]:
+    """All sources of a state whose ``source`` is lent memory."""
+    if lent.address is None or not isinstance(source, ShmSource):
+        return (source,)
+    return source, _remote(source, lent.address, encrypted=lent.encrypted)
+
+
+def of_this_node(offered: Offered) -> Offered:
     """What ``TcpPath.offer`` has set, for readers of the same host."""
     source = offered.source
     assert isinstance(source, TcpSource), "it was offered by tcp"
     return replace(
-        offered, source=ShmSource("shm", source.host, source.process, source.block, source.generation)
+        offered, source=ShmSource("shm", source.node, source.process, source.block, source.generation)
     )
 
 
@@ -65,11 +78,7 @@ class TcpPath:
 
     async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
         """Raises OSError too, if it can't listen."""
-        if self._closed:
-            raise TransportClosed
-        if self._server is None:
-            self._server = BulkServer(self._bulk, self._shm.served, self.statistics)
-        server = self._server
+        server = self._listening()
         server.stop_ahead()
         offered = await self._shm.offer(key, tensors, version=version)
         source = offered.source
@@ -77,10 +86,33 @@ class TcpPath:
         block, others = self._shm.served(source.block)
         if others:
             server.compute_ahead(others[-1], block, offered.size_bytes)
-        remote = TcpSource(
-            "tcp", source.host, source.process, server.address, self._bulk.encrypted, source.block, source.generation
-        )  # fmt: skip
-        return replace(offered, source=remote)
+        return replace(offered, source=_remote(source, server.address, encrypted=self._bulk.encrypted))
+
+    def serving(self) -> Serving:
+        """The address at which this process serves its memory, from now on. Raises OSError if it can't listen."""
+        return Serving(self._listening().address, self._bulk.encrypted)
+
+    def _listening(self) -> BulkServer:
+        if self._closed:
+            raise TransportClosed
+        if self._server is None:
+            self._server = BulkServer(self._bulk, self._shm.served, self.statistics)
+        return self._server
+
+    async def take(self, wanted: Wanted[TcpSource], lent: LentMemory) -> StateHandle:
+        """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
+        handle, block = wanted.handle, self._shm.lent(lent)
+
+        def begin() -> tuple[Block, None]:
+            if handle.size_bytes > block.capacity:
+                place = str(block.directory / block.name)
+                raise ArenaSpace(handle.size_bytes, block.capacity, place, handle.key)
+            if not block.begin(handle.version, handle.size_bytes):
+                raise MemoryInUse(handle.key, handle.version, block.name)
+            return block, None
+
+        copy = await self._fetched(wanted, begin)
+        return replace(handle, sources=sources_in(lent, copy))
 
     async def drop(self, key: str) -> None:
         await self._shm.drop(key)
@@ -91,7 +123,7 @@ class TcpPath:
     def sources(self, handle: StateHandle) -> tuple[Source, ...]:
         """The sources of a state, with the copy on this host instead of the memory of its owner's host."""
         source = handle.source("tcp")
-        if not isinstance(source, TcpSource) or source.host == self._place.host:
+        if not isinstance(source, TcpSource) or source.node == self._place.node:
             return handle.sources
         copy = self._copies.find(handle)
         if copy is None:
@@ -122,19 +154,24 @@ class TcpPath:
                 if (found := self._copies.find(wanted.handle)) is not None:
                     return found
                 if lock is not None:
-                    return await self._fetched(wanted)
+                    begin = functools.partial(self._copies.begin, wanted.handle, self._workers.share)
+                    return await self._fetched(wanted, begin)
             finally:
                 if lock is not None:
                     os.close(lock)
             wanted.progress.words = "another process of this host fetches it"
             await asyncio.sleep(_POLL_S)
 
-    async def _fetched(self, wanted: Wanted[TcpSource]) -> ShmSource:
+    async def _fetched(
+        self, wanted: Wanted[TcpSource], begin: Callable[[], tuple[Block, Block | None]]
+    ) -> ShmSource:
+        """The source of the state in the block that ``begin`` has begun; its other block is a version to which changes
+        can be applied."""
         handle = wanted.handle
         fetch = Fetch(self._bulk, wanted.source, handle, wanted.progress, self.statistics)
 
         def work(stop: threading.Event) -> ShmSource:
-            block, base = self._copies.begin(handle, self._workers.share)
+            block, base = begin()
             try:
                 fetch.run(block, base, self._workers.share)
                 return self._copies.source(block, block.commit())

@@ -74,7 +74,7 @@ def in_virtual_time(folder: Path, case: Callable[[House], Awaitable[None]], *pol
 def test_turns_take_their_time_and_no_other(tmp_path: Path) -> None:
     async def case(house: House) -> None:
         assert await house.apply(0) == Loaded(
-            SOLVER, Version(0), 5.0, 0.0, 5.0, Chosen("shm", "the same host: shared memory", {})
+            SOLVER, Version(0), 5.0, 0.0, 5.0, Chosen("shm", "the same node: shared memory", {})
         )
         start = asyncio.get_running_loop().time()
         assert start == pytest.approx(5.0)  # install_s

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -26,7 +26,9 @@ from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.memory import MemoryNetwork
+from flexmarl.core.wire.zeromq import Tcp
 
 from ..stores import store_setup
 
@@ -39,7 +41,7 @@ def sft(agent, batch, size, seed): return [("12", "34")] * size
 """
 CALLS: Final = (
     "build", "prefetch", "resume", "reshard", "set_rest", "state_bytes", "set_base", "suspend", "drop", "accumulate",
-    "optimizer_step", "sft", "end_sft", "save",
+    "optimizer_step", "sft", "end_sft", "save", "forget_copies",
 )  # fmt: skip
 
 
@@ -180,15 +182,22 @@ async def house(
     config: SharedPoolConfig | None,
     fate: Fate | None = None,
     recipe: str = RECIPE,
+    *,
+    apart: bool = False,
 ) -> AsyncIterator[House]:
-    """``config``: None for a static pool. ``recipe``: the code of its ``workflow.py``."""
+    """``config``: None for a static pool. ``recipe``: the code of its ``workflow.py``. ``apart``: each slot is on
+    another host than the trainer."""
     folder.mkdir(exist_ok=True)
     (folder / "workflow.py").write_text(recipe)
     shared, fate = folder / "shared", fate or Fate()
     for path in (shared, shared / "store"):
         path.mkdir(mode=0o700)
     store = Store(store_setup(policies, shared / "store"))
-    async with ActorSystem("node", shared, wire=MemoryNetwork().wire("node")) as system:
+    network, tcp = MemoryNetwork(), Tcp(keys=Keys.make()) if apart else None
+    async with (
+        AsyncExitStack() as hosts,
+        ActorSystem("node", shared, wire=network.wire("node"), tcp=tcp) as system,
+    ):
         store_ref = await system.add(store, "store")
         trained = (policies, RecipeConfig(folder=str(folder), data={}, seed=3), 10)
         setup = TrainerSetup(*trained, store_ref, shared / "store")
@@ -196,9 +205,16 @@ async def house(
         pool = None
         if config is not None:
             slots = [MortalSlot(setup, fate) for _ in range(config.slots)]
-            refs: list[ActorRef[Any]] = [
-                await system.add(slot, f"slot-{number}") for number, slot in enumerate(slots)
-            ]
+            refs: list[ActorRef[Any]] = []
+            for number, slot in enumerate(slots):
+                place = system
+                if apart:
+                    far, name = folder / f"host-{number}", f"host-{number}"
+                    far.mkdir(mode=0o700)
+                    host = ActorSystem(name, far, wire=network.wire(name), tcp=tcp)
+                    place = await hosts.enter_async_context(host)
+                await place.add(slot, f"slot-{number}")
+                refs.append(system.ref(f"slot-{number}", place.address, MortalSlot))
             supervisor: ActorRef[Any] = await system.add(Killer(fate, slots), "killer")
             console: ActorRef[Any] = await system.add(listener, "console")
             pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,9 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 ONE_STATE = ("critic and reference", SharedPoolConfig(slots=1, states_per_slot=1))
 
 
-async def trained(home: House) -> dict[PolicyName, Any]:
+async def trained(home: House, names: Sequence[PolicyName] = (SOLVER, JUDGE)) -> dict[PolicyName, Any]:
     """Losses, and digests of the saved files, after steps whose micro-batches alternate between the policies."""
-    found: dict[PolicyName, list[Any]] = {SOLVER: [], JUDGE: []}
+    found: dict[PolicyName, list[Any]] = {name: [] for name in names}
     for name in found:
         found[name].append(await home.trainer.sft(name, 0, 2))
         await home.trainer.publish(name)
@@ -82,13 +83,13 @@ async def trained(home: House) -> dict[PolicyName, Any]:
 
 
 def run(
-    folder: Path, mix: str, config: SharedPoolConfig | None, fate: Fate | None = None
+    folder: Path, mix: str, config: SharedPoolConfig | None, fate: Fate | None = None, *, apart: bool = False
 ) -> dict[PolicyName, Any]:
     first, second = MIXES[mix]
     policies = {SOLVER: policy("solver", **first), JUDGE: policy("judge", **second)}
 
     async def main() -> dict[PolicyName, Any]:
-        async with house(folder, policies, config, fate, RECIPE_OF_DIGITS) as home:
+        async with house(folder, policies, config, fate, RECIPE_OF_DIGITS, apart=apart) as home:
             return await trained(home)
 
     return asyncio.run(main())
@@ -122,4 +123,46 @@ def test_a_slot_worker_that_dies_changes_no_bit(
     last = max(number for number, name in enumerate(calls, 1) if name == call)
     fate = Fate(dies_at=last, before=before)
     assert run(tmp_path / "lost", *ONE_STATE, fate) == found
+    assert fate.killed == ["slot-0"]
+
+
+# ----------------------------------------------------------------------- slots on other hosts
+
+
+@pytest.mark.parametrize("mix", ["equal shapes", "critic and reference"])
+def test_states_that_resume_on_other_hosts_learn_the_same_bit_for_bit(tmp_path: Path, mix: str) -> None:
+    fate = Fate()
+    config = SharedPoolConfig(slots=1, states_per_slot=1)
+    assert run(tmp_path / "apart", mix, config, fate, apart=True) == run(tmp_path / "static", mix, None)
+    assert fate.calls.count("forget_copies") >= fate.calls.count("set_base")
+    assert fate.calls.count("suspend") >= 10
+    assert not list((tmp_path / "apart").glob("host-*/*.arena"))
+
+
+def test_a_state_whose_host_is_lost_resumes_on_another_one(tmp_path: Path) -> None:
+    async def main(folder: Path, fate: Fate) -> tuple[Any, list[Any]]:
+        config = SharedPoolConfig(slots=2, states_per_slot=1)
+        policies = {SOLVER: policy("solver")}
+        async with house(folder, policies, config, fate, RECIPE_OF_DIGITS, apart=True) as home:
+            found = await trained(home, [SOLVER])
+            return found, [event["slots"] for event in home.listener.events if "slots" in event]
+
+    whole, _ = asyncio.run(main(tmp_path / "whole", Fate()))
+    calls = Fate()
+    asyncio.run(main(tmp_path / "calls", calls))
+    last = max(number for number, name in enumerate(calls.calls, 1) if name == "accumulate")
+    found, slots = asyncio.run(main(tmp_path / "lost", Fate(dies_at=last)))
+    assert found == whole
+    assert slots == ["slot-1"]
+
+
+@pytest.mark.parametrize("call", ["suspend", "set_base", "forget_copies"])
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_a_slot_of_another_host_that_dies_changes_no_bit(tmp_path: Path, call: str, before: bool) -> None:
+    mix, config = "equal shapes", SharedPoolConfig(slots=1, states_per_slot=1)
+    calls = Fate()
+    undisturbed = run(tmp_path / "whole", mix, config, calls, apart=True)
+    last = max(number for number, name in enumerate(calls.calls, 1) if name == call)
+    fate = Fate(dies_at=last, before=before)
+    assert run(tmp_path / "lost", mix, config, fate, apart=True) == undisturbed
     assert fate.killed == ["slot-0"]

@@ -26,8 +26,8 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_buckets: None) -> Hosts:
-    return Hosts(tmp_path, monkeypatch)
+def hosts(tmp_path: Path, small_buckets: None) -> Hosts:
+    return Hosts(tmp_path)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Hosts that exchange states, for tests: all are this one.
 
-A reader of another host has another directory and another name for its host. A ``Link`` stands between it and the
-owner.
+A reader of another host has another directory. A ``Link`` stands between it and the owner.
 """
 
 from collections.abc import AsyncIterator
@@ -10,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from flexmarl.core import Keys
-from flexmarl.transport import state as state_module
 from flexmarl.transport.handle import StateHandle, TcpSource
 from flexmarl.transport.network.bulk import Bulk
 from flexmarl.transport.network.copies import LOCK_FILE
@@ -31,15 +28,13 @@ SIZE = 4 * ELEMENTS
 class Hosts:
     """Transports on hosts, each of which has a directory."""
 
-    def __init__(self, base: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, base: Path) -> None:
         self._base = base
-        self._patch = patch
 
     @asynccontextmanager
     async def open(self, host: str, bulk: Bulk | None) -> AsyncIterator[StateTransport]:
         directory = self._base / host
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._patch.setattr(state_module, "this_host", lambda: host)
         async with StateTransport(directory, bulk=bulk) as transport:
             yield transport
         assert {path.name for path in directory.iterdir()} <= {LOCK_FILE} or host in self.shared

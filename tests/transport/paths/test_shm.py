@@ -10,6 +10,7 @@ import torch
 from flexmarl.transport.block import Block
 from flexmarl.transport.errors import ArenaSpace, CorruptState, ForeignHandle, StaleHandle
 from flexmarl.transport.handle import ShmSource, StateHandle
+from flexmarl.transport.select import this_node
 from flexmarl.transport.state import StateTransport
 
 
@@ -76,7 +77,7 @@ async def test_a_handle_can_not_lead_out_of_the_directory(tmp_path: Path, transp
     inner.mkdir(mode=0o700)
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
     async with StateTransport(inner) as confined:
-        source = source_of(handle)
+        source = replace(source_of(handle), node=this_node(inner))
         for block in (f"../{source.block}", str(tmp_path / source.block), "/etc/hostname"):
             with pytest.raises(ForeignHandle):
                 await confined.get(replace(handle, sources=(replace(source, block=block),)))
