@@ -93,6 +93,13 @@ def unpack(column: ColumnRefs) -> list[ValueRef]:
     return values
 
 
+def segments(column: Any) -> Iterator[str]:
+    """The segments of a column's references, packed or not."""
+    if is_packed(column):
+        return (run[0] for run in column["refs"])
+    return (cell[0] for cell in column if is_ref(cell))
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """References of one dtype that follow one another in a column."""

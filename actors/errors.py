@@ -100,6 +100,18 @@ class StoreError(FlexmarlError):
     """A write or a lease that a table refuses; the table is unchanged."""
 
 
+class TooFewRows(StoreError):
+    """A lease of more rows than are READY."""
+
+
+class SamplesUnreachable(StoreError):
+    """The bytes of samples can't be fetched from the host of their writer."""
+
+
+class SamplesLost(StoreError):
+    """Samples were lost with the host of their writer after others of their groups were trained."""
+
+
 class WriterRetired(StoreError):
     """The store accepts nothing more from a writer: its process was given up for lost."""
 

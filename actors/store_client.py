@@ -8,21 +8,34 @@ To a reader on another host, which has no access to the segments, the store send
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from ..core.actor import System
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
-from ..transport.errors import SegmentFull
-from ..transport.segments import ByteRef, Content, SegmentDirectories, SegmentReader, SegmentWriter
-from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs
+from ..core.telemetry import get_logger
+from ..transport.errors import PieceLost, SegmentFull
+from ..transport.network.bulk import Bulk
+from ..transport.network.far_segments import FarReader, WriterNode
+from ..transport.segments import (
+    ByteRef,
+    Content,
+    SegmentDirectories,
+    SegmentReader,
+    SegmentWriter,
+    packed_bytes,
+    place_of,
+)
+from ..transport.select import this_node
+from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs, segments
 from .declared_columns import MAX_STRING
-from .errors import StoreError
+from .errors import SamplesUnreachable, StoreFull
 from .messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi, Truncation
 from .sample_id import SampleId
+from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, sent
 
 ARRAY_COLUMNS: Final = {
     "prompt_tokens": "int32",
@@ -48,12 +61,12 @@ SCALAR_COLUMNS: Final = (
 """The columns of a sample that lie in its row, besides its agent."""
 
 _TRAINING: Final = frozenset({"agent", *SCALAR_COLUMNS, *ARRAY_COLUMNS})
-_CHUNK_TIMEOUT_S: Final = 60.0
 # A store that is restarted reads its journal, well below a second; on a busy machine it may be given up several times.
 _STORE_RESTARTS_S: Final = 30.0
 _PAUSE_S: Final = 0.05
-
-Array = np.ndarray[Any, Any]
+_ROOM_S: Final = 1.0
+_FAR: Final = "samples"
+log = get_logger(__name__)
 
 
 def segment_directories(runtime_dir: str | Path, store_dir: str | Path) -> SegmentDirectories:
@@ -61,21 +74,37 @@ def segment_directories(runtime_dir: str | Path, store_dir: str | Path) -> Segme
     return SegmentDirectories(Path(runtime_dir) / "segments", Path(store_dir) / "segments")
 
 
-class ExperienceWriter:
-    """Puts one process's samples into a store on this host."""
+def writer_node(system: System, name: str, replaces: str, *, encrypted: bool) -> WriterNode:
+    """The node of a writer. ``replaces``: the beginning of the names of its earlier lives."""
+    bulk = Bulk.of(system, encrypted=encrypted)
+    return WriterNode(this_node(system.directory), system.directory / _FAR, name, bulk, replaces)
 
-    def __init__(self, store: ActorRef[StoreApi], name: str, directories: SegmentDirectories) -> None:
-        """``name``: of this writer, unique among all that the store ever had."""
+
+def far_reader(system: System, *, encrypted: bool) -> FarReader | None:
+    """Reads what lies on other nodes; None if the system does not reach them."""
+    bulk = Bulk.of(system, encrypted=encrypted)
+    return None if bulk is None else FarReader(system.directory / _FAR, bulk, system.run_blocking)
+
+
+class ExperienceWriter:
+    """Puts one process's samples into a store: into memory of its own node."""
+
+    def __init__(
+        self,
+        store: ActorRef[StoreApi],
+        name: str,
+        directories: SegmentDirectories,
+        node: WriterNode | None = None,
+    ) -> None:
+        """``name``: of this writer, unique among all that the store ever had. ``directories``: of the store's segments,
+        if it is on this node, as it is with ``node`` None."""
         self._store = store
         self._name = name
         self._directories = directories
+        self._node = node
+        self._segments: SegmentWriter | None = None
         self._granting = asyncio.Lock()
         self._grants = 0
-
-    @cached_property
-    def _segments(self) -> SegmentWriter:
-        """Made for the first put: by then the store has made the directories. Raises UnsafeDirectory."""
-        return SegmentWriter(self._directories)
 
     async def put(self, samples: Sequence[Sample], report: GroupClosed | None = None) -> None:
         """Adds the samples of a closed group, all or none, and with them its report. Raises StoreError if the store
@@ -92,7 +121,8 @@ class ExperienceWriter:
         try:
             await self._put(_parts(samples, refs, declared), report)
         finally:
-            self._segments.answered(refs)
+            if self._segments is not None:
+                self._segments.answered(refs)
 
     async def _put(self, parts: dict[str, dict[str, Any]], report: GroupClosed | None) -> None:
         """Repeats a put if the store dies meanwhile: it is restarted, or the next try fails too.
@@ -116,18 +146,44 @@ class ExperienceWriter:
         while True:
             grants = self._grants
             try:
+                if self._segments is None:
+                    raise SegmentFull(packed_bytes(contents), 0)
                 return self._segments.write(contents)
             except SegmentFull as full:
                 async with self._granting:
                     if self._grants == grants:  # else another put has got one meanwhile
-                        finished = self._segments.take_finished()
-                        store = self._store.within(WORK_TIMEOUT_S)
-                        self._segments.use(await store.grant(self._name, full.needed_bytes, finished))
+                        await self._take_grant(full.needed_bytes)
                         self._grants += 1
 
+    async def _take_grant(self, needed_bytes: int) -> None:
+        """Raises UnsafeDirectory."""
+        finished = [] if self._segments is None else self._segments.take_finished()
+        node, store = self._node, self._store.within(WORK_TIMEOUT_S)
+        while True:
+            if node is None:
+                grant = await store.grant(self._name, needed_bytes, finished)
+            else:
+                grant = await store.grant(self._name, needed_bytes, finished, node.memory())
+            try:
+                if node is not None and "/" in grant.segment:
+                    node.make(grant)
+                break
+            except OSError as error:
+                if error.errno not in StoreFull.ERRNOS:
+                    raise
+                log.warning("no room for samples on this host: waiting", problem=str(error))
+                finished = [grant.segment]
+                await asyncio.sleep(_ROOM_S)
+        if self._segments is None:  # by now the store has made the directories
+            far = node is not None and "/" in grant.segment
+            self._segments = SegmentWriter(node.directories if node and far else self._directories)
+        self._segments.use(grant)
+
     def close(self) -> None:
-        if "_segments" in vars(self):
+        if self._segments is not None:
             self._segments.close()
+        if self._node is not None:
+            self._node.close()
 
 
 _Where = tuple[int, str]
@@ -212,11 +268,17 @@ def _declared_cells(
 class ExperienceReader:
     """Reads the samples that one process has leased from a store, on this host or another."""
 
-    def __init__(self, store: ActorRef[StoreApi], directories: SegmentDirectories | None) -> None:
+    def __init__(
+        self,
+        store: ActorRef[StoreApi],
+        directories: SegmentDirectories | None,
+        far: FarReader | None = None,
+    ) -> None:
         """``directories``: of the store's segments; if None, or if they are not on this host at the first read, the
-        store sends the bytes."""
+        store sends the bytes. ``far``: reads what lies on the nodes of other writers."""
         self._store = store
         self._directories = directories
+        self._far = far
         self._segments: SegmentReader | None = None
 
     async def samples(self, batch: LeasedBatch) -> list[Sample]:
@@ -264,8 +326,36 @@ class ExperienceReader:
         source = await self._source(columns.values())
         return {name: _declared_values(column, source) for name, column in columns.items()}
 
-    async def _source(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> "SegmentReader | _Sent":
-        """The source of the columns' bytes: the segments, or one answer of the store for all of them."""
+    async def _source(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> Source:
+        """The source of the columns' bytes: the segments, one answer of the store for all of them, or their writers'
+        memory. Raises SamplesUnreachable."""
+        columns = list(columns)
+        places = {place_of(name)[0] for column in columns for name in segments(column)}
+        if places <= {""}:
+            return await self._stored(columns)
+        refs = [ref for column in columns for run in runs(column) for ref in run.refs]
+        sources: dict[str, Source] = {}
+        for place in places - {""}:
+            here = [ref for ref in refs if place_of(ref.segment)[0] == place]
+            sources[place] = await self._far_source(place, here)
+        if "" in places:
+            sources[""] = await self._stored(columns)
+        return Places(sources)
+
+    async def _far_source(self, place: str, refs: Sequence[ByteRef]) -> Source:
+        if self._far is None:
+            raise SamplesUnreachable(
+                f"{len(refs)} values are in memory of {place}, which this process does not reach"
+            )
+        if (near := self._far.near(place)) is not None:
+            return SegmentReader(near)
+        try:
+            return Fetched(await self._far.fetch(place, refs, SEND_TIMEOUT_S))
+        except PieceLost as lost:
+            raise SamplesUnreachable(str(lost)) from lost
+
+    async def _stored(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> SegmentReader | Sent:
+        """The source of what lies on the store's node."""
         if (places := self._directories) is not None and all(path.is_dir() for path in places.all()):
             self._segments = SegmentReader(places)
         self._directories = None
@@ -274,10 +364,11 @@ class ExperienceReader:
         item_bytes: dict[ByteRef, int] = {}
         for column in columns:
             for run in runs(column):
-                item_bytes |= dict.fromkeys(run.refs, ITEM_BYTES[run.dtype])
+                if not place_of(run.refs[0].segment)[0]:
+                    item_bytes |= dict.fromkeys(run.refs, ITEM_BYTES[run.dtype])
         # Large items first: then all are aligned.
         ordered = sorted(item_bytes, key=item_bytes.__getitem__, reverse=True)
-        return await _sent(self._store, ordered) if ordered else _Sent([], memoryview(b""))
+        return await sent(self._store, ordered) if ordered else Sent([], memoryview(b""))
 
     def forget_consumed(self) -> None:
         """Unmaps the segments that the store has removed."""
@@ -289,7 +380,7 @@ class ExperienceReader:
             self._segments.close()
 
 
-def _declared_values(column: Sequence[Any] | ColumnRefs, source: "SegmentReader | _Sent") -> list[Any]:
+def _declared_values(column: Sequence[Any] | ColumnRefs, source: Source) -> list[Any]:
     values = (value for run in runs(column) for value in _shaped(source, run.dtype, run.refs, run.shapes))
     if is_packed(column):
         return list(values)
@@ -297,42 +388,9 @@ def _declared_values(column: Sequence[Any] | ColumnRefs, source: "SegmentReader 
 
 
 def _shaped(
-    source: "SegmentReader | _Sent", dtype: str, refs: Sequence[ByteRef], shapes: Sequence[tuple[int, ...]]
+    source: Source, dtype: str, refs: Sequence[ByteRef], shapes: Sequence[tuple[int, ...]]
 ) -> list[Any]:
     if dtype == UTF8:
         return [array.tobytes().decode() for array in source.arrays(refs, np.uint8)]
     arrays = source.arrays(refs, np.dtype(dtype))
     return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
-
-
-class _Sent:
-    """Bytes that the store has sent: those of ``refs``, one behind the other."""
-
-    def __init__(self, refs: Sequence[ByteRef], memory: memoryview) -> None:
-        self._memory = memory
-        self._offsets: dict[ByteRef, int] = {}
-        end = 0
-        for ref in refs:
-            self._offsets[ref] = end
-            end += ref.size_bytes
-
-    def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
-        """As ``SegmentReader.arrays``."""
-        kind = np.dtype(dtype)
-        return [
-            np.frombuffer(self._memory, kind, ref.size_bytes // kind.itemsize, self._offsets[ref])
-            for ref in refs
-        ]
-
-
-async def _sent(store: ActorRef[StoreApi], refs: Sequence[ByteRef]) -> _Sent:
-    """Raises StoreError if the store sends more or fewer bytes than were asked for."""
-    memory, end = bytearray(sum(ref.size_bytes for ref in refs)), 0
-    async for chunk in store.within(_CHUNK_TIMEOUT_S).fetch([*refs]):
-        if end + len(chunk) > len(memory):
-            raise StoreError(f"the store sends more than the {len(memory)} bytes that were asked for")
-        memory[end : end + len(chunk)] = chunk
-        end += len(chunk)
-    if end != len(memory):
-        raise StoreError(f"the store has sent {end} bytes of {len(memory)}")
-    return _Sent(refs, memoryview(memory).toreadonly())

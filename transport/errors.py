@@ -177,6 +177,17 @@ class PeerRefused(FetchFailed):
     """The peer does not have the keys of this run, or does not accept the reader's."""
 
 
+class PieceLost(TransportError):
+    """Bytes in segments of another host's writer can't be fetched. ``place``: the writer's address and name.
+    ``refs``: how many references were asked for."""
+
+    def __init__(self, place: str, refs: int, reason: str) -> None:
+        super().__init__(f"{refs} values in memory of {place} can't be fetched: {reason}")
+        self.place = place
+        self.refs = refs
+        self.reason = reason
+
+
 class SegmentFull(TransportError):
     """The writer's segment has too little room for a batch: it needs another one. Nothing was written."""
 

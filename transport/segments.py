@@ -17,7 +17,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -54,18 +54,31 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentGrant:
-    """A segment that one writer may fill."""
+    """A segment that one writer may fill. ``ended``: segments of a writer on another node that it may remove."""
 
     segment: str
     size_bytes: int
+    ended: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterMemory:
+    """The memory of a writer's own ``node``. ``place``: of its segments there; empty if it can't serve them. ``held``:
+    those that it has."""
+
+    node: str
+    place: str
+    held: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentDirectories:
-    """The two directories of one owner's segments, both of mode 0700: ``memory`` on tmpfs, ``disk`` on a disk."""
+    """The two directories of one owner's segments, both of mode 0700: ``memory`` on tmpfs, ``disk`` on a disk.
+    ``place``: before the names of segments on another node than their owner (``network/far_segments.py``)."""
 
     memory: Path
     disk: Path
+    place: str = ""
 
     def all(self) -> tuple[Path, Path]:
         return self.memory, self.disk
@@ -75,10 +88,11 @@ class SegmentDirectories:
 
     def path(self, segment: str) -> Path:
         """The path of a segment, whose name may come from a peer. Raises ForeignHandle for an invalid name."""
-        match = _NAME.fullmatch(segment)
-        if match is None:
+        place, name = place_of(segment)
+        match = _NAME.fullmatch(name)
+        if match is None or place != self.place:
             raise ForeignHandle(segment, f"{self.memory} and {self.disk}", "invalid segment name")
-        return self.directory(Medium(match[1])) / segment
+        return self.directory(Medium(match[1])) / name
 
     def check(self) -> None:
         """Raises UnsafeDirectory unless both are this user's and closed to all others."""
@@ -90,12 +104,24 @@ def is_segment_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def create(directories: SegmentDirectories, medium: Medium, size_bytes: int) -> str:
-    """Makes a segment of zeros, of mode 0600, with all its space reserved; returns its name.
+def place_of(segment: str) -> tuple[str, str]:
+    """The place in the name of a segment, empty if its owner has it, and the name without it."""
+    place, _, name = segment.rpartition("/")
+    return place, name
+
+
+def new_name(medium: Medium, place: str = "") -> str:
+    name = f"{medium}-{secrets.token_hex(16)}"
+    return f"{place}/{name}" if place else name
+
+
+def create(directories: SegmentDirectories, medium: Medium, size_bytes: int, name: str = "") -> str:
+    """Makes a segment of zeros, of mode 0600, with all its space reserved; returns its name, which is new if none is
+    given.
 
     Raises OSError (ENOSPC: a full file system), and then leaves no file behind.
     """
-    name = f"{medium}-{secrets.token_hex(16)}"
+    name = name or new_name(medium)
     path = directories.path(name)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

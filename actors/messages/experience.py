@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from ...core.actor import endpoint
-from ...transport.segments import ByteRef, SegmentGrant
-from ..errors import SelectTimeout, StoreError, TooManySelects, WriterRetired
+from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
+from ..errors import SamplesLost, SelectTimeout, StoreError, TooFewRows, TooManySelects, WriterRetired
 from ..names import PolicyName, Step
 from .rollouts import GroupClosed
 from .truncation import Truncation
@@ -102,9 +102,12 @@ class StoreApi(Protocol):
     """The experience store, as ``store_client.py`` calls it."""
 
     @endpoint(idempotent=True, raises=[StoreError, WriterRetired])
-    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+    async def grant(
+        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+    ) -> SegmentGrant:
         """A segment for ``writer`` to fill, which writes no more to those that are ``finished``. Waits while there is
-        no room. Raises StoreError if there never will be, WriterRetired if the writer is."""
+        no room. ``memory``: of the writer's node; on another node than the store's the writer makes the segment there.
+        Raises StoreError if there never will be room, WriterRetired if the writer is."""
 
     @endpoint(raises=[StoreError, WriterRetired])
     async def put(
@@ -119,7 +122,14 @@ class StoreApi(Protocol):
     @endpoint
     async def retire(self, writer: str) -> list[GroupClosed]:
         """The writer is lost: nothing more is accepted from it, and its segments are freed when the last of their rows
-        is consumed. Returns the reports that came with its puts, in steps that are not complete."""
+        is consumed. Returns the reports that came with its puts, in steps that are not complete.
+
+        Rows whose bytes were in memory of another node than the store's are lost with it. Groups of which no row is
+        leased or consumed are discarded: see ``lost_groups``. Rows of the others are leased no more."""
+
+    @endpoint
+    async def lost_groups(self, writer: str) -> list[GroupClosed]:
+        """The groups of a retired writer that were discarded, and have to begin again."""
 
     @endpoint
     async def forget_reports(self, step: Step) -> None:
@@ -132,11 +142,15 @@ class StoreApi(Protocol):
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
         group is complete), is consumed or has the column already, an unknown column, a wrong type."""
 
-    @endpoint(raises=[StoreError])
+    @endpoint
+    async def give_back(self, policy: PolicyName, fence: int) -> None:
+        """The rows leased under ``fence`` are READY again, if the lease is active."""
+
+    @endpoint(raises=[StoreError, TooFewRows, SamplesLost])
     async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
         """The oldest ``count`` READY rows of the policy's agents, of that version, or under ``async`` of those that are
         not too stale. Waits for rows that lack only what is ``written_by: external``, as long as the config says.
-        Refused if there are fewer."""
+        Raises TooFewRows if there are fewer, SamplesLost if the bytes of one are lost."""
 
     @endpoint(raises=[StoreError])
     async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:

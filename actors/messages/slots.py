@@ -14,6 +14,7 @@ from ..errors import (
     CheckpointMismatch,
     NonFiniteGradient,
     RecipeError,
+    SamplesUnreachable,
     StaleSample,
     WorkerReplaced,
 )
@@ -165,7 +166,7 @@ class SlotApi(Protocol):
     async def drop(self, life: str, policy: PolicyName) -> None:
         """Hosts the policy no more; its state here is forgotten."""
 
-    @endpoint(raises=[WorkerReplaced, StaleSample])
+    @endpoint(raises=[WorkerReplaced, StaleSample, SamplesUnreachable])
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         """Adds the gradient of leased rows, which this worker reads from the store's memory."""
 

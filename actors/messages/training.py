@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...core.actor import endpoint
 from ...transport.handle import StateHandle
+from ..errors import SamplesLost, SamplesUnreachable, TooFewRows
 from ..names import PolicyName, Step, Version
 
 
@@ -104,8 +106,10 @@ class TrainerApi(Protocol):
         moments, and so would a ``sft`` after this.
         """
 
+    @endpoint(raises=[TooFewRows, SamplesLost, SamplesUnreachable])
     async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
-        """Leases ``count`` rows of the policy's agents and accumulates their gradient."""
+        """Leases ``count`` rows of the policy's agents and accumulates their gradient. After TooFewRows and
+        SamplesUnreachable nothing was accumulated, and no row is leased."""
 
     async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
         """Steps the policy in the run's step ``step`` (from 1), commits the rows that were used, publishes the new

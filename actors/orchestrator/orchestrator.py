@@ -36,13 +36,12 @@ from dataclasses import replace
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
-from ..errors import RecipeError, TooManyFailures
+from ..errors import RecipeError, SamplesUnreachable, StoreError, TooFewRows, TooManyFailures
 from ..messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
     OrchestratorApi,
     Published,
-    Query,
     RunResult,
     TrajectoryFailure,
     VersionRange,
@@ -74,6 +73,8 @@ from .recorder import StepRecord
 from .rollout_workers import GroupWork, RolloutWorkers
 
 _SFT_CHUNK = 10
+_LOSS_KNOWN_S = 60.0
+_TRAIN_AGAIN_S = 0.1
 
 
 class Orchestrator(Actor, OrchestratorApi):
@@ -101,6 +102,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._records: dict[Step, StepRecord] = {}
         self._unreported: dict[Step, StepMetrics] = {}
         self._published: dict[PolicyName, Published] = {}
+        self._not_trained_since: dict[PolicyName, float] = {}
         self._first_failure: TrajectoryFailure | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
@@ -154,6 +156,10 @@ class Orchestrator(Actor, OrchestratorApi):
         for closed in self._closing.closed(group):
             samples = self._by_policy(closed)
             self._carry_out(self._running.group_closed(closed.step, samples, dropped=bool(closed.dropped)))
+
+    def group_lost(self, group: GroupClosed) -> None:
+        self._closing.lost(group)
+        self._running.group_lost(group.step, self._by_policy(group))
 
     def _by_policy(self, group: GroupClosed) -> dict[PolicyName, int]:
         samples = Counter[PolicyName]()
@@ -270,7 +276,8 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _start_groups(self, step: Step, positions: range) -> None:
         """Begins the groups of the queries at ``positions`` of the training data."""
         async with self._drawing:
-            queries = await self.system.run_blocking(self._train_queries, positions)  # may read from a disk
+            # May read from a disk.
+            queries = await self.system.run_blocking(lambda: [*map(self._recipe.train_query, positions)])
             ids = [query.id for query in queries]
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
@@ -289,10 +296,23 @@ class Orchestrator(Actor, OrchestratorApi):
         return VersionRange(version, None if self._plan.mode == "async" else version)
 
     async def _train(self, decision: Train) -> None:
-        result = await self._trainer.train(decision.policy, decision.version, decision.count)
+        try:
+            result = await self._trainer.train(decision.policy, decision.version, decision.count)
+        except (TooFewRows, SamplesUnreachable) as error:
+            await self._not_trained(decision, error)
+            return
+        self._not_trained_since.pop(decision.policy, None)
         record = self._records[decision.step]
         record.trained(decision.policy, result, decision.version, self.system.clock())
         self._carry_out(self._running.trained(decision.policy, decision.step, result.samples))
+
+    async def _not_trained(self, decision: Train, error: StoreError) -> None:
+        """Samples are lost: their groups begin again once that is known. Raises ``error`` if it is not in time."""
+        now = self.system.clock()
+        if now - self._not_trained_since.setdefault(decision.policy, now) > _LOSS_KNOWN_S:
+            raise error
+        await asyncio.sleep(_TRAIN_AGAIN_S)
+        self._carry_out(self._running.not_trained(decision.policy, decision.step, decision.count))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
         result = await self._trainer.optimizer_step(decision.policy, decision.step)
@@ -379,9 +399,6 @@ class Orchestrator(Actor, OrchestratorApi):
         """True if the run begins with an evaluation: an earlier run may have been stopped before it."""
         every = self._plan.evaluate_every
         return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
-
-    def _train_queries(self, positions: range) -> list[Query]:
-        return [self._recipe.train_query(position) for position in positions]
 
     def _too_many_failures(self, when: str) -> TooManyFailures:
         first = self._first_failure

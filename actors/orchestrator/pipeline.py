@@ -38,7 +38,7 @@ Rules:
 - A checkpoint is committed when its step is complete and evaluated, so that a run resumed from it lacks nothing.
 """
 
-from ..errors import ProtocolViolation
+from ..errors import ProtocolViolation, SamplesLost
 from ..names import PolicyName, Step, Version
 from .decisions import (
     CommitCheckpoint,
@@ -112,6 +112,26 @@ class Pipeline:
         for policy in state.policies:
             decisions += self._feed(step, policy)
         return decisions + (self._advance() if state.rolled_out else [])
+
+    def group_lost(self, step: Step, samples: dict[PolicyName, int]) -> None:
+        """A group that had closed begins again: its ``samples`` are lost. Raises SamplesLost if a policy has stepped:
+        instances may have left the version that generates the step's turns."""
+        state = self._step(step)
+        for policy, of_policy in state.policies.items():
+            if of_policy.optimizing:
+                raise SamplesLost(
+                    f"step {step}: samples are lost with their host after {policy} has trained the step: the run can "
+                    "continue from its last checkpoint"
+                )
+        state.groups_closed -= 1
+        state.rolled_out = False
+        for policy, count in samples.items():
+            state.policies[policy].closed -= count
+
+    def not_trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
+        """The rows of a Train are not there, or can't be read: it is decided again."""
+        self._step(step).policies[policy].sent -= count
+        return self._feed(step, policy)
 
     def trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
         state = self._step(step).policies[policy]

@@ -81,6 +81,13 @@ class ClosingOrder:
             released.append(self._held.pop((group.step, open_ids.popleft())))
         return released
 
+    def lost(self, group: GroupClosed) -> None:
+        """A group that was released begins again: it closes first."""
+        if not self._holds:
+            return
+        if self._held.pop((group.step, group.query), None) is None:
+            self._begun[group.step].appendleft(group.query)
+
     def end(self, step: Step) -> None:
         """Forgets the step, whose groups have all closed."""
         self._begun.pop(step, None)

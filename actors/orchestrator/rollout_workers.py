@@ -6,6 +6,7 @@
                             supervisor.lost   kills its process, if that only hangs
                             store.retire      refuses its later puts, returns the reports of its earlier ones
                             groups with a report have closed, the others are dealt again
+                            store.lost_groups: those whose samples are lost with the worker's host begin again too
 
 So each group is trained once, also if the worker dies between its put and its ``group_closed``, or is stopped for so
 long that it is given up, and then continues: its puts are refused, its messages name a life that has no work any more.
@@ -57,6 +58,9 @@ class Listener(Protocol):
 
     async def closed(self, group: GroupClosed) -> None:
         """A group of a lost worker had closed."""
+
+    def group_lost(self, group: GroupClosed) -> None:
+        """A group that had closed begins again: its samples are lost with the worker's host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +152,14 @@ class RolloutWorkers:
             "rollout worker lost", name=ref.name, writer=writer, incarnation=life.incarnation, reason=reason
         )
         await self._supervisor.tell("lost", ref.name, life.incarnation, reason, timeout_s=WORK_TIMEOUT_S)
-        reports = await self._store.within(WORK_TIMEOUT_S).retire(writer)
+        store = self._store.within(WORK_TIMEOUT_S)
+        reports, lost = await store.retire(writer), await store.lost_groups(writer)
         put: dict[GroupKey | int, GroupClosed] = {(report.step, report.query): report for report in reports}
         again = [item for item in open_items if item not in put]
+        for report in lost:
+            if (report.step, report.query) not in again:
+                self._listener.group_lost(report)
+                again.append((report.step, report.query))
         groups = [self._groups[item] for item in again if not isinstance(item, int)]
         trajectories = sum(group.trajectories for group in groups) + len(again) - len(groups)
         steps: dict[Step, int] = {}
@@ -159,7 +168,6 @@ class RolloutWorkers:
         await self._listener.worker_lost(WorkerLost(ref.name, reason, len(groups), trajectories), steps)
         for item in open_items:
             if item in put:
-                self._forget(item)
                 await self._listener.closed(put[item])
         await self._send(self._dealing.deal(again))
 
@@ -177,15 +185,11 @@ class RolloutWorkers:
         if not self._dealing.close(writer, key):
             log.warning("group of another worker ignored", writer=writer, step=group.step, query=group.query)
             return False
-        self._forget(key)
         return True
 
-    def _forget(self, item: GroupKey | int) -> None:
-        if not isinstance(item, int):
-            del self._groups[item]
-
     async def forget_step(self, step: Step) -> None:
-        """All groups of the step have closed."""
+        """All groups of the step have closed, and are trained."""
+        self._groups = {key: group for key, group in self._groups.items() if group.step != step}
         await self._store.tell("forget_reports", step, timeout_s=WORK_TIMEOUT_S)
 
     # ------------------------------------------------------------------ evaluations

@@ -45,7 +45,7 @@ from ..messages import (
     WorkerLife,
 )
 from ..names import AgentName, PolicyName, Step, Version
-from ..store_client import ExperienceWriter, segment_directories
+from ..store_client import ExperienceWriter, segment_directories, writer_node
 from ..workflow import OnText, Prompt, Recipe, Rewards, Turn
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
@@ -85,7 +85,8 @@ class Rollout(Actor, RolloutApi):
         self._clock = self.system.clock
         places = segment_directories(self.system.directory, self._setup.store_dir)
         self.writer = f"{self.ref.name}-{self.system.new_id()}"
-        self._experience = ExperienceWriter(self._setup.store, self.writer, places)
+        node = writer_node(self.system, self.writer, f"{self.ref.name}-", encrypted=self._setup.encrypted)
+        self._experience = ExperienceWriter(self._setup.store, self.writer, places, node)
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from ..column_refs import ColumnRefs, packed
-from ..errors import StoreError
+from ..errors import StoreError, TooFewRows
 from ..messages import LeasedBatch
 from ..names import PolicyName
 from ..sample_id import SampleId
@@ -155,6 +155,16 @@ class PolicyQueue:
         row = next(row for version in versions for row in self._writing.get(version, ()))
         return row.agent, row.sample_id, self._schemas[row.agent].lacking(row.cells)
 
+    def not_complete(self, policy_version: int, count: int, max_staleness: int, missing: int) -> StoreError:
+        """The error of a lease whose rows were not complete in time."""
+        agent, sample_id, lacking = self.first_awaited(policy_version, max_staleness)
+        return self._refused(
+            f"{count} rows of version {policy_version} were asked for, and {missing} were not complete after "
+            f"{self.external_timeout_s:g} s: sample {sample_id} of {agent} lacks {', '.join(lacking)}, which an "
+            f"external writer has to write: is it still running? (agents.{agent}.columns.{lacking[0]}.timeout_s "
+            "limits the wait)"
+        )
+
     @property
     def external_timeout_s(self) -> float:
         """Seconds that the rows may wait for their external columns."""
@@ -170,7 +180,8 @@ class PolicyQueue:
         ready = self._ready.count(first, policy_version)
         if not 1 <= count <= ready:
             which = f"versions {first} to" if max_staleness else "version"
-            raise self._refused(f"{count} rows of {which} {policy_version} were asked for, {ready} are ready")
+            problem = f"{count} rows of {which} {policy_version} were asked for, {ready} are ready"
+            raise TooFewRows(f"policy {self.policy}: {problem}")
         fence = self._fences.next()
         rows = self._ready.take(first, policy_version, count)
         move(rows, "lease")
@@ -185,6 +196,11 @@ class PolicyQueue:
     def is_active(self, fence: int) -> bool:
         """True while the lease has its rows."""
         return fence in self._leases
+
+    def give_back(self, fence: int, why: str) -> None:
+        """Ends a lease, if it is active: its rows are READY again."""
+        if fence in self._leases:
+            self._give_back(fence, why)
 
     def expire(self, now: float) -> list[int]:
         """Ends the leases whose deadline has come: their rows are READY again. Returns their fences."""

@@ -27,8 +27,11 @@ from ...transport.segments import (
     SegmentDirectories,
     SegmentGrant,
     SegmentReader,
+    WriterMemory,
     create,
     is_segment_name,
+    new_name,
+    place_of,
     remove,
 )
 from ..errors import ProtocolViolation, StoreError, StoreFull
@@ -118,6 +121,11 @@ class SegmentArena:
             found.live_refs += len(sizes)
             found.live_bytes += sum(sizes)
             ends[segment] = max(ends.get(segment, 0), *map(add, offsets, sizes))
+        for name in counted.keys() | granted.keys():
+            if is_far(name):  # its memory goes with its writer: see ``retire``
+                far = counted.get(name) or _Segment(0, None)
+                far.size_bytes, far.writer = ends.get(name, 0), granted.get(name)
+                self._segments[name] = far
         for medium in Medium:
             for path in self.directories.directory(medium).iterdir():
                 self._recover_file(medium, path, granted.get(path.name), counted, ends.get(path.name, 0))
@@ -138,12 +146,15 @@ class SegmentArena:
         else:
             remove(self.directories, name)
 
-    def grant(self, writer: str, at_least_bytes: int = 0) -> SegmentGrant:
-        """Makes a segment for ``writer``: of the usual size, or larger if a batch needs it.
+    def grant(self, writer: str, at_least_bytes: int = 0, memory: WriterMemory | None = None) -> SegmentGrant:
+        """Makes a segment for ``writer``: of the usual size, or larger if a batch needs it. With ``memory``, of the
+        writer's own node, the writer makes it there.
 
         Raises StoreFull if there is no room now, StoreError if there never is.
         """
         size_bytes = max(self.limits.segment_bytes, -(-at_least_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+        if memory is not None:
+            return self._grant_far(writer, size_bytes, memory)
         largest = max(self.limits.memory_bytes, self.limits.disk_bytes)
         if size_bytes > largest:
             raise StoreError(
@@ -174,6 +185,30 @@ class SegmentArena:
             self._full_logged = True
         own = over_limits == len(Medium)
         raise StoreFull(self.directories.disk, size_bytes, text, by_its_own_limits=own)
+
+    def _grant_far(self, writer: str, size_bytes: int, memory: WriterMemory) -> SegmentGrant:
+        """The limit of memory is that of each other host too."""
+        if memory.place.rpartition("/")[2] != writer:
+            raise StoreError(
+                f"{writer} is on another host than the store, where its samples can't be fetched: "
+                "set network.listen, so that the actors of the run reach one another"
+            )
+        limit, host = self.limits.memory_bytes, _host_of(memory.place)
+        if size_bytes > limit:
+            raise StoreError(
+                f"{writer} asks for {size_bytes} bytes at once; its host may have {limit} in all"
+            )
+        used = sum(one.size_bytes for name, one in self._segments.items() if _host_of(name) == host)
+        if used + size_bytes > limit:
+            problem = f"{used} of {limit} bytes are used in the memory of {host}"
+            raise StoreFull(self.directories.memory, size_bytes, problem, by_its_own_limits=True)
+        name = new_name(Medium.MEMORY, memory.place)
+        self._segments[name] = _Segment(size_bytes, writer)
+        return SegmentGrant(name, size_bytes, [held for held in memory.held if held not in self._segments])
+
+    def of_writer(self, writer: str) -> set[str]:
+        """The segments in memory of that writer's own node."""
+        return {name for name in self._segments if writer_of(name) == writer}
 
     def _granted(self, name: str, medium: Medium, size_bytes: int, writer: str) -> SegmentGrant:
         self._segments[name] = _Segment(size_bytes, writer)
@@ -247,6 +282,10 @@ class SegmentArena:
         """
         for segment, offset, size_bytes in refs:
             known = self._segments.get(segment)
+            if is_far(segment):
+                raise StoreError(
+                    f"the bytes of {segment!r} are on the host of their writer: fetch them from there"
+                )
             if known is None or offset < 0 or size_bytes < 0 or offset + size_bytes > known.size_bytes:
                 raise StoreError(f"there are no {size_bytes} bytes at {offset} of segment {segment!r}")
         return self._reader.read_chunks(refs, chunk_bytes)
@@ -268,12 +307,29 @@ class SegmentArena:
 
     def _remove(self, name: str, segment: _Segment) -> None:
         del self._segments[name]
+        if is_far(name):
+            return
         self._used[Medium(name[0])] -= segment.size_bytes
         try:
             remove(self.directories, name)
         except OSError as error:
             log.error("segment not removed", segment=name, size_bytes=segment.size_bytes, error=str(error))
         self._reader.forget_removed()
+
+
+def is_far(segment: str) -> bool:
+    """True if the segment is in memory of its writer's node, not of the store's."""
+    return "/" in segment
+
+
+def writer_of(segment: str) -> str:
+    """The writer in the name of a far segment; empty for one of the store."""
+    return place_of(segment)[0].rpartition("/")[2]
+
+
+def _host_of(segment: str) -> str:
+    """The host in the name or place of a far segment; empty for one of the store."""
+    return segment.partition("/")[0].rpartition(":")[0]
 
 
 def _by_segment(refs: Iterable[Ref]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:

@@ -25,20 +25,21 @@ import msgpack
 from ...core.actor import Actor, endpoint
 from ...core.errors import JournalError
 from ...core.telemetry import get_logger
-from ...transport.segments import ByteRef, SegmentGrant
+from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
+from ...transport.select import this_node
 from ..column_refs import ValueRef
-from ..declared_columns import Column
 from ..errors import StoreError, StoreFull
 from ..messages import GroupClosed, LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
 from ..names import AgentName, PolicyName, Step
 from ..run_events import ColumnsAwaited, RunEvent, StoreBlocked, StoreUnblocked
-from ..store_client import ARRAY_COLUMNS, segment_directories
+from ..store_client import segment_directories
+from . import lost_bytes
 from .policy_queue import PolicyQueue
 from .schema import Schema
 from .segment_arena import SegmentArena
 from .select_pool import SelectPool
 from .store_journal import StoreJournal
-from .store_setup import StoreSetup
+from .store_setup import StoreSetup, training_columns
 from .tables import UNCHANGED, TableChange, Tables
 from .writers import REPORT, RETIRE, Writers, report_of, report_record, retire_record
 
@@ -56,17 +57,6 @@ _ROOM_INTERVAL_S: Final = 1.0
 _REPORT_WAIT_AFTER_S: Final = 10.0
 _MOST_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 2**20
-
-
-def training_columns() -> dict[str, Column]:
-    """The columns of a sample that the trainer needs; the ``reward`` is in every table."""
-    tokens = Column(type="tokens", required=True)
-    arrays = {
-        name: tokens if dtype == "int32" else Column(type="tensor", required=True, dtype=dtype, shape=(None,))
-        for name, dtype in ARRAY_COLUMNS.items()
-    }
-    strings = dict.fromkeys(("truncation", "version_changes"), Column(type="str", required=True))
-    return {"temperature": Column(type="float", required=True), **strings, **arrays}
 
 
 class Store(Actor, StoreApi):
@@ -87,6 +77,7 @@ class Store(Actor, StoreApi):
 
     async def on_start(self) -> None:
         self._moved_at = self.system.clock()
+        self._node = this_node(self.system.directory)
         self._selects = SelectPool(self._setup.selects, self.system.run_blocking)
         self._journal = StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
         places = segment_directories(self.system.directory, self._setup.store_dir)
@@ -144,7 +135,9 @@ class Store(Actor, StoreApi):
     # ------------------------------------------------------------------ endpoints
 
     @endpoint(idempotent=True)
-    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+    async def grant(
+        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+    ) -> SegmentGrant:
         if finished:
             sealing = msgpack.packb([_SEAL, writer, finished])
             await self._durably(lambda: replace(UNCHANGED, record=sealing))
@@ -152,7 +145,7 @@ class Store(Actor, StoreApi):
             self._room.set()
         while True:
             try:
-                return await self._granted_durably(writer, at_least_bytes)
+                return await self._granted_durably(writer, at_least_bytes, memory)
             except StoreFull as full:
                 self._check_patience(full)
                 await self._wait_for_room(full)
@@ -171,7 +164,19 @@ class Store(Actor, StoreApi):
         self._arena.seal(writer, [name for name, of in self._arena.granted().items() if of == writer])
         self._room.set()
         await self._journal.wait_settled()
+        if lost := lost_bytes.lost_rows(self._tables, self._arena, self._writers, writer):
+            log.warning("samples lost with their writer", writer=writer, rows=lost)
+            await self._journaled(self._tables.lose(lost))
         return self._writers.reports(writer)
+
+    @endpoint
+    async def lost_groups(self, writer: str) -> list[GroupClosed]:
+        return self._writers.lost(writer)
+
+    @endpoint
+    async def give_back(self, policy: PolicyName, fence: int) -> None:
+        self._tables.queue(policy).give_back(fence, "its samples could not be fetched")
+        self._rows_moved.set()
 
     @endpoint
     async def forget_reports(self, step: Step) -> None:
@@ -194,6 +199,7 @@ class Store(Actor, StoreApi):
                 batch = queue.lease(policy_version, count, deadline, staleness)
             await self._journal.wait_settled()
             if queue.is_active(batch.fence):
+                lost_bytes.check(self._writers, queue, batch)
                 self._moved_at = self.system.clock()
                 return batch
             # The disk had no room for some of its rows: they are gone, or not complete.
@@ -221,8 +227,7 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def trajectory(self, name: str) -> Selection:
-        rows = self._tables.trajectory(name)
-        return Selection(rows, len(rows))
+        return Selection(rows := self._tables.trajectory(name), len(rows))
 
     @endpoint
     async def table_statistics(self) -> dict[str, TableStatistics]:
@@ -312,11 +317,14 @@ class Store(Actor, StoreApi):
         if freed:
             self._room.set()
 
-    async def _granted_durably(self, writer: str, at_least_bytes: int) -> SegmentGrant:
+    async def _granted_durably(
+        self, writer: str, at_least_bytes: int, memory: WriterMemory | None
+    ) -> SegmentGrant:
         """Raises StoreFull if there is no room for a segment, or in the journal, and WriterRetired: nothing is granted
         then."""
         self._writers.check(writer)
-        grant = self._arena.grant(writer, at_least_bytes)
+        is_far = memory is not None and memory.node != self._node
+        grant = self._arena.grant(writer, at_least_bytes, memory if is_far else None)
         give_up = partial(self._arena.seal, writer, [grant.segment])
         record = msgpack.packb([_GRANT, writer, grant.segment])
         try:
@@ -399,13 +407,7 @@ class Store(Actor, StoreApi):
         except TimeoutError:
             if not (missing := queue.awaited(policy_version, count, staleness)):
                 return  # in the last moment
-            agent, sample_id, lacking = queue.first_awaited(policy_version, staleness)
-            raise StoreError(
-                f"policy {queue.policy}: {count} rows of version {policy_version} were asked for, and {missing} were "
-                f"not complete after {timeout_s:g} s: sample {sample_id} of {agent} lacks {', '.join(lacking)}, which "
-                f"an external writer has to write: is it still running? (agents.{agent}.columns.{lacking[0]}.timeout_s "
-                "limits the wait)"
-            ) from None
+            raise queue.not_complete(policy_version, count, staleness, missing) from None
 
     def _report_wait(self, agent: str, missing: int, lacking: list[str]) -> None:
         if agent not in self._waits_reported:

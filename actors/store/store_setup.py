@@ -8,6 +8,7 @@ from ...core.ref import ActorRef
 from ..declared_columns import Column
 from ..messages import WORK_TIMEOUT_S, ConsoleApi
 from ..names import AgentName, PolicyName
+from ..store_client import ARRAY_COLUMNS
 from .policy_queue import LeaseOrder
 from .segment_arena import ArenaLimits
 from .select_pool import SelectLimits
@@ -40,3 +41,14 @@ class StoreSetup:
     lease_s: float = WORK_TIMEOUT_S
     patience_s: float = 1800.0
     console: ActorRef[ConsoleApi] | None = None
+
+
+def training_columns() -> dict[str, Column]:
+    """The columns of a sample that the trainer needs; the ``reward`` is in every table."""
+    tokens = Column(type="tokens", required=True)
+    arrays = {
+        name: tokens if dtype == "int32" else Column(type="tensor", required=True, dtype=dtype, shape=(None,))
+        for name, dtype in ARRAY_COLUMNS.items()
+    }
+    strings = dict.fromkeys(("truncation", "version_changes"), Column(type="str", required=True))
+    return {"temperature": Column(type="float", required=True), **strings, **arrays}

@@ -158,6 +158,13 @@ class Table:
             del self._rows[row.sample_id]
         return rows
 
+    def forget(self, sample_ids: Iterable[str]) -> list[Row]:
+        """Removes discarded rows, so that rows of the same names may come, and returns them; ``reopen`` undoes it."""
+        rows = [self._rows.pop(sample_id) for sample_id in sample_ids]
+        for row in rows:
+            self._steps[row.step].remove(row)
+        return rows
+
     def reopen(self, before: int, rows: Iterable[Row]) -> None:
         """Undoes ``close``; ``before``: the argument of the ``close`` before it."""
         self._closed_before = before

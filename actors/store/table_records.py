@@ -33,6 +33,7 @@ class Kind(IntEnum):
     CLOSE = 6  # before
     COUNTS = 7  # agent, consumed, discarded
     LAST_COMMIT = 8  # policy, last commit or None
+    LOSE = 9  # [[agent, sample ids], ...]
 
 
 def pack_record(kind: Kind, *what: Any) -> bytes:

@@ -9,7 +9,7 @@ leased are READY then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -149,6 +149,18 @@ class Tables:
         )
         queues = [(self._tables[agent].queue, rows) for agent, rows in checked]
         return self._ended(record, [(queue, queue.discard(rows)) for queue, rows in queues])
+
+    def lose(self, parts: Mapping[str, Sequence[str]]) -> TableChange:
+        """Discards rows, by agent, and forgets them: rows of the same names may come again. Raises as ``discard``."""
+        change = self.discard(parts)
+        forgotten = {agent: self._tables[agent].forget(ids) for agent, ids in parts.items()}
+
+        def undo() -> None:
+            self._undo_close(self.closed_before, forgotten)
+            change.undo()
+
+        record = pack_record(Kind.LOSE, [(agent, [*ids]) for agent, ids in parts.items()])
+        return replace(change, record=record, undo=undo)
 
     @property
     def last_step(self) -> int:
@@ -364,6 +376,11 @@ class Tables:
         for agent, ids in parts:
             self.table(agent).queue.discard(self._rows_of([(agent, ids)]))
 
+    def _apply_lose(self, parts: list[Any]) -> None:
+        self._apply_discard(parts)
+        for agent, ids in parts:
+            self.table(agent).forget(ids)
+
     def _rows_of(self, parts: list[Any]) -> list[Row]:
         return [self.table(agent)[sample_id] for agent, ids in parts for sample_id in ids]
 
@@ -391,6 +408,7 @@ _APPLY: Final[dict[int, Callable[..., None]]] = {
     Kind.WRITE: Tables._apply_write,
     Kind.COMMIT: Tables._apply_commit,
     Kind.DISCARD: Tables._apply_discard,
+    Kind.LOSE: Tables._apply_lose,
     Kind.CLOSE: Tables._apply_close,
     Kind.COUNTS: Tables._apply_counts,
     Kind.LAST_COMMIT: Tables._apply_last_commit,

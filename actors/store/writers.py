@@ -5,7 +5,7 @@ the group's samples: once the samples are in the store the report is too, and it
 complete. If the writer is lost before it has reported the group itself, the report is here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgpack
@@ -25,6 +25,7 @@ class Writers:
     def __init__(self) -> None:
         self._retired: dict[str, None] = {}
         self._reports: dict[str, list[GroupClosed]] = {}
+        self._lost: dict[str, list[GroupClosed]] = {}
 
     def check(self, writer: str) -> None:
         """Raises WriterRetired if it is."""
@@ -44,6 +45,22 @@ class Writers:
     def reports(self, writer: str) -> list[GroupClosed]:
         """In the order of the puts."""
         return list(self._reports.get(writer, ()))
+
+    def lose(self, writer: str, groups: Collection[str]) -> set[str]:
+        """The samples of these groups, ``{step}:{query}``, are lost: their reports count no more. Returns those that
+        have a report; the steps of the others are complete."""
+        lost = [report for report in self.reports(writer) if f"{report.step}:{report.query}" in groups]
+        for report in lost:
+            self.remove(writer, report)
+        self._lost.setdefault(writer, []).extend(lost)
+        return {f"{report.step}:{report.query}" for report in lost}
+
+    def lost(self, writer: str) -> list[GroupClosed]:
+        """The reports of groups that were lost with their writer."""
+        return list(self._lost.get(writer, ()))
+
+    def is_retired(self, writer: str) -> bool:
+        return writer in self._retired
 
     def forget(self, step: Step) -> None:
         """Forgets the reports of a step that is complete."""

@@ -39,7 +39,7 @@ from ..messages import (
     Suspended,
 )
 from ..names import PolicyName, Step
-from ..store_client import ExperienceReader, segment_directories
+from ..store_client import ExperienceReader, far_reader, segment_directories
 from .backends.policy_backend import TrainingStep
 from .hosted_policies import HostedPolicies
 from .resharding import reads_of_rank
@@ -65,7 +65,11 @@ class SlotWorker(Actor, SlotApi):
         directory, setup = self.system.directory, self._setup
         self._life = self.system.new_id()
         self._torch = version("torch")
-        self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
+        self._experience = ExperienceReader(
+            setup.store,
+            segment_directories(directory, setup.store_dir),
+            far_reader(self.system, encrypted=setup.encrypted),
+        )
         bulk = Bulk.of(self.system, encrypted=setup.encrypted)
         transport = StateTransport(directory, find_devices(setup.devices), bulk=bulk)
         self._transport = await transport.__aenter__()

@@ -15,7 +15,7 @@ from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
 from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
-from ..store_client import ExperienceReader, segment_directories
+from ..store_client import ExperienceReader, far_reader, segment_directories
 from .arrival_order import ArrivalOrder
 from .hosted_policies import HostedPolicies
 from .pool import TrainingPool
@@ -41,7 +41,11 @@ class StaticPool(TrainingPool):
         directory, bulk = system.directory, Bulk.of(system, encrypted=setup.encrypted)
         self._setup = setup
         self._policies = HostedPolicies(setup)
-        self._experience = ExperienceReader(setup.store, segment_directories(directory, setup.store_dir))
+        self._experience = ExperienceReader(
+            setup.store,
+            segment_directories(directory, setup.store_dir),
+            far_reader(system, encrypted=setup.encrypted),
+        )
         self._transport = StateTransport(
             directory, find_devices(setup.devices), setup.weights.only_path, bulk
         )

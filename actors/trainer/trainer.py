@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.task_groups import first_error
+from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import PolicyName, Step
 from .arrival_order import ArrivalOrder
@@ -59,7 +60,12 @@ class Trainer(Actor, TrainerApi):
             self._leases[policy].append(leased.fence)
             # The store may answer a later lease first, and a sum of floats depends on its order.
             await turn
-        return await self._computing.accumulate(policy, leased)
+        try:
+            return await self._computing.accumulate(policy, leased)
+        except SamplesUnreachable:
+            self._leases[policy].remove(leased.fence)
+            await self._store.within(WORK_TIMEOUT_S).give_back(policy, leased.fence)
+            raise
 
     @endpoint
     async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:

@@ -34,6 +34,7 @@ from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.wire.memory import MemoryNetwork
+from ...transport.segments import WriterMemory
 from ...transport.state import StateTransport
 from ..actor_specs import References, rollout_setup
 from ..errors import BenchmarkFailed
@@ -82,7 +83,9 @@ class _Recorder(Actor):
             self.moves.append((asyncio.get_running_loop().time(), event))
 
     @endpoint
-    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+    async def grant(
+        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+    ) -> SegmentGrant:
         return self._arena.grant(writer, at_least_bytes)
 
     @endpoint

@@ -142,16 +142,13 @@ class Fetch:
 
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
-        host, _, port = self._source.address.rpartition(":")
-        with closing(socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)) as raw:
-            raw.settimeout(_SILENCE_S)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with (
-                self._known(raw),
-                closing(secured(raw, self._bulk, server=False)) as connection,
-                self._known(connection),
-            ):
-                yield connection
+        with (
+            closing(connect(self._source.address)) as raw,
+            self._known(raw),
+            closing(secured(raw, self._bulk, server=False)) as connection,
+            self._known(connection),
+        ):
+            yield connection
 
     @contextmanager
     def _known(self, connection: socket.socket) -> Iterator[None]:
@@ -192,12 +189,12 @@ class Fetch:
         base = None if self._base is None else table_digest(self._base.table, self._size_bytes)
         connection.sendall(Open(source.block, source.generation, self._size_bytes, base).encode())
         chunks = -(-self._size_bytes // CHUNK_BYTES)
-        reply = Reply.decode(_exactly(connection, REPLY_BYTES)).checked(chunks=chunks)
+        reply = Reply.decode(exactly(connection, REPLY_BYTES)).checked(chunks=chunks)
         if reply.answer is Answer.STALE:
             raise StaleHandle(handle.key, handle.version, reply.number - 1 if reply.number else None)
         if reply.answer is Answer.FOREIGN:
             raise ForeignHandle(source.block, source.address, "its owner does not serve it")
-        table = memoryview(_exactly(connection, reply.size_bytes)).cast("Q")
+        table = memoryview(exactly(connection, reply.size_bytes)).cast("Q")
         found = table_digest(table, self._size_bytes)
         if found != handle.digest:
             raise CorruptState(handle.key, handle.version, handle.digest, found)
@@ -206,15 +203,15 @@ class Fetch:
 
     def _receive(self, connection: socket.socket, start: int, end: int) -> bool:
         """False if a chunk has another digest."""
-        reply = Reply.decode(_exactly(connection, REPLY_BYTES)).checked(bucket_bytes=end - start)
+        reply = Reply.decode(exactly(connection, REPLY_BYTES)).checked(bucket_bytes=end - start)
         if reply.answer is Answer.DELTA:
-            changes = _exactly(connection, reply.size_bytes)
+            changes = exactly(connection, reply.size_bytes)
             self._count(reply.size_bytes, delta_bytes=reply.size_bytes)
             return self._apply(memoryview(changes), start, end)
         is_right = True
         for first in range(start, end, CHUNK_BYTES):
             last = min(first + CHUNK_BYTES, end)
-            _into(connection, self._target.bucket[first:last])
+            receive_into(connection, self._target.bucket[first:last])
             self._count(last - first)
             is_right &= self._is_right(first, last)
         return is_right
@@ -282,7 +279,16 @@ class Fetch:
             )  # fmt: skip
 
 
-def _into(connection: socket.socket, target: memoryview) -> None:
+def connect(address: str) -> socket.socket:
+    """A connection on which a byte may take ``_SILENCE_S``. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+    connection.settimeout(_SILENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def receive_into(connection: socket.socket, target: memoryview) -> None:
     """Fills ``target``. Raises OSError."""
     got, size = 0, len(target)
     while got < size:
@@ -292,8 +298,8 @@ def _into(connection: socket.socket, target: memoryview) -> None:
         got += count
 
 
-def _exactly(connection: socket.socket, size_bytes: int) -> bytearray:
+def exactly(connection: socket.socket, size_bytes: int) -> bytearray:
     """``size_bytes`` must have been checked."""
     received = bytearray(size_bytes)
-    _into(connection, memoryview(received))
+    receive_into(connection, memoryview(received))
     return received

@@ -5,6 +5,9 @@
     reader  Read    bytes ``start`` to ``end`` of the version, a bucket; several may be under way
     owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``delta.py``)
 
+    reader  Piece   a part of a segment of samples (``far_segments.py``); several may be under way
+    owner   Reply   piece, followed by these bytes; or foreign
+
 Replies come in the order of the requests. The version can't change while it is open. A peer that breaks the rules, or
 closes, ends the connection. All sizes are checked before memory is allocated.
 """
@@ -23,7 +26,8 @@ _PREFIX: Final = struct.Struct("!4sBxH")  # magic, kind, bytes that follow
 _OPEN: Final = struct.Struct("!QQ?Q")
 _READ: Final = struct.Struct("!QQ?")
 _REPLY: Final = struct.Struct("!4sB?xxQQ")
-_OPEN_KIND, _READ_KIND = 1, 2
+_PIECE: Final = struct.Struct("!QQ")
+_OPEN_KIND, _READ_KIND, _PIECE_KIND = 1, 2, 3
 REPLY_BYTES: Final = _REPLY.size
 
 
@@ -57,6 +61,21 @@ class Read:
         return _framed(_READ_KIND, _READ.pack(self.start, self.end, self.delta))
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes ``start`` to ``end`` of a segment."""
+
+    segment: str
+    start: int
+    end: int
+
+    def encode(self) -> bytes:
+        return _framed(_PIECE_KIND, _PIECE.pack(self.start, self.end) + self.segment.encode())
+
+
+Request = Open | Read | Piece
+
+
 def _framed(kind: int, body: bytes) -> bytes:
     return _PREFIX.pack(_MAGIC, kind, len(body)) + body
 
@@ -67,10 +86,10 @@ class Requests:
     def __init__(self) -> None:
         self._received = bytearray()
 
-    def feed(self, received: bytes) -> list[Open | Read]:
+    def feed(self, received: bytes) -> list[Request]:
         """The requests that are complete with these bytes. Raises BadFrame."""
         self._received += received
-        requests: list[Open | Read] = []
+        requests: list[Request] = []
         while len(self._received) >= _PREFIX.size:
             magic, kind, size = _PREFIX.unpack_from(self._received)
             if magic != _MAGIC:
@@ -87,7 +106,7 @@ class Requests:
         return requests
 
 
-def _request(kind: int, body: bytes) -> Open | Read:
+def _request(kind: int, body: bytes) -> Request:
     try:
         if kind == _OPEN_KIND:
             generation, size_bytes, has_base, base = _OPEN.unpack_from(body)
@@ -97,6 +116,11 @@ def _request(kind: int, body: bytes) -> Open | Read:
             if not (start < end <= start + MOST_BUCKET_BYTES and start % CHUNK_BYTES == 0):
                 raise BadFrame(f"invalid bucket: bytes {start} to {end}")
             return Read(start, end, delta)
+        if kind == _PIECE_KIND:
+            start, end = _PIECE.unpack_from(body)
+            if not start < end:  # its segment bounds it
+                raise BadFrame(f"invalid piece: bytes {start} to {end}")
+            return Piece(body[_PIECE.size :].decode(), start, end)
     except (struct.error, UnicodeDecodeError) as error:
         raise BadFrame(f"invalid request: {error}") from error
     raise BadFrame(f"unknown request {kind}")
@@ -108,11 +132,13 @@ class Answer(IntEnum):
     FOREIGN = 3
     RAW = 4
     DELTA = 5
+    PIECE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """``size_bytes`` bytes follow. ``number``: of STALE, the version that was found + 1; 0: the owner has none.
+    """``size_bytes`` bytes follow. ``number``: of STALE, the version that was found + 1; 0: the owner has none; of
+    PIECE, the xxh3_64 of the bytes.
     ``has_base``: of OPENED, deltas against the reader's base can be sent."""
 
     answer: Answer

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
+import xxhash
+
 from ...core.telemetry import get_logger
 from ..block import CHUNK_BYTES, Block
 from ..errors import ForeignHandle, StaleHandle
@@ -23,7 +25,7 @@ from ..paths.buckets import table_digest
 from ..statistics import NetworkStatistics
 from . import delta
 from .bulk import Bulk, Refused, secured
-from .frames import Answer, BadFrame, Open, Read, Reply, Requests
+from .frames import Answer, BadFrame, Open, Piece, Read, Reply, Requests
 
 log = get_logger(__name__)
 
@@ -75,12 +77,33 @@ class Deltas:
         return self._known[start]
 
 
+Segments = Callable[[Piece], memoryview]
+"""A piece of a segment. Raises ForeignHandle."""
+
+
+def no_blocks(name: str) -> tuple[Block, list[Block]]:
+    """``Blocks`` of a process without states."""
+    raise ForeignHandle(name, "this process", "it has no states")
+
+
+def no_segments(piece: Piece) -> memoryview:
+    """``Segments`` of a process without samples."""
+    raise ForeignHandle(piece.segment, "this process", "it has no segments")
+
+
 class BulkServer:
     """Listens until ``close``. ``address``: for readers. Raises OSError if it can't listen."""
 
-    def __init__(self, bulk: Bulk, blocks: Blocks, statistics: NetworkStatistics) -> None:
+    def __init__(
+        self,
+        bulk: Bulk,
+        statistics: NetworkStatistics,
+        blocks: Blocks = no_blocks,
+        segments: Segments = no_segments,
+    ) -> None:
         self._bulk = bulk
         self._blocks = blocks
+        self.segment = segments
         self.statistics = statistics
         family = socket.AF_INET6 if ":" in bulk.host else socket.AF_INET
         self._listener = socket.create_server((bulk.host, bulk.port), family=family, backlog=128)
@@ -259,10 +282,13 @@ class _Session:
         requests = Requests()
         while received := self._connection.recv(4096):
             for request in requests.feed(received):
-                if isinstance(request, Open):
-                    self._open(request)
-                else:
-                    self._send(request)
+                match request:
+                    case Open():
+                        self._open(request)
+                    case Read():
+                        self._send(request)
+                    case Piece():
+                        self._send_piece(request)
 
     def _open(self, request: Open) -> None:
         if self._block is not None:
@@ -280,6 +306,17 @@ class _Session:
         table = block.table[: -(-request.size_bytes // CHUNK_BYTES)].tobytes()
         reply = Reply(Answer.OPENED, len(table), has_base=self._deltas is not None)
         self._connection.sendall(reply.encode() + table)
+
+    def _send_piece(self, request: Piece) -> None:
+        try:
+            memory = self._server.segment(request)
+        except ForeignHandle:
+            self._connection.sendall(Reply(Answer.FOREIGN, 0).encode())
+            return
+        digest = xxhash.xxh3_64_intdigest(memory)
+        self._connection.sendall(Reply(Answer.PIECE, len(memory), digest).encode())
+        self._connection.sendall(memory)
+        self._server.count(whole_bytes=len(memory))
 
     def _send(self, request: Read) -> None:
         if self._block is None or request.end > self._size_bytes:

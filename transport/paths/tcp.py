@@ -96,7 +96,7 @@ class TcpPath:
         if self._closed:
             raise TransportClosed
         if self._server is None:
-            self._server = BulkServer(self._bulk, self._shm.served, self.statistics)
+            self._server = BulkServer(self._bulk, self.statistics, self._shm.served)
         return self._server
 
     async def take(self, wanted: Wanted[TcpSource], lent: LentMemory) -> StateHandle:

@@ -1,10 +1,11 @@
 """An orchestrator and rollout workers among a trainer, a store and instances that only keep books."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flexmarl.actors.errors import WrongVersion
+from flexmarl.actors.errors import TooFewRows, WrongVersion
 from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import (
@@ -40,6 +41,7 @@ from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.handle import StateHandle
+from flexmarl.transport.segments import WriterMemory
 
 from ...patience import PATIENCE_S
 
@@ -114,6 +116,9 @@ class Store(Actor):
         self.writers = Writers()
         self.lose_answers_of = ""
         """The writer whose puts are done and never answered."""
+        self.loses_bytes = False
+        """The samples of a lost writer are lost with it."""
+        self.lost = 0
         self.forget_s = 0.0
         """Seconds that it takes for ``forget_reports``."""
 
@@ -121,7 +126,9 @@ class Store(Actor):
         self.reader = ExperienceReader(self.ref, self.places)
 
     @endpoint
-    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+    async def grant(
+        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+    ) -> SegmentGrant:
         return self.arena.grant(writer, at_least_bytes)
 
     @endpoint
@@ -140,7 +147,26 @@ class Store(Actor):
     @endpoint
     async def retire(self, writer: str) -> list[GroupClosed]:
         self.writers.retire(writer)
+        if self.loses_bytes:
+            self._lose(writer)
         return self.writers.reports(writer)
+
+    def _lose(self, writer: str) -> None:
+        """The groups of the writer of which no row was trained are gone."""
+        rows = [row for rows in self.ready.values() for row in rows]
+        there = Counter(row.group for row in rows)
+        put = {f"{group.step}:{group.query}": group for group in self.writers.reports(writer)}
+        lost = self.writers.lose(
+            writer, {name for name, group in put.items() if 0 < sum(group.samples.values()) == there[name]}
+        )
+        self.lost += len(lost)
+        self.ready = {
+            agent: [row for row in rows if row.group not in lost] for agent, rows in self.ready.items()
+        }
+
+    @endpoint
+    async def lost_groups(self, writer: str) -> list[GroupClosed]:
+        return self.writers.lost(writer)
 
     @endpoint
     async def forget_reports(self, step: Step) -> None:
@@ -169,11 +195,13 @@ class Trainer(Actor):
         version = self.versions[policy]
         return Published(policy, version, StateHandle("a", version, 0, 0, (), ()))
 
-    @endpoint
+    @endpoint(raises=[TooFewRows])
     async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
         rows = [row for agent in self.agents_of[policy] for row in self.store.ready[agent]]
         rows.sort(key=lambda row: row.step)
         taken = rows[:count]
+        if len(taken) < count and self.store.lost:
+            raise TooFewRows(f"{count} rows were asked for, {len(taken)} are ready")
         assert policy_version == self.versions[policy] and len(taken) == count
         for row in taken:
             self.store.ready[row.agent].remove(row)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.errors import ProtocolViolation
+from flexmarl.actors.errors import ProtocolViolation, SamplesLost
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.decisions import (
     CommitCheckpoint,
@@ -226,3 +226,35 @@ def test_impossible_events_are_refused() -> None:
         pipeline.trained(A, S(1), 1)
     with pytest.raises(ProtocolViolation, match="did not ask"):
         pipeline.stepped(A, S(1))
+
+
+# ----------------------------------------------------------------------- samples that are lost with their host
+
+
+def test_a_group_that_is_lost_is_trained_when_it_has_closed_again() -> None:
+    pipeline = Pipeline(PLAN, {A: V(0), B: V(0)})
+    pipeline.start()
+    assert pipeline.group_closed(S(1), {A: 2, B: 2}) == []
+    assert pipeline.group_closed(S(1), {A: 2, B: 2}) == [Train(A, S(1), V(0), 4), Train(B, S(1), V(0), 4)]
+    pipeline.group_lost(S(1), {A: 2, B: 2})
+    assert pipeline.not_trained(A, S(1), 4) == pipeline.not_trained(B, S(1), 4) == []
+    assert pipeline.group_closed(S(1), {A: 1, B: 2}) == [Train(B, S(1), V(0), 4)]
+    decisions = pipeline.group_closed(S(1), {A: 2, B: 0})
+    assert Train(A, S(1), V(0), 4) in decisions and Train(A, S(1), V(0), 1) in decisions
+
+
+def test_rows_that_can_not_be_read_now_are_asked_for_again() -> None:
+    pipeline = Pipeline(PLAN, {A: V(0), B: V(0)})
+    pipeline.start()
+    asked = pipeline.group_closed(S(1), {A: 4, B: 0})
+    assert asked == [Train(A, S(1), V(0), 4)] == pipeline.not_trained(A, S(1), 4)
+
+
+def test_a_group_that_is_lost_after_a_policy_has_stepped_ends_the_run() -> None:
+    pipeline = Pipeline(PLAN, {A: V(0), B: V(0)})
+    pipeline.start()
+    for samples in ({A: 4, B: 0}, {A: 0, B: 2}, {A: 0, B: 2}):
+        pipeline.group_closed(S(1), samples)
+    assert StepOptimizer(A, S(1)) in pipeline.trained(A, S(1), 4)
+    with pytest.raises(SamplesLost, match="after a has trained the step: .* last checkpoint"):
+        pipeline.group_lost(S(1), {A: 0, B: 2})

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.messages import GenerateRequest, Generation, GroupClosed, RolloutApi, TextTo, WorkerLife
+from flexmarl.actors.errors import TooFewRows
+from flexmarl.actors.messages import (
+    GenerateRequest,
+    Generation,
+    GroupClosed,
+    MicroBatchTrained,
+    RolloutApi,
+    TextTo,
+    WorkerLife,
+)
+from flexmarl.actors.names import PolicyName, Version
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_setup import RolloutSetup
 from flexmarl.actors.run_events import Evaluated, WorkerLost
@@ -23,7 +33,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 
-from .house import House, Instance, Supervisor
+from .house import House, Instance, Supervisor, Trainer
 
 SETTINGS = Settings(heartbeat_s=0.5, missed_heartbeats=3, connect_timeout_s=1.0)
 
@@ -242,3 +252,30 @@ def test_late_reports_of_a_lost_life_are_ignored(tmp_path: Path) -> None:
 
     run(tmp_path, strike).check()
     assert late
+
+
+# ----------------------------------------------------------------------- samples that are lost with their writer
+
+
+class SlowTrainer(Trainer):
+    @endpoint(raises=[TooFewRows])
+    async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
+        await asyncio.sleep(1.0)
+        return await super().train(policy, policy_version, count)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_closed_groups_whose_samples_are_lost_with_their_host_begin_again(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+
+    async def body(house: Processes) -> None:
+        house.store.loses_bytes = True
+        house.trainer.__class__ = SlowTrainer
+        while True:
+            await asyncio.sleep(draw.uniform(0.5, 3.0))
+            if house.running:
+                house.kill(draw.choice(sorted(house.running)))
+
+    house = run(tmp_path, body, workers=3, max_staleness=2)
+    assert house.store.lost > 0
+    house.check(max_staleness=2)

@@ -31,6 +31,7 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
+from flexmarl.transport.segments import WriterMemory
 from flexmarl.transport.state import StateTransport
 
 from .house import start_step
@@ -66,7 +67,9 @@ class Sink(Actor):
         self._places = places
 
     @endpoint
-    async def grant(self, writer: str, at_least_bytes: int, finished: list[str]) -> SegmentGrant:
+    async def grant(
+        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+    ) -> SegmentGrant:
         return self._arena.grant(writer, at_least_bytes)
 
     @endpoint

@@ -1,0 +1,246 @@
+"""Writers and readers on other hosts than the store's: bytes stay with their writer, and are lost with it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.errors import SamplesLost, SamplesUnreachable, TooFewRows
+from flexmarl.actors.messages import StoreApi
+from flexmarl.actors.store.segment_arena import ArenaLimits
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import (
+    ExperienceReader,
+    ExperienceWriter,
+    far_reader,
+    segment_directories,
+    writer_node,
+)
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.zeromq import Tcp
+from flexmarl.transport.network.bulk import secured
+from flexmarl.transport.network.fetch import connect
+from flexmarl.transport.network.frames import Piece
+
+from ...patience import PATIENCE_S
+from ..stores import SOLVER, store_setup
+from .test_store import AGENTS, report, sample
+
+KEYS = Keys.make()
+SEGMENT = 2**12
+ROOT = Path(__file__).parents[3]
+
+
+class Hosts:
+    """A store on the host ``store``, and systems on others, each with a directory of its own. ``encrypted``: what they
+    exchange."""
+
+    def __init__(self, base: Path, stack: AsyncExitStack, encrypted: bool) -> None:
+        self._base, self._stack, self._encrypted = base, stack, encrypted
+        self._systems: dict[str, ActorSystem] = {}
+        self.writers: list[ExperienceWriter] = []
+
+    async def open(self) -> None:
+        system = await self.system("store")
+        limits = ArenaLimits(segment_bytes=SEGMENT, memory_bytes=4 * SEGMENT, disk_bytes=0)
+        await system.add(Store(store_setup(AGENTS, self._base / "folder", limits=limits)), "store")
+        self.address = system.address
+        self.store = self.ref(system)
+
+    async def system(self, host: str) -> ActorSystem:
+        if host not in self._systems:
+            self.directory(host).mkdir(mode=0o700)
+            made = ActorSystem(host, self.directory(host), tcp=Tcp(keys=KEYS))
+            self._systems[host] = await self._stack.enter_async_context(made)
+        return self._systems[host]
+
+    def directory(self, host: str) -> Path:
+        return self._base / host
+
+    def ref(self, system: ActorSystem) -> ActorRef[StoreApi]:
+        return system.ref("store", self.address, StoreApi)
+
+    async def writer(self, host: str, name: str = "rollout-0-a") -> ExperienceWriter:
+        system = await self.system(host)
+        node = writer_node(system, name, f"{name[:-1]}", encrypted=self._encrypted)
+        places = segment_directories(system.directory, self._base / "folder")
+        made = ExperienceWriter(self.ref(system), name, places, node)
+        self.writers.append(made)
+        return made
+
+    async def reader(self, host: str) -> ExperienceReader:
+        system = await self.system(host)
+        places = segment_directories(system.directory, self._base / "folder")
+        return ExperienceReader(self.ref(system), places, far_reader(system, encrypted=self._encrypted))
+
+    def segments(self, host: str) -> list[Path]:
+        folder = "segments" if host == "store" else "samples"
+        return [path for path in self.directory(host).glob(f"{folder}/**/*") if path.is_file()]
+
+
+@pytest.fixture(params=[True, False], ids=["encrypted", "trusted"])
+async def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hosts]:
+    (tmp_path / "folder").mkdir(mode=0o700)
+    async with AsyncExitStack() as stack:
+        made = Hosts(tmp_path, stack, request.param)
+        await made.open()
+        yield made
+        for writer in made.writers:
+            writer.close()
+
+
+@pytest.mark.parametrize("reading", ["store", "near", "far"])
+@pytest.mark.parametrize("writing", ["store", "near"])
+async def test_samples_come_out_as_they_went_in_on_every_host(
+    hosts: Hosts, writing: str, reading: str
+) -> None:
+    writer, reader = await hosts.writer(writing), await hosts.reader(reading)
+    samples = [sample(number, tokens=1 + number * 7) for number in range(12)]
+    await writer.put(samples[:4])
+    await writer.put(samples[4:])
+    assert bool(hosts.segments("store")) == (writing == "store")
+    assert bool(hosts.segments(writing))
+    leased = await hosts.store.api.lease(SOLVER, 0, 12)
+    assert await reader.samples(leased) == samples
+
+
+async def test_a_batch_of_writers_on_several_hosts_is_one_batch(hosts: Hosts) -> None:
+    samples = [sample(number) for number in range(3)]
+    for number, host in enumerate(("store", "near", "far")):
+        writer = await hosts.writer(host, f"rollout-{number}-a")
+        await writer.put([samples[number]])
+    leased = await hosts.store.api.lease(SOLVER, 0, 3)
+    for host in ("store", "near", "far", "fourth"):
+        assert await (await hosts.reader(host)).samples(leased) == samples
+
+
+async def test_memory_is_freed_on_the_host_of_the_writer_when_its_rows_are_consumed(hosts: Hosts) -> None:
+    writer = await hosts.writer("near")
+    for version in range(6):  # four segments are the host's limit
+        await writer.put([sample(8 * version, version=version, tokens=200)])
+        leased = await hosts.store.api.lease(SOLVER, version, 1)
+        await hosts.store.api.commit(SOLVER, [leased.fence], version + 1)
+    assert len(hosts.segments("near")) <= 2
+    writer.close()
+    assert not hosts.segments("near")
+
+
+async def test_a_writer_waits_while_the_memory_of_its_host_is_full(hosts: Hosts) -> None:
+    writer = await hosts.writer("near")
+    for number in range(4):
+        await writer.put([sample(8 * number, tokens=200)])
+    waiting = asyncio.create_task(writer.put([sample(80, tokens=200)]))
+    leased = await hosts.store.api.lease(SOLVER, 0, 4)
+    assert not waiting.done()
+    await hosts.store.api.commit(SOLVER, [leased.fence], 1)
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    assert len(hosts.segments("near")) <= 4
+
+
+async def test_a_later_life_of_a_writer_removes_what_the_earlier_one_has_left(hosts: Hosts) -> None:
+    await (await hosts.writer("near", "rollout-0-a")).put([sample(0)])
+    left = hosts.segments("near")
+    await (await hosts.writer("near", "rollout-0-b")).put([sample(8)])
+    assert len(hosts.segments("near")) == 1 and hosts.segments("near") != left
+
+
+async def test_a_reader_that_dies_in_a_fetch_disturbs_nobody(hosts: Hosts) -> None:
+    await (await hosts.writer("near")).put([sample(0)])
+    leased = await hosts.store.api.lease(SOLVER, 0, 1)
+    segment = leased.columns["tokens"]["refs"][0][0]
+    reader = await hosts.reader("far")
+    assert reader._far is not None
+    bulk = reader._far._bulk
+
+    def ask_and_leave() -> None:
+        connection: socket.socket = secured(connect(segment.split("/")[0]), bulk, server=False)
+        connection.sendall(Piece(segment, 0, SEGMENT).encode())
+        connection.recv(10)
+        connection.close()
+
+    for _ in range(3):
+        await asyncio.to_thread(ask_and_leave)
+    assert await reader.samples(leased) == [sample(0)]
+
+
+async def test_a_writer_without_a_network_on_another_host_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    system = await hosts.system("near")
+    node = writer_node(system, "rollout-0-a", "rollout-0-", encrypted=True)
+    node._bulk = None
+    places = segment_directories(system.directory, tmp_path / "folder")
+    with pytest.raises(Exception, match=r"on another host than the store.*network\.listen"):
+        await ExperienceWriter(hosts.ref(system), "rollout-0-a", places, node).put([sample(0)])
+
+
+# ----------------------------------------------------------------------- lost
+
+
+@pytest.fixture
+async def killed(tmp_path: Path) -> AsyncIterator[tuple[Hosts, Callable[[], None]]]:
+    """A group of four samples in memory of a process, and the function that kills it."""
+    (tmp_path / "folder").mkdir(mode=0o700)
+    KEYS.save(tmp_path / "keys")
+    async with AsyncExitStack() as stack:
+        made = Hosts(tmp_path, stack, encrypted=True)
+        await made.open()
+        (tmp_path / "near").mkdir(mode=0o700)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "tests.actors.store.far_writer",
+            str(tmp_path / "keys"), made.address, str(tmp_path / "near"),
+            stdout=asyncio.subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.stdout.readline() == b"put\n"
+        yield made, lambda: os.kill(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        for writer in made.writers:
+            writer.close()
+
+
+async def test_a_group_whose_writer_is_killed_between_put_and_read_begins_again(
+    killed: tuple[Hosts, Callable[[], None]],
+) -> None:
+    hosts, kill = killed
+    store, reader = hosts.store.api, await hosts.reader("far")
+    kill()
+    leased = await store.lease(SOLVER, 0, 4)
+    with pytest.raises(
+        SamplesUnreachable, match="values in memory of .*rollout-0-a can't be fetched: .*refused"
+    ):
+        await reader.samples(leased)
+    await store.give_back(SOLVER, leased.fence)
+    assert await store.retire("rollout-0-a") == []
+    assert await store.lost_groups("rollout-0-a") == [report("q0")]
+    with pytest.raises(TooFewRows, match="0 are ready"):
+        await store.lease(SOLVER, 0, 1)
+    again = [sample(number) for number in range(4)]
+    await (await hosts.writer("third", "rollout-1-a")).put(again, report("q0"))
+    leased = await store.lease(SOLVER, 0, 4)
+    assert await reader.samples(leased) == again
+    assert await store.commit(SOLVER, [leased.fence], 1) == 4
+
+
+async def test_a_group_of_which_samples_are_trained_is_not_trained_half(
+    killed: tuple[Hosts, Callable[[], None]],
+) -> None:
+    hosts, kill = killed
+    store, reader = hosts.store.api, await hosts.reader("far")
+    first = await store.lease(SOLVER, 0, 2)
+    assert len(await reader.samples(first)) == 2
+    kill()
+    assert await store.retire("rollout-0-a") == [report("q0")]
+    assert await store.lost_groups("rollout-0-a") == []
+    with pytest.raises(SamplesLost, match="rollout-0-a are lost, and others of their groups are trained"):
+        await store.lease(SOLVER, 0, 2)
+    assert (await store.table_statistics())["solver"].leased == 2, "the trained ones alone"

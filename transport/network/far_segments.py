@@ -1,0 +1,200 @@
+"""Segments of samples on the node of their writer, if that is another one than the store's.
+
+    writer   makes the segments that the store grants, and serves them        (``WriterNode``)
+    store    counts them, and names those that have ended with the next grant
+    reader   maps them on the writer's node, or fetches pieces of them         (``FarReader``)
+
+The name of such a segment begins with its place: ``ADDRESS/WRITER/NAME``. It goes with its writer.
+"""
+
+import re
+import shutil
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from ..errors import ForeignHandle, PieceLost
+from ..segments import (
+    ByteRef,
+    Medium,
+    SegmentDirectories,
+    SegmentGrant,
+    SegmentReader,
+    WriterMemory,
+    create,
+    remove,
+)
+from ..statistics import NetworkStatistics
+from .bulk import Bulk, Refused, refusal, secured
+from .fetch import connect, exactly, receive_into
+from .frames import MOST_BUCKET_BYTES, REPLY_BYTES, Answer, BadFrame, Piece, Reply
+from .server import BulkServer
+
+_WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# References of one batch that lie as near as this are one piece.
+_GAP_BYTES: Final = 4096
+_REQUESTS_AHEAD: Final = 16
+_PAUSE_S: Final = 0.1
+
+Found = dict[ByteRef, memoryview]
+
+
+def _directories(root: Path, place: str) -> SegmentDirectories:
+    """Raises ForeignHandle for an invalid place, which may come from a peer."""
+    writer = place.rpartition("/")[2]
+    if not _WRITER.fullmatch(writer):
+        raise ForeignHandle(place, str(root), "invalid place")
+    return SegmentDirectories(root / writer, root / writer, place)
+
+
+class WriterNode:
+    """The node of one writer, and its segments there. They are served from the first ``memory`` on."""
+
+    def __init__(self, node: str, root: Path, writer: str, bulk: Bulk | None, replaces: str) -> None:
+        """``root``: of all writers of the node. ``bulk``: None if other nodes are not reached. The segments of writers
+        whose names begin with ``replaces`` are removed: they were earlier lives of this one."""
+        self._node, self._root, self._writer = node, root, writer
+        self._bulk, self._replaces = bulk, replaces
+        self._server: BulkServer | None = None
+        self._place = ""
+        self.statistics = NetworkStatistics()
+
+    def memory(self) -> WriterMemory:
+        """Raises OSError if this process can't listen."""
+        if self._bulk is not None and self._server is None:
+            self._server = BulkServer(self._bulk, self.statistics, segments=self._piece)
+            self._place = f"{self._server.address}/{self._writer}"
+        folder = self._root / self._writer
+        held = [f"{self._place}/{path.name}" for path in folder.iterdir()] if folder.is_dir() else []
+        return WriterMemory(self._node, self._place, held)
+
+    @property
+    def directories(self) -> SegmentDirectories:
+        return _directories(self._root, self._place)
+
+    def make(self, grant: SegmentGrant) -> None:
+        """Makes a segment, and removes those that have ended: readers keep their memory. Raises OSError (ENOSPC: there
+        is no room), ForeignHandle."""
+        directories = self.directories
+        if not directories.memory.is_dir():
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            for earlier in self._root.glob(f"{self._replaces}*"):
+                shutil.rmtree(earlier, ignore_errors=True)
+            directories.memory.mkdir(mode=0o700)
+        for ended in grant.ended:
+            remove(directories, ended)
+        create(directories, Medium.MEMORY, grant.size_bytes, grant.segment)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        shutil.rmtree(self._root / self._writer, ignore_errors=True)
+
+    def _piece(self, piece: Piece) -> memoryview:
+        # A reader of its own: connections have threads, and a mapping lasts as long as its view.
+        reference = ByteRef(piece.segment, piece.start, piece.end - piece.start)
+        return SegmentReader(self.directories).views([reference])[0]
+
+
+class FarReader:
+    """Pieces of segments on any node."""
+
+    def __init__(self, root: Path, bulk: Bulk, run_blocking: Callable[..., Awaitable[Found]]) -> None:
+        """``root``: of all writers of this node. ``run_blocking``: as of ``ActorSystem``."""
+        self._root = root
+        self._bulk = bulk
+        self._run_blocking = run_blocking
+
+    def near(self, place: str) -> SegmentDirectories | None:
+        """The directories of that place, if it is on this node. Raises ForeignHandle."""
+        directories = _directories(self._root, place)
+        return directories if directories.memory.is_dir() else None
+
+    async def fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float) -> Found:
+        """The bytes of references into segments of one place. Connects again until the deadline.
+
+        Raises PieceLost: the writer has left, the deadline is over, or bytes have come wrong twice.
+        """
+        return await self._run_blocking(self._fetch, place, refs, timeout_s)
+
+    def _fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float) -> Found:
+        address = place.rpartition("/")[0]
+        found: Found = {}
+        pieces = dict(_pieces(refs))
+        give_up_at = time.monotonic() + timeout_s
+        wrong = 0
+        while pieces:
+            try:
+                with (
+                    closing(connect(address)) as raw,
+                    closing(secured(raw, self._bulk, server=False)) as connection,
+                ):
+                    for piece, memory in _received(connection, [*pieces]):
+                        if memory is None:
+                            wrong += 1
+                            if wrong > 1:
+                                raise PieceLost(
+                                    place, len(refs), "bytes have another digest than they were sent with"
+                                )
+                            continue
+                        for ref in pieces.pop(piece):
+                            start = ref.offset - piece.start
+                            found[ref] = memory[start : start + ref.size_bytes]
+            except (Refused, BadFrame, ForeignHandle, ConnectionRefusedError, socket.gaierror) as error:
+                raise PieceLost(place, len(refs), str(error)) from error
+            except OSError as error:
+                if (refused := refusal(error)) is not None:
+                    raise PieceLost(place, len(refs), str(refused)) from error
+                if time.monotonic() >= give_up_at:
+                    raise PieceLost(place, len(refs), f"{error}, for {timeout_s:g} s") from error
+                time.sleep(_PAUSE_S)
+        return found
+
+
+def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[Piece, list[ByteRef]]]:
+    """Pieces with the references that lie in them, near ones together."""
+    together: list[ByteRef] = []
+    for ref in sorted({ref for ref in refs if ref.size_bytes}):
+        if together and (
+            ref.segment != together[0].segment
+            or ref.offset > max(map(_end, together[-1:])) + _GAP_BYTES
+            or _end(ref) - together[0].offset > MOST_BUCKET_BYTES
+        ):
+            yield _piece_of(together), together
+            together = []
+        together.append(ref)
+    if together:
+        yield _piece_of(together), together
+
+
+def _piece_of(refs: Sequence[ByteRef]) -> Piece:
+    return Piece(refs[0].segment, refs[0].offset, max(map(_end, refs)))
+
+
+def _end(ref: ByteRef) -> int:
+    return ref.offset + ref.size_bytes
+
+
+def _received(
+    connection: socket.socket, pieces: Sequence[Piece]
+) -> Iterator[tuple[Piece, memoryview | None]]:
+    """Each piece with its bytes; None if they have another digest. Raises OSError, BadFrame, ForeignHandle."""
+    asked = 0
+    for number, piece in enumerate(pieces):
+        while asked < min(len(pieces), number + _REQUESTS_AHEAD):
+            connection.sendall(pieces[asked].encode())
+            asked += 1
+        reply = Reply.decode(exactly(connection, REPLY_BYTES))
+        if reply.answer is Answer.FOREIGN:
+            raise ForeignHandle(piece.segment, "its writer", "it is not there")
+        if reply.answer is not Answer.PIECE or reply.size_bytes != piece.end - piece.start:
+            raise BadFrame(f"{reply.answer.name} with {reply.size_bytes} bytes")
+        memory = memoryview(bytearray(reply.size_bytes))
+        receive_into(connection, memory)
+        is_right = xxhash.xxh3_64_intdigest(memory) == reply.number
+        yield piece, memory.toreadonly() if is_right else None
