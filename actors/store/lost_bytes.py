@@ -37,6 +37,8 @@ def _rows_of_steps(tables: Tables, groups: Iterable[str]) -> list[Row]:
 
 def check(writers: Writers, queue: PolicyQueue, batch: LeasedBatch) -> None:
     """Raises SamplesLost, and gives the lease back, if the bytes of its rows are lost."""
+    if not writers.any_retired:
+        return
     names = {name for column in batch.columns.values() for name in segments(column)}
     for writer in {writer_of(name) for name in names if is_far(name)}:
         if writers.is_retired(writer):

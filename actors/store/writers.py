@@ -59,6 +59,10 @@ class Writers:
         """The reports of groups that were lost with their writer."""
         return list(self._lost.get(writer, ()))
 
+    @property
+    def any_retired(self) -> bool:
+        return bool(self._retired)
+
     def is_retired(self, writer: str) -> bool:
         return writer in self._retired
 

@@ -1,24 +1,29 @@
 """Every instance: whose weights it takes, and the numbers it reports."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgpack
 import pytest
 import torch
 from pydantic import TypeAdapter
 
-from flexmarl.actors.errors import NonFiniteLogits, WrongPolicy, WrongVersion
+from flexmarl.actors.errors import LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult, OnTokens
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
-from flexmarl.actors.messages import GenerateRequest, Published, VersionRange
+from flexmarl.actors.messages import GenerateRequest, Published, VersionRange, WeightsConfig
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.protocol import codec
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.zeromq import Tcp
+from flexmarl.transport.network.bulk import Bulk
 from flexmarl.transport.state import StateTransport
 
 SOLVER = PolicyName("solver")
@@ -111,3 +116,51 @@ async def test_numbers_of_engine_and_transport(
     assert (numbers["engine_prompt_tokens"], numbers["engine_generated_tokens"]) == (3, 20)
     assert (numbers["engine_running"], numbers["engine_batch_occupancy"]) == (0, 0.5)
     assert (numbers["transport_shm_gets"], numbers["transport_shm_get_bytes"]) == (1, 16)
+
+
+# ----------------------------------------------------------------------- other hosts
+
+
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "trusted"])
+async def test_weights_go_over_the_network_once_for_all_instances_of_a_host(
+    setup: InstanceSetup, private: Path, tmp_path: Path, encrypted: bool
+) -> None:
+    tcp = Tcp(keys=Keys.make())
+    far = tmp_path / "far"
+    far.mkdir(mode=0o700)
+    async with (
+        ActorSystem("trainer", private, tcp=tcp) as near,
+        ActorSystem("node", far, tcp=tcp) as node,
+        StateTransport(private, bulk=Bulk.of(near, encrypted=encrypted)) as transport,
+    ):
+        instances = [Instance(replace(setup, encrypted=encrypted)) for _ in range(3)]
+        for number, one in enumerate(instances):
+            await node.add(one, f"solver-{number}")
+        for version in range(2):
+            weights = await published(transport, version=version)
+            await asyncio.gather(*(one.load(weights) for one in instances))
+        network = transport.statistics().network
+        assert network is not None and network.sent_bytes == 2 * weights.handle.size_bytes
+        assert (await instances[2].generate(turn(1))).policy_version == 1
+
+
+@pytest.mark.parametrize("path", ["tcp", "shm"])
+async def test_a_path_that_does_not_reach_an_instance_of_another_host_is_not_taken(
+    setup: InstanceSetup, private: Path, tmp_path: Path, path: Literal["tcp", "shm"]
+) -> None:
+    tcp = Tcp(keys=Keys.make())
+    (tmp_path / "far").mkdir(mode=0o700)
+    async with (
+        ActorSystem("trainer", private, tcp=tcp) as near,
+        ActorSystem("node", tmp_path / "far", tcp=tcp) as node,
+        StateTransport(private, path=path, bulk=Bulk.of(near, encrypted=True)) as transport,
+    ):
+        instance = Instance(replace(setup, weights=WeightsConfig(path=path)))
+        await node.add(instance, "solver-0")
+        weights = await published(transport)
+        if path == "tcp":
+            chosen = (await instance.load(weights)).chosen
+            assert chosen is not None and chosen.path == "tcp"
+        else:
+            with pytest.raises(LoadFailed, match="does not leave its node"):
+                await instance.load(weights)
