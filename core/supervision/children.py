@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..actor import Actor
@@ -117,6 +117,9 @@ class NodeChild(Child):
         self.spec = spec
         self.node = node
         self.running: Running | None = None
+        self._launching = False
+        self._early: Callable[[], None] | None = None
+        """A report of the incarnation that is being launched: it has overtaken the node's answer."""
         self._owner = owner
         self.watches: set[asyncio.Task[None]] = set()
 
@@ -126,27 +129,40 @@ class NodeChild(Child):
             self.address = await self.node.reserve(self.name)
         self.spec = dataclasses.replace(self.spec, epoch=self.spec.epoch + 1)
         network.heard_incarnation(self.spec.epoch)  # should its predecessor still run: it is refused
-        self.running = running = await self.node.launch(self.spec)
+        self._early, self._launching = None, True
+        try:
+            self.running = running = await self.node.launch(self.spec)
+        finally:
+            self._launching = False
         network.watch_process(self.address)
         watch = asyncio.create_task(self._watch(running), name=f"watch {self.name}")
         self.watches.add(watch)
         watch.add_done_callback(self.watches.discard)
         if self._owner.stopping:  # since before there was a process
             running.kill()
+        self._take_early()
         await running.wait_ready()
         self.runs = True
+
+    def _take_early(self) -> None:
+        if self._early is not None:
+            self._early()
 
     def ready(self, epoch: int) -> None:
         """An incarnation has reported its actor's start. An earlier one is ignored."""
         running = self.running
-        if running is not None and running.epoch == epoch:
+        if self._launching:
+            self._early = lambda: self.ready(epoch)
+        elif running is not None and running.epoch == epoch:
             running.started.set()
             log.info("actor ready", name=self.name, process=running.label)
 
     def failed(self, reason: FlexmarlError) -> None:
         """The process has reported the failure of its actor, and is about to end. The restart is decided now: actors
         that fail in consequence may end before the process does."""
-        if self.running is not None:
+        if self._launching:
+            self._early = lambda: self.failed(reason)
+        elif self.running is not None:
             self.running.exit_reason = reason
             self._exited(self.running, reason)
 

@@ -181,7 +181,7 @@ class RemoteNode(Node):
 
     def check(self, launch: Launch) -> None:
         name, address = launch.supervisor
-        if not address.startswith("tcp://"):
+        if address.startswith("ipc://"):
             raise LocalProtocolError(f"{name} listens on no network: no actor of another host could reach it")
 
     async def reserve(self, actor: str) -> str:
