@@ -319,7 +319,7 @@ class Supervisor(Actor):
         if self.stopping or child.name not in self._restarts:
             return
         if isinstance(child, NodeChild) and child.node.lost is not None and self.another_node is not None:
-            self._leave_node(child, child.node.lost, self.another_node)
+            self._leave_node(child, ActorDead(child.name, child.node.lost.reason), self.another_node)
             return
         decision: Restart | Escalate
         if self._is_restarted(reason):

@@ -69,8 +69,10 @@ class Cluster:
         """Without its last rollout worker, or any of its slots, the run can't continue. The router knows if a policy
         has no instance left."""
         self.report(ActorGivenUp(actor, lost.reason))
-        workers_left = any(name.startswith("rollout-") for name in self._places)
-        if (not workers_left or actor.startswith("slot-")) and not self.failure.done():
+        is_last_worker = actor.startswith("rollout-") and not any(
+            name.startswith("rollout-") for name in self._places
+        )
+        if (is_last_worker or actor.startswith("slot-")) and not self.failure.done():
             self.failure.set_result(ActorDead(actor, lost.reason))
 
     def _joined(self, joined: Joined) -> None:

@@ -5,6 +5,7 @@ It asks for no password (BatchMode). The run's keys go through its standard inpu
 
 import asyncio
 import contextlib
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,19 +34,13 @@ class SshNodes:
     async def start(self) -> None:
         """Raises NodesNotStarted if there is no ssh."""
         for host in self._hosts:
-            with self._log(host).open("ab") as output:
+            with os.fdopen(_file_in_memory(self._run.text())) as keys, self._log(host).open("ab") as output:
                 try:
-                    process = await asyncio.create_subprocess_exec(
-                        *_command(host), stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
-                        start_new_session=True,
-                    )  # fmt: skip
+                    self._processes[host] = await asyncio.create_subprocess_exec(
+                        *_command(host), stdin=keys, stdout=output, stderr=output, start_new_session=True
+                    )
                 except FileNotFoundError:
                     raise NodesNotStarted(["there is no program ssh here"]) from None
-            self._processes[host] = process
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: its log says why
-                process.stdin.write(self._run.text().encode())
-                process.stdin.close()
 
     async def wait_failed(self) -> None:
         """Waits for the end of a node, and raises NodesNotStarted with all that have ended."""
@@ -83,6 +78,14 @@ class SshNodes:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _file_in_memory(content: str) -> int:
+    """A descriptor to read it from. A pipe would break if ssh ended before it has read all."""
+    descriptor = os.memfd_create("keys")
+    os.write(descriptor, content.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _command(host: SshHost) -> list[str]:

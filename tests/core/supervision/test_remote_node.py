@@ -157,7 +157,7 @@ async def test_without_another_node_its_actors_are_given_up_alone(private: Path,
         made.supervisor.another_node = lambda name, lost: None
         stays, goes = await made.worker("stays", near), await made.worker("goes", far)
         made.processes["far"].kill()
-        with pytest.raises(ActorDead, match="node far is lost"):
+        with pytest.raises(ActorDead, match="actor goes died: node far is lost"):
             await goes.within(PATIENCE_S).hang()
         assert made.supervisor.find("goes") is None and not made.supervisor.failure.done()
         assert await stays.api.incarnation()

@@ -84,7 +84,7 @@ async def test_without_gpus_they_move_to_the_head() -> None:
 
 async def test_the_last_worker_and_any_slot_end_the_run() -> None:
     workers = [Need(f"rollout-{n}", "rollout.workers=2") for n in range(2)]
-    made = Hosts([*workers], host("head", cores=1), host("b", cores=64))
+    made = Hosts([Need("store", "store", on_head=True), *workers], host("head", cores=1), host("b", cores=64))
     first, second = made.lose("b")
     assert made.cluster.another_node(first, LOST) is None and not made.cluster.failure.done()
     assert made.cluster.another_node(second, LOST) is None

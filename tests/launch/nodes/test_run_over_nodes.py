@@ -50,21 +50,19 @@ def continues(run: Launched) -> None:
     run.wait_for_step(len(run.metrics) + 3)
 
 
-def test_instances_are_on_both_hosts_and_all_end_with_the_run(launcher: Launcher, hosts: Pair) -> None:
+def test_actors_are_on_both_hosts_and_end_with_the_run(launcher: Launcher, hosts: Pair) -> None:
     run, (node,) = endless(launcher, "both", hosts)
-    there, here = node.actors(), run.actors()
-    assert there and all(name.startswith("solver-") for name in there), there
-    assert {"store", "trainer", "router", "orchestrator"} <= set(here) and set(here) & {
-        "solver-0",
-        "solver-1",
-    }
+    there, here = set(node.actors()), set(run.actors())
+    instances = {f"solver-{number}" for number in range(4)}
+    assert there and there <= instances <= there | here
+    assert {"store", "trainer", "router", "orchestrator", "rollout-0"} <= here
     continues(run)
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text
     assert node.wait() == 0, node.text
     assert "node far has joined the run" in node.text and "the node ends: the run has ended" in node.text
     paths = {event["instance"]: event["path"] for event in events(run, "weights_path_chosen")}
-    assert {paths[name] for name in there} == {"tcp"} and len(paths) == 4
+    assert {paths[name] for name in there} == {"tcp"} and set(paths) == instances
     for launched in (run, node):
         launched.assert_nothing_is_left()
     run.assert_logs_are_clean()
@@ -94,6 +92,30 @@ def test_of_a_killed_head_nothing_stays_on_any_host(launcher: Launcher, hosts: P
     run.process.kill()
     assert node.wait(GONE_S) == 1
     assert "actor nodes died" in node.text
+    for launched in (run, node):
+        launched.assert_nothing_is_left()
+
+
+def test_after_the_loss_of_the_trainer_the_run_continues_on_the_same_nodes(
+    launcher: Launcher, hosts: Pair
+) -> None:
+    near, far = hosts
+    node = launcher.node("again", "far", "--again", on=far.command)
+    settings = ("agents.solver.instances=2", "training.steps=1000000", "checkpoint.every=1")
+    run = launcher.train(
+        "again", *SIMULATED, *settings, f"network.listen={near.address}", "--nodes", "1", "--restarts", "1",
+        on=near.command,
+    )  # fmt: skip
+    run.wait_for_output("checkpoints/step_000002")
+    run.actors()["trainer"].kill()
+    run.wait_for_output("continuing after step")
+    wait_until(lambda: node.text.count("has joined the run") == 2, "the node is there again")
+    continues(run)
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130, run.text
+    node.wait_for_output("waiting for the run: ")
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 130, node.text
     for launched in (run, node):
         launched.assert_nothing_is_left()
 
