@@ -18,7 +18,7 @@ from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from .bench.command import bench
 from .config_reading import to_yaml
 from .console.output import Form, Output, print_error
-from .control_commands import logs, status, stop
+from .control_commands import admit, logs, status, stop
 from .doctor import doctor
 from .errors import Interrupted, LostActor
 from .nodes.command import node
@@ -53,7 +53,7 @@ def cli() -> None:
     """
 
 
-for command in (bench, runs, export, completion, doctor, status, stop, logs, node):
+for command in (bench, runs, export, completion, doctor, status, stop, logs, admit, node):
     cli.add_command(command)
 
 

@@ -1,66 +1,65 @@
-"""The commands ``flexmarl status``, ``stop`` and ``logs``, for a run on this host."""
+"""The commands ``flexmarl status``, ``stop``, ``logs`` and ``admit``.
+
+RUN is the folder of a run, or an address file of it: ``runs/NAME/address``, or one that ``flexmarl admit`` has written.
+With such a file they work from every host that reaches the run.
+"""
 
 import asyncio
 import dataclasses
 import json
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from ..core.errors import ActorDead, CallTimeout
-from ..core.system import ActorSystem
-from .errors import RunDirectoryError
+from .connected_run import ConnectedRun, connect
 from .formatting import duration
-from .run_address import RunAddress
-from .run_control import NAME, RunControl, RunStatus
+from .run_control import CALLS, Right, RunStatus
 from .run_directory import RunDirectory
 from .stored_runs import stored_run
 
 Answer = TypeVar("Answer")
 
-_TIMEOUT_S = 30.0
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_RUN = click.Path(path_type=Path)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command()
-@click.argument("run_dir", type=_FOLDER)
+@click.argument("run", type=_RUN)
 @_as_json
-def status(run_dir: Path, as_json: bool) -> int:
+def status(run: Path, as_json: bool) -> int:
     """Show step, phase and processes of a running run; of another one, its state and last step.
 
     \b
-    Example:
+    Examples:
       flexmarl status runs/first
+      flexmarl status first.address
     """
-    directory = RunDirectory.existing(run_dir)
-    if not stored_run.is_alive(directory):
-        run = stored_run.read_run(run_dir)
+    if not run.is_file() and not stored_run.is_alive(RunDirectory.existing(run)):
+        stored = stored_run.read_run(run)
         found: dict[str, object] = {
-            "state": run.state,
-            "error": run.error,
-            "step": run.step,
-            "steps": run.steps,
+            "state": stored.state,
+            "error": stored.error,
+            "step": stored.step,
+            "steps": stored.steps,
         }
-        words = f"{run_dir}: {run.state}, step {run.step}/{run.steps}" + (
-            f"\n{run.error}" if run.error else ""
+        words = f"{run}: {stored.state}, step {stored.step}/{stored.steps}" + (
+            f"\n{stored.error}" if stored.error else ""
         )
     else:
-        answer = _ask(directory, lambda control: control.status())
+        answer = _ask(run, lambda connected: connected.status())
         found = {"state": "running", **dataclasses.asdict(answer)}
-        words = _words(run_dir, answer)
+        words = _words(run, answer)
     click.echo(json.dumps(found) if as_json else words)
     return 0
 
 
 @click.command()
-@click.argument("run_dir", type=_FOLDER)
+@click.argument("run", type=_RUN)
 @click.option("--now", is_flag=True, help="At once, without a checkpoint.")
 @_as_json
-def stop(run_dir: Path, now: bool, as_json: bool) -> int:
+def stop(run: Path, now: bool, as_json: bool) -> int:
     """Stop a running run as ctrl-C does: after the steps under way, with a checkpoint. It does not wait for the end.
 
     \b
@@ -68,35 +67,65 @@ def stop(run_dir: Path, now: bool, as_json: bool) -> int:
       flexmarl stop runs/first
       flexmarl stop runs/first --now
     """
-    directory = RunDirectory.existing(run_dir)
-    graceful = _ask(directory, lambda control: control.stop("flexmarl stop", now))
+    graceful = _ask(run, lambda connected: connected.stop(now=now, by="flexmarl stop"))
     how = "after the steps under way, with a checkpoint" if graceful else "at once"
-    click.echo(json.dumps({"checkpoint": graceful}) if as_json else f"{run_dir} stops {how}")
+    click.echo(json.dumps({"checkpoint": graceful}) if as_json else f"{run} stops {how}")
     return 0
 
 
 @click.command()
-@click.argument("run_dir", type=_FOLDER)
+@click.argument("run", type=_RUN)
 @click.argument("actor", default="launcher")
-def logs(run_dir: Path, actor: str) -> int:
-    """Print the log of an actor of a run, by default the launcher's.
+def logs(run: Path, actor: str) -> int:
+    """Print the log of an actor of a run, by default the launcher's; with an address file, its last MiB.
 
     \b
-    Example:
+    Examples:
       flexmarl logs runs/first trainer
+      flexmarl logs first.address store
     """
-    directory = RunDirectory.existing(run_dir)
-    known = {path.stem: path for path in sorted(directory.logs.glob("*.log"))}
-    if actor not in known:
-        raise RunDirectoryError(f"{run_dir} has no log of {actor!r}; there are: {', '.join(known) or 'none'}")
-    click.echo(known[actor].read_text(errors="replace"), nl=False)
+    if run.is_file():
+        text = _ask(run, lambda connected: connected.log(actor))
+    else:
+        text = RunDirectory.existing(run).log_of(actor).read_text(errors="replace")
+    click.echo(text, nl=False)
     return 0
 
 
-def _words(run_dir: Path, found: RunStatus) -> str:
+@click.command()
+@click.argument("run", type=_RUN)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--may",
+    "rights",
+    type=click.Choice(list(CALLS)),
+    multiple=True,
+    default=["watch"],
+    show_default=True,
+    help="watch: status, steps, events and logs. judge: this, and its samples. stop: watch, and stop. May be repeated.",
+)
+def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
+    """Write FILE, with which another user, host or service reaches a running run, and may do no more than --may.
+
+    The run has to listen over TCP (network.listen). FILE is a secret, and good until the run ends; runs/NAME/address
+    itself may do everything.
+
+    \b
+    Examples:
+      flexmarl admit runs/first dashboard.address
+      flexmarl admit runs/first judge.address --may judge
+    """
+    _ask(run, lambda connected: connected.admit(file, rights))
+    click.echo(
+        f"{file}: its holder may {' and '.join(dict.fromkeys(('watch', *rights)))} {run}, until it ends"
+    )
+    return 0
+
+
+def _words(run: Path, found: RunStatus) -> str:
     instances = ", ".join(f"{name} x{count}" for name, count in found.instances.items())
     lines = [
-        f"{run_dir}: running for {duration(found.since_s)}, step {found.step}/{found.steps}",
+        f"{run}: running for {duration(found.since_s)}, step {found.step}/{found.steps}",
         f"phase      {found.phase}",
         f"policies   {instances}",
         *(f"{name:<12} pid {one.pid:<8} {one.rss_mib:>9.1f} MiB" for name, one in found.processes.items()),
@@ -104,25 +133,11 @@ def _words(run_dir: Path, found: RunStatus) -> str:
     return "\n".join(lines)
 
 
-def _ask(directory: RunDirectory, question: Callable[[RunControl], Awaitable[Answer]]) -> Answer:
-    """Raises RunDirectoryError if no process works on the run, or another user's does."""
-    if not stored_run.is_alive(directory):
-        raise RunDirectoryError(f"{directory.path} is not running")
-    try:
-        address = RunAddress.load(directory.control_address)
-    except FileNotFoundError:
-        raise RunDirectoryError(
-            f"{directory.path} starts or ends: it can't be asked yet, or any more"
-        ) from None
-    except PermissionError:
-        owner = directory.control_address.stat().st_uid
-        raise RunDirectoryError(f"{directory.path} is a run of user {owner}, not {os.geteuid()}") from None
-    try:
-        return asyncio.run(_answer(address, question))
-    except (ActorDead, CallTimeout) as error:
-        raise RunDirectoryError(f"{directory.path} does not answer: has it ended? {error}") from None
+def _ask(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> Answer:
+    """Raises RunUnreachable if no process works on the run, or another user's does."""
 
+    async def ask() -> Answer:
+        async with connect(run) as connected:
+            return await question(connected)
 
-async def _answer(run: RunAddress, question: Callable[[RunControl], Awaitable[Answer]]) -> Answer:
-    async with ActorSystem(f"look-{os.getpid()}", keys=run.keys) as system:
-        return await question(system.ref(NAME, run.address, RunControl).within(_TIMEOUT_S))
+    return asyncio.run(ask())

@@ -9,6 +9,14 @@ class RunDirectoryError(FlexmarlError):
     """The run directory is missing, in use, or not a run's."""
 
 
+class RunUnreachable(FlexmarlError):
+    """A run can't be asked: it has not begun or has ended, is another user's, or does not admit these keys."""
+
+
+class RunFailed(FlexmarlError):
+    """A run that this program follows has failed; the text is the error of the run."""
+
+
 class Interrupted(FlexmarlError):
     """A signal ended the run at once."""
 

@@ -55,6 +55,7 @@ _WRITTEN: Final = {
     for part, cls in _PARTS.items()
 }
 _SHOWN_BYTES: Final = 60
+_READ_BYTES: Final = 64 * 1024
 _STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 
@@ -177,9 +178,25 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return [], 0
-    lines = [_object(line) for line in text.splitlines() if line.strip()]
+    lines = [object_of(line) for line in text.splitlines() if line.strip()]
     objects = [line for line in lines if line is not None]
     return objects, len(lines) - len(objects)
+
+
+def size_of(path: Path) -> int:
+    """Bytes; 0 if the file is missing."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def lines_from(path: Path, at: int) -> list[bytes]:
+    """The next whole lines from byte ``at`` on, with their line breaks, about 64 KiB; at least one if there is one. A
+    missing file is empty."""
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return [line for line in file.readlines(_READ_BYTES) if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return []
 
 
 def keep_lines(
@@ -196,7 +213,7 @@ def keep_lines(
     *lines, rest = path.read_bytes().split(b"\n")
     kept, damaged = [], []
     for at, line in enumerate([*lines, rest], 1):
-        record = _object(line)
+        record = object_of(line)
         if record is not None and is_whole(record):
             if is_wanted(record):
                 kept.append(line)
@@ -208,7 +225,7 @@ def keep_lines(
     return damaged
 
 
-def _object(line: str | bytes) -> dict[str, Any] | None:
+def object_of(line: str | bytes) -> dict[str, Any] | None:
     """The object that a line holds; None for any other line, as after a crash in the middle of a write."""
     try:
         record = json.loads(line)

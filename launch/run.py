@@ -187,34 +187,38 @@ class Run:
 
     async def _until_the_end(self) -> RunResult:
         config, directory = self._prepared.life.config, self.directory
-        environment = {**env.actor_environment(), **self._prepared.environment}
         async with (
             private_directory(env.runtime_base()) as runtime_dir,
             ActorSystem(
                 "launcher", runtime_dir, tcp=config.network.tcp(), settings=config.supervision.settings()
             ) as system,
-            AsyncExitStack() as exits,
         ):
             console = RunConsole(directory, self._broadcast)
             await system.add(console, "console")
-            life = self._prepared.life
-            control = RunControl(config, life.step, self._broadcast, console, self.request_stop)
+            first = self._prepared.life.step
+            control = RunControl(config, first, directory, self._broadcast, console, self.request_stop)
             await system.add(control, CONTROL)
-            here = ProcessNode(system, runtime_dir, directory.logs, environment)
+            return await control.reported(self._on_its_nodes(system, runtime_dir, console))
+
+    async def _on_its_nodes(self, system: ActorSystem, runtime_dir: Path, console: RunConsole) -> RunResult:
+        life, directory = self._prepared.life, self.directory
+        environment = {**env.actor_environment(), **self._prepared.environment}
+        here = ProcessNode(system, runtime_dir, directory.logs, environment)
+        async with AsyncExitStack() as exits:
             joining = joined_cluster(system, here, self._prepared, self._nodes, console)
             cluster = await self._unless_stopped(exits.enter_async_context(joining))
             supervision = await exits.enter_async_context(
                 RunSupervision(
                     system,
                     here,
-                    config.supervision.intensity(),
+                    life.config.supervision.intensity(),
                     self._log_level,
                     cluster.placed,
                     cluster.another_node,
                 )
             )
             own_gpus = cluster.placement.own_gpus()
-            local_run = LocalRun(config, directory, supervision, console, life.checkpoint, own_gpus)
+            local_run = LocalRun(life.config, directory, supervision, console, life.checkpoint, own_gpus)
             return await self._trained(local_run, [system.failure, cluster.failure])
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:

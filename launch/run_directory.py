@@ -81,6 +81,15 @@ class RunDirectory:
                 raise RunDirectoryError(f"{path} is not a run directory: it has no {part.name}")
         return run
 
+    def log_of(self, actor: str) -> Path:
+        """Raises RunDirectoryError if the actor has none."""
+        known = {path.stem: path for path in sorted(self.logs.glob("*.log"))}
+        if actor not in known:
+            raise RunDirectoryError(
+                f"{self.path} has no log of {actor!r}; there are: {', '.join(known) or 'none'}"
+            )
+        return known[actor]
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Locks the run. Raises RunDirectoryError if another process works on it."""

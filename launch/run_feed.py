@@ -1,7 +1,7 @@
-"""The steps and events of a run, for its display and for any number of readers.
+"""The steps and events of a run, for its display and for any number of readers in this program.
 
 Each reader has all that comes after it was made. Items that it has not taken yet are kept in memory: a slow reader
-delays nothing.
+delays nothing. Followers in other programs read the run's files (``run_control.py``), as ``Pulse`` wakes them.
 """
 
 import asyncio
@@ -68,6 +68,17 @@ class Feed(Generic[Item]):
             reader.end()
 
 
+class Pulse:
+    """Wakes all waiters at each change. A waiter takes ``next``, looks, and then waits for it: so it misses nothing."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def beat(self) -> None:
+        self.next.set()
+        self.next = asyncio.Event()
+
+
 class Broadcast:
     """Shows a run on ``display``, and gives its steps and events to readers too. Implements ``Display``."""
 
@@ -75,6 +86,7 @@ class Broadcast:
         self._display = display
         self.steps = Feed[StepMetrics](at_end)
         self.events = Feed[RunEvent](at_end)
+        self.changes = Pulse()
         self.last_step = 0
         self.last_phase = ""
 
@@ -94,14 +106,17 @@ class Broadcast:
     def step(self, metrics: StepMetrics) -> None:
         self.steps.put(metrics)
         self.last_step = metrics.step
+        self.changes.beat()
         self._display.step(metrics)
 
     def phase(self, text: str, done: int | None = None, total: int | None = None) -> None:
         self.last_phase = text
+        self.changes.beat()
         self._display.phase(text, done, total)
 
     def event(self, event: RunEvent) -> None:
         self.events.put(event)
+        self.changes.beat()
         self._display.event(event)
 
     def warn(self, text: str, *, at_once: bool = False) -> None:

@@ -16,6 +16,17 @@ from .run_directory import RunDirectory
 from .run_endings import error_words
 
 
+def end_of_run(outcome: RunResult | BaseException, wall_s: float) -> RunEnded:
+    """The last event of a life that has this result, or has ended with this error, after ``wall_s`` seconds."""
+    wall_s = round(wall_s, 3)
+    if isinstance(outcome, RunResult):
+        step, checkpoint = Step(outcome.last_step), outcome.checkpoint or None
+        return RunEnded(outcome.stopped, step, wall_s=wall_s, checkpoint=checkpoint)
+    traceback = outcome.remote_traceback if isinstance(outcome, ActorFailed) else None
+    stopped = isinstance(outcome, Interrupted)
+    return RunEnded(stopped, error=error_words(outcome), traceback=traceback, wall_s=wall_s)
+
+
 class RunRecord:
     """Writes ``made_with.json``, the first and the last event, and the report. Each life has one end: later ones are
     ignored."""
@@ -34,8 +45,7 @@ class RunRecord:
 
     def complete(self, result: RunResult) -> None:
         """Raises OSError if the end can't be written."""
-        step, checkpoint = Step(result.last_step), result.checkpoint or None
-        self._events.write(RunEnded(result.stopped, step, wall_s=self._wall_s(), checkpoint=checkpoint))
+        self._events.write(end_of_run(result, self._display.wall_s))
         self._events.close()
         self._ended = True
 
@@ -43,12 +53,9 @@ class RunRecord:
         if self._ended:
             return
         self._ended = True
-        traceback = error.remote_traceback if isinstance(error, ActorFailed) else None
-        stopped = isinstance(error, Interrupted)
-        event = RunEnded(stopped, error=error_words(error), traceback=traceback, wall_s=self._wall_s())
         # A disk may be full: then the error itself is the only report.
         with contextlib.suppress(OSError), contextlib.closing(self._events):
-            self._events.write(event)
+            self._events.write(end_of_run(error, self._display.wall_s))
 
     def report(self) -> None:
         """Writes ``report.html``; warns if it can't be written: the run has its result without it."""
@@ -61,6 +68,3 @@ class RunRecord:
         """The same, if the run has come as far as to measure something."""
         if self._directory.metrics.exists():
             self.report()
-
-    def _wall_s(self) -> float:
-        return round(self._display.wall_s, 3)

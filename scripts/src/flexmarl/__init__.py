@@ -2,7 +2,8 @@
 
 The packages are ``flexmarl.core`` (actor runtime), ``flexmarl.transport`` (Set/Get of training
 states), ``flexmarl.actors`` (the four roles) and ``flexmarl.launch`` (processes, files, people).
-``flexmarl.Run`` is a run within a program; it is imported when it is first used.
+``flexmarl.Run`` is a run within a program, ``flexmarl.connect`` reaches a run of another program; they are imported
+when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 from .core.front_door import lazy_exports
 
 if TYPE_CHECKING:
+    from .launch.connected_run import connect
     from .launch.run import Run
 else:
-    __getattr__ = lazy_exports(__name__, {"launch.run": ["Run"]})
+    __getattr__ = lazy_exports(__name__, {"launch.connected_run": ["connect"], "launch.run": ["Run"]})
 
 __version__ = "0.1.0"
 
-__all__ = ["Run"]
+__all__ = ["Run", "connect"]

@@ -1,0 +1,165 @@
+"""A run from another program: in another process, or on another host.
+
+    async with flexmarl.connect("runs/first") as run:
+        async for step in run.steps(after=0):
+            print(step.step, step.tokens)
+
+The commands ``flexmarl status``, ``stop``, ``logs`` and ``admit`` are made of it.
+"""
+
+import os
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ..actors.messages import WORK_TIMEOUT_S, StoreApi
+from ..actors.run_events import RunEnded, RunEvent
+from ..actors.step_metrics import StepMetrics
+from ..core.errors import ActorDead, CallTimeout
+from ..core.ref import ActorRef
+from ..core.system import ActorSystem
+from ..core.wire.curve import Keys, write_private
+from .errors import RunUnreachable
+from .run_address import RunAddress
+from .run_control import NAME, Right, RunControl, RunStatus
+from .run_directory import RunDirectory
+from .stored_runs import stored_run
+
+_TIMEOUT_S: Final = 30.0
+_LOG_BYTES: Final = 1 << 20
+_SCHEMES: Final = ("ipc://", "tcp://")
+
+
+def connect(run: Path | str, keys: Keys | None = None) -> "ConnectedRun":
+    """A connection to a run, as a context of the loop that is running.
+
+    ``run``: its folder; the file ``address`` in it, or one of ``flexmarl admit``, also copied to another host; or its
+    address, with ``keys`` if it begins with ``tcp://``.
+    """
+    return ConnectedRun(run, keys)
+
+
+class ConnectedRun:
+    """A run that another program has started. Entering raises RunUnreachable if it can't be asked, UnsafeKeys if others
+    may have read the file. Every method raises ActorDead if the run's launcher has ended, CallTimeout if it does not
+    answer within 30 s, CallNotAllowed if the keys are not for this call.
+    """
+
+    def __init__(self, run: Path | str, keys: Keys | None = None) -> None:
+        self._run = run
+        self._keys = keys
+        self._store: ActorRef[StoreApi] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._address = _address_of(self._run, self._keys)
+        name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
+        self._system = ActorSystem(name, keys=self._address.keys)
+        await self._system.__aenter__()
+        try:
+            self._control = self._system.ref(NAME, self._address.address, RunControl)
+            await self.status()
+        except (ActorDead, CallTimeout) as error:
+            await self._system.__aexit__(None, None, None)
+            raise RunUnreachable(f"{self._run} does not answer: has it ended? {error}") from None
+        except BaseException:
+            await self._system.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._system.__aexit__(kind, error, trace)
+
+    # ------------------------------------------------------------------ following
+
+    async def status(self) -> RunStatus:
+        return await self._control.within(_TIMEOUT_S).status()
+
+    def steps(self, after: int | None = None) -> AsyncGenerator[StepMetrics, None]:
+        """The steps after step ``after`` (0: all), None: those that are complete from the first iteration on, until the
+        run ends or is stopped. Raises RunFailed at the end of a run that fails.
+
+        A slow reader delays nothing: the run's file keeps the steps for it. A run that ends waits 2 s for readers.
+        """
+        return self._control.within(WORK_TIMEOUT_S).steps(after)
+
+    def events(self, after: int | None = None) -> AsyncGenerator[RunEvent, None]:
+        """The events after the first ``after`` of ``events.jsonl`` (0: all), None: those from the first iteration on;
+        the last one is ``RunEnded``. Raises RunFailed at the end of a run that fails."""
+        return self._control.within(WORK_TIMEOUT_S).events(after)
+
+    async def wait(self) -> RunEnded:
+        """Waits for the run's end. Raises RunFailed."""
+        last: RunEvent | None = None
+        async for event in self.events():
+            last = event
+        assert isinstance(last, RunEnded)
+        return last
+
+    async def log(self, actor: str = "launcher") -> str:
+        """The last MiB of an actor's log. Raises RunDirectoryError if it has none on the launcher's host."""
+        return await self._control.within(_TIMEOUT_S).log(actor, _LOG_BYTES)
+
+    # ------------------------------------------------------------------ changing
+
+    async def stop(self, *, now: bool = False, by: str = "a connected program") -> bool:
+        """Asks the run to end, and does not wait for its end. True: it ends after the steps under way, with a
+        checkpoint; False: at once, as with ``now``. ``by``: for the run's messages."""
+        return await self._control.within(_TIMEOUT_S).stop(by, now)
+
+    async def admit(self, file: Path, rights: Sequence[Right]) -> None:
+        """Makes a file for ``connect``, whose holder may do no more than ``rights``: ``watch`` (status, steps, events,
+        logs), and with it ``judge`` (samples, write) or ``stop``. It is for this life of the run: a resumed run
+        has new keys. Raises RunUnreachable if the run does not listen over TCP, OSError."""
+        own = self._address.keys
+        if own is None:
+            raise RunUnreachable(
+                f"{self._run} has its sockets in a private folder of this host. Start it with "
+                "network.listen=ADDRESS, so that it listens for other users and hosts"
+            )
+        keys = Keys.for_client(own.server_public)
+        await self._control.within(_TIMEOUT_S).admit(keys.client_public, [*rights])
+        write_private(file, RunAddress(self._address.address, keys).text())
+
+    # ------------------------------------------------------------------ samples
+
+    async def samples(self, where: str = "", limit: int = 1000) -> list[dict[str, Any]]:
+        """The first ``limit`` samples in the store for which ``where``, an SQL expression over their columns, is true;
+        by column name, without tokens and tensors. Waits until the run has a store. Raises StoreError,
+        SelectTimeout, TooManySelects."""
+        return (await (await self._stored()).select(where, limit)).rows
+
+    async def write(self, agent: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Writes columns that the config declares as ``written_by: external``, all values or none: ``sample_id`` and
+        further columns by name, one value for each sample. Returns when they are durable. Raises StoreError with
+        the reason."""
+        parts = {agent: {name: [*values] for name, values in columns.items()}}
+        await (await self._stored()).write(self._system.name, parts)
+
+    async def _stored(self) -> StoreApi:
+        if self._store is None:
+            self._store = await self._control.within(WORK_TIMEOUT_S).store()
+        return self._store.within(_TIMEOUT_S)
+
+
+def _address_of(run: Path | str, keys: Keys | None) -> RunAddress:
+    """Raises RunUnreachable, RunDirectoryError, UnsafeKeys."""
+    if isinstance(run, str) and run.startswith(_SCHEMES):
+        return RunAddress(run, keys)
+    path = Path(run)
+    if not path.is_file():
+        directory = RunDirectory.existing(path)
+        if not stored_run.is_alive(directory):
+            raise RunUnreachable(f"{path} is not running")
+        path = directory.control_address
+    try:
+        found = RunAddress.load(path)
+    except FileNotFoundError:
+        raise RunUnreachable(f"{run} starts or ends: it can't be asked yet, or any more") from None
+    except PermissionError:
+        owner = path.stat().st_uid
+        raise RunUnreachable(f"{run} is a run of user {owner}, not {os.geteuid()}") from None
+    return RunAddress(found.address, keys or found.keys)

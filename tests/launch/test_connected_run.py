@@ -1,0 +1,257 @@
+"""``flexmarl.connect``: runs with simulated policies, reached from another program over their sockets and over TCP."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flexmarl
+from flexmarl.actors.errors import StoreError
+from flexmarl.actors.run_events import RunEnded, RunStarted
+from flexmarl.actors.step_metrics import StepMetrics
+from flexmarl.core.errors import ActorDead, CallNotAllowed, UnsafeKeys
+from flexmarl.core.wire.curve import Keys
+from flexmarl.launch.cli import main
+from flexmarl.launch.connected_run import ConnectedRun
+from flexmarl.launch.errors import RunDirectoryError, RunFailed, RunUnreachable
+from flexmarl.launch.json_lines import metrics_from_json
+from flexmarl.launch.run_address import RunAddress
+
+from ..patience import PATIENCE_S
+from .conftest import SIMULATED, Launched, Launcher
+
+ENDLESS = (*SIMULATED, "training.steps=100000")
+JUDGED = "agents.solver.columns.judged={type: float, required: true, written_by: external, timeout_s: 60}"
+
+
+@pytest.fixture(autouse=True)
+async def _deadline() -> AsyncIterator[None]:
+    async with asyncio.timeout(PATIENCE_S):
+        yield
+
+
+async def waited(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+async def held(launcher: Launcher, name: str, step: int, *settings: str) -> tuple[Launched, Path]:
+    """A run whose step ``step`` waits until the file is removed."""
+    hold = launcher.runs / f"{name}.hold"
+    hold.write_text(str(2 * (step - 1)))  # queries_per_step
+    run = launcher.train(name, *SIMULATED, f"data.hold={hold}", *settings)
+    await asyncio.to_thread(run.wait_for_step, step - 1)
+    return run, hold
+
+
+async def test_steps_and_events_are_those_of_the_files_and_end_with_the_run(launcher: Launcher) -> None:
+    run, hold = await held(launcher, "followed", 3, "training.steps=4")
+    async with flexmarl.connect(run.directory) as followed:
+        assert (await followed.status()).step == 2
+        all_steps, events = followed.steps(after=0), followed.events(after=0)
+        first = [await anext(all_steps), await anext(all_steps)]
+        end = asyncio.create_task(followed.wait())
+        later = asyncio.create_task(_next(followed.steps()))
+        third = asyncio.create_task(_list(followed.steps(after=2)))
+        await followed.status()  # the followers have asked by now: calls are served in order
+        assert not later.done() and not end.done() and not third.done()
+        hold.unlink()
+        steps = [*first, *await _list(all_steps)]
+        assert await later == steps[2] and await third == steps[2:]
+        seen = await _list(events)
+        assert await end == seen[-1]
+    assert run.wait() == 0
+    assert steps == [metrics_from_json(line) for line in run.metrics] and len(steps) == 4
+    assert isinstance(seen[0], RunStarted) and isinstance(seen[-1], RunEnded) and seen[-1].step == 4
+    # Actors that are stopped may report more to the file.
+    written = [line["event"] for line in run.events]
+    assert [event.event for event in seen] == [*written[: len(seen) - 1], "run_ended"]
+    assert seen[-1].checkpoint == run.events[-1]["checkpoint"]
+    run.assert_logs_are_clean()
+
+
+async def _next(items: AsyncIterator[StepMetrics]) -> StepMetrics:
+    return await anext(items)
+
+
+async def _list(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+async def test_a_follower_that_reads_nothing_delays_nothing(launcher: Launcher) -> None:
+    """More steps than its window holds; it reads the first ones, and then the run is over."""
+    run = launcher.train("unread", *SIMULATED, "training.steps=300")
+    await asyncio.to_thread(run.wait_for_step, 1)
+    async with flexmarl.connect(run.directory) as followed:
+        slow = followed.steps(after=0)
+        read = [await anext(slow)]
+        assert await asyncio.to_thread(run.wait) == 0
+        with pytest.raises(ActorDead):
+            async for step in slow:
+                read.append(step)  # noqa: PERF401  # those before the error count
+    assert len(run.metrics) == 300
+    assert 1 <= len(read) < 300 and read == [metrics_from_json(line) for line in run.metrics[: len(read)]]
+    run.assert_logs_are_clean()
+
+
+async def test_the_error_of_a_run_is_raised_at_the_end(launcher: Launcher) -> None:
+    run, hold = await held(launcher, "failing", 2)
+    async with flexmarl.connect(run.directory) as followed:
+        events, steps = followed.events(after=0), followed.steps()
+        waiting = asyncio.create_task(followed.wait())
+        assert isinstance(await anext(events), RunStarted)
+        reading = asyncio.create_task(_list(steps))
+        await followed.status()
+        run.actors()["store"].kill()
+        with pytest.raises(RunFailed, match="actor store died"):
+            async for event in events:
+                last = event
+        assert isinstance(last, RunEnded) and "actor store died" in (last.error or "")
+        for task in (waiting, reading):
+            with pytest.raises(RunFailed, match="actor store died"):
+                await task
+    hold.unlink()
+    assert run.wait() == 1
+    assert run.events[-1]["error"] == last.error
+
+
+async def test_a_killed_launcher_is_noticed(launcher: Launcher) -> None:
+    run = launcher.train("killed", *ENDLESS)
+    await asyncio.to_thread(run.wait_for_step, 1)
+    async with flexmarl.connect(run.directory) as followed:
+        await anext(followed.steps())
+        waiting = asyncio.create_task(followed.wait())
+        await followed.status()
+        run.process.kill()
+        with pytest.raises(ActorDead):
+            await waiting
+    run.wait()
+    with pytest.raises(RunUnreachable, match="killed is not running"):
+        await flexmarl.connect(run.directory).__aenter__()
+    with pytest.raises(RunUnreachable, match="does not answer: has it ended?"):
+        await flexmarl.connect(run.directory / "address").__aenter__()
+
+
+async def test_stop_ends_it_after_the_steps_under_way(launcher: Launcher) -> None:
+    run = launcher.train("stopped", *ENDLESS)
+    await asyncio.to_thread(run.wait_for_step, 1)
+    async with flexmarl.connect(str(run.directory)) as followed:
+        waiting = asyncio.create_task(followed.wait())
+        await followed.status()
+        assert await followed.stop() is True
+        end = await waiting
+        assert end.stopped and end.checkpoint is not None and Path(end.checkpoint).exists()
+    assert run.wait() == 130
+
+
+async def test_a_judge_sees_the_samples_and_writes_its_column(launcher: Launcher) -> None:
+    run = launcher.train("judged", *SIMULATED, "training.steps=3", JUDGED)
+    await waited((run.directory / "address").exists)
+    judged: set[str] = set()
+
+    async def judge(connected: ConnectedRun) -> None:
+        while True:
+            waiting = await connected.samples("agent = 'solver' and status = 'writing'")
+            names = [row["sample_id"] for row in waiting]
+            await connected.write(
+                "solver", {"sample_id": names, "judged": [row["reward"] for row in waiting]}
+            )
+            judged.update(names)
+
+    async with flexmarl.connect(run.directory) as connected:
+        ended = asyncio.create_task(connected.wait())
+        judging = asyncio.create_task(judge(connected))
+        with pytest.raises(StoreError, match="there is no sample 'none'"):
+            await connected.write("solver", {"sample_id": ["none"], "judged": [1.0]})
+        with pytest.raises(StoreError, match="there is no column rewrd"):
+            await connected.samples("rewrd > 1")
+        assert (await ended).step == 3
+        with pytest.raises(ActorDead):
+            await judging
+    assert run.wait() == 0
+    assert len(judged) == 3 * 8
+
+
+@pytest.fixture(scope="module")
+def run(launcher: Launcher) -> Launched:
+    run = launcher.train("tcp", *ENDLESS, "network.listen=127.0.0.1")
+    run.wait_for_step(2)
+    return run
+
+
+class TestOverTcp:
+    async def test_a_copy_of_the_address_file_is_enough(self, run: Launched, tmp_path: Path) -> None:
+        copy = tmp_path / "copied"
+        shutil.copy(run.directory / "address", copy)
+        found = RunAddress.load(copy)
+        for way in (flexmarl.connect(copy), flexmarl.connect(found.address, found.keys)):
+            async with way as connected:
+                assert (await connected.status()).step >= 2
+                assert "{" in await connected.log("store") or await connected.log("store") == ""
+                with pytest.raises(
+                    RunDirectoryError, match="has no log of '../config'; there are: launcher, "
+                ):
+                    await connected.log("../config")
+        copy.chmod(0o644)
+        with pytest.raises(UnsafeKeys, match="open to other users"):
+            await flexmarl.connect(copy).__aenter__()
+
+    async def test_the_commands_take_an_address_file(
+        self, run: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        copy = str(tmp_path / "copied")
+        shutil.copy(run.directory / "address", copy)
+        assert await asyncio.to_thread(main, ["status", copy]) == 0
+        assert "policies   solver x1" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["logs", copy, "launcher"]) == 0
+        assert capsys.readouterr().out == (run.directory / "logs" / "launcher.log").read_text()
+        assert await asyncio.to_thread(main, ["logs", copy, "nothing"]) == 2
+        assert "has no log of 'nothing'" in capsys.readouterr().err
+        assert await asyncio.to_thread(main, ["status", str(tmp_path / "none")]) == 2
+        assert "none is not a run directory" in capsys.readouterr().err
+
+    async def test_an_admitted_program_may_do_no_more_than_its_rights(
+        self, run: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        watcher, judge = tmp_path / "watcher", tmp_path / "judge"
+        assert await asyncio.to_thread(main, ["admit", str(run.directory), str(watcher)]) == 0
+        assert f"{watcher}: its holder may watch {run.directory}" in capsys.readouterr().out
+        async with flexmarl.connect(run.directory) as owner:
+            await owner.admit(judge, ["judge"])
+        assert watcher.stat().st_mode & 0o777 == 0o600
+        keys = RunAddress.load(watcher).keys
+        assert keys is not None and keys.server_secret is None
+        async with flexmarl.connect(watcher) as watching, flexmarl.connect(judge) as judging:
+            assert (await anext(watching.steps())).step > 2
+            for refused in (
+                watching.stop(),
+                watching.samples(),
+                watching.admit(tmp_path / "more", ["stop"]),
+                judging.stop(now=True),
+                judging._system.ref("store", (await judging._control.api.store()).address).ask(
+                    "retire", "rollout-0"
+                ),
+            ):
+                with pytest.raises(CallNotAllowed):
+                    await refused
+            assert (await judging.samples("status = 'consumed'", 3))[0]["agent"] == "solver"
+        assert not (tmp_path / "more").exists()
+
+    async def test_a_stranger_is_refused(self, run: Launched) -> None:
+        found = RunAddress.load(run.directory / "address")
+        assert found.keys is not None
+        for keys in (Keys.for_client(found.keys.server_public), Keys.make()):
+            with pytest.raises(RunUnreachable, match="does not answer"):
+                await flexmarl.connect(found.address, keys).__aenter__()
+
+
+async def test_a_run_without_tcp_admits_no_one_from_outside(launcher: Launcher, tmp_path: Path) -> None:
+    run = launcher.train("local", *ENDLESS)
+    await asyncio.to_thread(run.wait_for_step, 1)
+    async with flexmarl.connect(run.directory) as owner:
+        with pytest.raises(RunUnreachable, match="Start it with network.listen=ADDRESS"):
+            await owner.admit(tmp_path / "file", ["watch"])
+    assert not (tmp_path / "file").exists()
