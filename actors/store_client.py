@@ -34,6 +34,7 @@ from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_f
 from .declared_columns import MAX_STRING
 from .errors import SamplesUnreachable, StoreFull
 from .messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi, Truncation
+from .names import AgentName
 from .sample_id import SampleId
 from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, sent
 
@@ -325,6 +326,12 @@ class ExperienceReader:
         columns = {name: column for name, column in batch.columns.items() if name not in _TRAINING}
         source = await self._source(columns.values())
         return {name: _declared_values(column, source) for name, column in columns.items()}
+
+    async def column(self, agent: AgentName, name: str, sample_ids: Sequence[str]) -> list[Any]:
+        """One column of samples that need no lease, a value for each, as ``columns`` has it. Raises as ``arrays`` does,
+        and StoreError for an unknown agent, column or sample, or if the samples are trained meanwhile."""
+        found = await self._store.within(SEND_TIMEOUT_S).column(agent, name, [*sample_ids])
+        return _declared_values(found[name], await self._source([found[name]]))
 
     async def _source(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> Source:
         """The source of the columns' bytes: the segments, one answer of the store for all of them, or their writers'

@@ -15,8 +15,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ..actors.messages import WORK_TIMEOUT_S, StoreApi
+from ..actors.names import AgentName
 from ..actors.run_events import RunEnded, RunEvent
 from ..actors.step_metrics import StepMetrics
+from ..actors.store_client import ExperienceReader
 from ..core.errors import ActorDead, CallTimeout
 from ..core.ref import ActorRef
 from ..core.system import ActorSystem
@@ -128,9 +130,15 @@ class ConnectedRun:
 
     async def samples(self, where: str = "", limit: int = 1000) -> list[dict[str, Any]]:
         """The first ``limit`` samples in the store for which ``where``, an SQL expression over their columns, is true;
-        by column name, without tokens and tensors. Waits until the run has a store. Raises StoreError,
-        SelectTimeout, TooManySelects."""
+        by column name, without tokens, tensors and strings of more than 256 characters (``column`` has them). Waits
+        until the run has a store. Raises StoreError, SelectTimeout, TooManySelects."""
         return (await (await self._stored()).select(where, limit)).rows
+
+    async def column(self, agent: str, name: str, sample_ids: Sequence[str]) -> list[Any]:
+        """The values of a column of these samples, in their order: also long strings, token ids and arrays; None if
+        a sample has no value, or was trained already. Raises StoreError for an unknown agent, column or sample."""
+        reader = ExperienceReader(await self._store_ref(), None)
+        return await reader.column(AgentName(agent), name, sample_ids)
 
     async def write(self, agent: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Writes columns that the config declares as ``written_by: external``, all values or none: ``sample_id`` and
@@ -140,9 +148,12 @@ class ConnectedRun:
         await (await self._stored()).write(self._system.name, parts)
 
     async def _stored(self) -> StoreApi:
+        return (await self._store_ref()).within(_TIMEOUT_S)
+
+    async def _store_ref(self) -> ActorRef[StoreApi]:
         if self._store is None:
             self._store = await self._control.within(WORK_TIMEOUT_S).store()
-        return self._store.within(_TIMEOUT_S)
+        return self._store
 
 
 def _address_of(run: Path | str, keys: Keys | None) -> RunAddress:

@@ -184,6 +184,9 @@ def _check_command(words: list[str]) -> None:
             if arguments[0] == "train":
                 settings = [word for word in arguments if "=" in word and not word.startswith("-")]
                 resolve("sort-digits", settings)
+        case ["python", "-m", module, *arguments]:
+            script = f"{module.removeprefix('flexmarl.').replace('.', '/')}.py"
+            _check_command(["python", script, *arguments])
         case ["python" | ".venv/bin/python", script, *arguments]:
             source = (ROOT / script).read_text()
             assert not [word for word in arguments if word.startswith("-") and f'"{word}"' not in source]

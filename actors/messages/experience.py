@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from ...core.actor import endpoint
 from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
 from ..errors import SamplesLost, SelectTimeout, StoreError, TooFewRows, TooManySelects, WriterRetired
-from ..names import PolicyName, Step
+from ..names import AgentName, PolicyName, Step
 from .rollouts import GroupClosed
 from .truncation import Truncation
 
@@ -167,6 +167,12 @@ class StoreApi(Protocol):
         """Rows for which an SQL expression over their scalar columns is true. Few expressions are evaluated at once,
         others wait in order. Raises StoreError for one that is invalid, SelectTimeout if it takes too long,
         TooManySelects if too many wait."""
+
+    @endpoint(raises=[StoreError])
+    async def column(self, agent: AgentName, name: str, sample_ids: list[str]) -> dict[str, Any]:
+        """One column of samples of ``agent``, by its name, as ``LeasedBatch.columns`` has it: also token lists, tensors
+        and long strings. None: not written, or of a sample that was trained already. Refused with the reason: an
+        unknown agent, column or sample."""
 
     @endpoint(raises=[StoreError])
     async def trajectory(self, name: str) -> Selection:

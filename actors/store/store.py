@@ -191,9 +191,7 @@ class Store(Actor, StoreApi):
         queue = self._tables.queue(policy)
         staleness = min(self._setup.max_staleness, policy_version)
         while True:
-            async with self._leasing[
-                policy
-            ]:  # in the order of the requests, also if the first one has to wait
+            async with self._leasing[policy]:  # in the order of the requests, also if the first has to wait
                 await self._wait_until_written(queue, policy_version, count, staleness)
                 deadline = self.system.clock() + self._setup.lease_s
                 batch = queue.lease(policy_version, count, deadline, staleness)
@@ -221,9 +219,12 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def select(self, where: str, limit: int) -> Selection:
-        return await self._selects.select(
-            self._tables.scalar_columns(), self._tables.scalars, where, min(limit, _MOST_ROWS)
-        )
+        columns, rows = self._tables.scalar_columns(), self._tables.scalars
+        return await self._selects.select(columns, rows, where, min(limit, _MOST_ROWS))
+
+    @endpoint
+    async def column(self, agent: AgentName, name: str, sample_ids: list[str]) -> dict[str, Any]:
+        return {name: self._tables.table(agent).column(name, sample_ids)}
 
     @endpoint
     async def trajectory(self, name: str) -> Selection:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ..column_refs import ColumnRefs, packed
 from ..errors import StoreError
 from ..sample_id import SAMPLE_ID_FORM, step_of, training_step
 from .policy_queue import PolicyQueue
@@ -180,6 +181,14 @@ class Table:
     def rows(self) -> Iterator[Row]:
         """In the order of their arrival. To be read before the next change."""
         return iter(self._rows.values())
+
+    def column(self, name: str, sample_ids: Sequence[str]) -> Sequence[Cell] | ColumnRefs:
+        """The cells of these rows, in this order, packed if all are references. Raises StoreError for an unknown column
+        or row."""
+        place = self.schema.index.get(name)
+        if place is None:
+            raise self._refused(f"unknown column {name!r}; there are: {', '.join(self.schema.names)}")
+        return packed([self._known(sample_id).cells[place] for sample_id in sample_ids])
 
     def steps(self) -> Iterator[int]:
         """The steps that have rows."""

@@ -156,6 +156,8 @@ async def test_a_judge_sees_the_samples_and_writes_its_column(launcher: Launcher
         while True:
             waiting = await connected.samples("agent = 'solver' and status = 'writing'")
             names = [row["sample_id"] for row in waiting]
+            plans = await connected.column("solver", "plan", names)
+            assert all(len(plan) == 2 for plan in plans)
             await connected.write(
                 "solver", {"sample_id": names, "judged": [row["reward"] for row in waiting]}
             )

@@ -121,6 +121,37 @@ async def test_what_a_workflow_wrote_comes_out_by_value_and_by_reference(house: 
     assert (await house.store.api.store_statistics()).live_bytes == 0, "what they refer to is given back"
 
 
+async def test_a_column_of_samples_is_read_without_a_lease(house: House) -> None:
+    await house.open(COLUMNS | {"judged": JUDGED})
+    long, plan = "é" * 300, np.array([7, 8], np.int32)
+    await house.put(sample(0, note=long, plan=plan), sample(1, note="short"), sample(2, tokens=4))
+    reader, agent = ExperienceReader(house.store, None), AgentName("solver")
+    ids = ["1:q_0_2", "1:q_0_0", "1:q_0_1"]
+    assert await reader.column(agent, "note", ids) == [None, long, "short"]
+    assert [array.tolist() for array in await reader.column(agent, "tokens", ids)] == [
+        [0, 1, 2, 3],
+        [0, 1, 2],
+        [0, 1, 2],
+    ]
+    assert (await reader.column(agent, "plan", ids[1:2]))[0].tolist() == [7, 8]
+    assert await reader.column(agent, "note", []) == []
+    assert await house.statuses() == ["writing"] * 3, "nothing was changed"
+    for column, names, why in (
+        ("nte", ids, "unknown column 'nte'; there are: reward, .*note"),
+        ("note", ["1:q_0_7"], "there is no sample '1:q_0_7'"),
+    ):
+        with pytest.raises(StoreError, match=why):
+            await reader.column(agent, column, names)
+    with pytest.raises(StoreError, match="there is no table for agent 'checker'"):
+        await reader.column(AgentName("checker"), "note", ids)
+    await house.write(sample_id=ids, judged=[1.0] * 3)
+    leased = await house.store.api.lease(SOLVER, 0, 3)
+    await house.store.api.commit(SOLVER, [leased.fence], 1)
+    assert await reader.column(agent, "tokens", ids) == [None] * 3, (
+        "they are trained, and their bytes given back"
+    )
+
+
 async def test_a_row_waits_for_what_is_written_by_an_external_writer(house: House) -> None:
     await house.open({"judged": JUDGED})
     await house.put(sample(0), sample(1), sample(2))
