@@ -5,6 +5,7 @@ import resource
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import click
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..transport.devices.nvidia import NvidiaDevices, read_devices
+from .folder_description import FolderDescription, describe_folder
 from .host_description import HostDescription, describe_host, version
 
 _LEAST_SHARED_MEMORY: Final = 1 << 30
@@ -21,8 +23,8 @@ _LEAST_OPEN_FILES: Final = 1024
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """``host``: as the placement of actors sees it. ``locked_bytes``: the most memory that a process may pin;
-    ``open_files``: the most files and sockets that it may have open; None without a limit. ``problems``: each a
-    sentence."""
+    ``open_files``: the most files and sockets that it may have open; None without a limit. ``runs``: the
+    folder of all runs. ``problems``: each a sentence."""
 
     host: HostDescription
     platform: str
@@ -30,14 +32,16 @@ class Diagnosis:
     locked_bytes: int | None
     open_files: int | None
     nvidia: NvidiaDevices
+    runs: FolderDescription
     problems: tuple[str, ...]
 
 
-def diagnose() -> Diagnosis:
-    """Looks, and changes nothing."""
+def diagnose(runs: Path = Path("runs")) -> Diagnosis:
+    """Looks, and leaves everything as it was. ``runs``: the folder of all runs."""
     nvidia = read_devices()
     host = describe_host("", nvidia)
     locked, files = _limit(resource.RLIMIT_MEMLOCK), _limit(resource.RLIMIT_NOFILE)
+    folder = describe_folder(runs)
     return Diagnosis(
         host=host,
         platform=sysconfig.get_platform(),
@@ -45,7 +49,8 @@ def diagnose() -> Diagnosis:
         locked_bytes=locked,
         open_files=files,
         nvidia=nvidia,
-        problems=tuple(_problems(host, locked, files)),
+        runs=folder,
+        problems=(*_problems(host, locked, files), *folder.problems()),
     )
 
 
@@ -73,15 +78,17 @@ def _limit(kind: int) -> int | None:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def doctor(as_json: bool) -> int:
-    """Show what this machine has for a run: memory, packages, devices; and what a run would stumble over.
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="The folder of all runs.")
+def doctor(as_json: bool, runs: Path) -> int:
+    """Show what this machine has for a run: memory, packages, devices, disk; and what a run would stumble over.
 
     \b
     Examples:
       flexmarl doctor
       flexmarl doctor --json
+      flexmarl doctor --runs /shared/runs
     """
-    found = diagnose()
+    found = diagnose(runs)
     if as_json:
         click.echo(json.dumps(asdict(found)))
     else:
@@ -98,6 +105,9 @@ def _show(console: Console, found: Diagnosis) -> None:
     table.add_row("memory", f"{host.memory_bytes / 2**30:.1f} GiB")
     free, size = host.shared_memory_free_bytes / 2**30, host.shared_memory_bytes / 2**30
     table.add_row("shared memory", f"{free:.1f} of {size:.1f} GiB free in {host.shared_memory}")
+    seen = "perhaps seen by other hosts" if found.runs.shared else "seen by this host alone"
+    room = f"{found.runs.free_bytes / 2**30:.1f} GiB free"
+    table.add_row("runs", f"{room} in {found.runs.path}, {found.runs.file_system}: {seen}")
     table.add_row("memory to pin", _or_no_limit(found.locked_bytes and found.locked_bytes >> 20, " MiB"))
     table.add_row("open files", _or_no_limit(found.open_files, ""))
     for name, installed in {**host.packages, "nvidia-ml-py": found.nvidia_package}.items():
