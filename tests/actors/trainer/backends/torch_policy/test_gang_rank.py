@@ -28,6 +28,7 @@ from .peak_memory import peak_bytes
 from .policies import make_samples
 from .ranks import (
     NAME,
+    SEED,
     STEP,
     Call,
     Ranks,
@@ -157,7 +158,8 @@ def save(gang: GangRank, kind: str, folder: Path) -> None:
 
 def load(gang: GangRank, kind: str, folder: Path) -> tuple[RankState, Any]:
     """The state after loading and a step, and its figures."""
-    policy = TorchPolicies(99, 10).build(NAME, SETUPS[kind], gang)
+    seed = SEED if kind == "adapter" else 99  # the random base of an adapter comes from the seed
+    policy = TorchPolicies(seed, 10).build(NAME, SETUPS[kind], gang)
     policy.load(folder)
     policy.accumulate(make_samples(2, version=1))
     stats = policy.optimizer_step()
