@@ -12,7 +12,8 @@ from .needed import Need
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
 _BESIDE_THE_STORE: Final = True
-"""Processes that write to the store or read from it share its host's memory."""
+"""Rollout workers and slots are on the head: samples that are lost with a node can end the run, if others of their
+groups are trained already."""
 
 
 def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None) -> list[Need]:
