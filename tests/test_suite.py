@@ -16,7 +16,13 @@ from .patience import PATIENCE_S
 TESTS = Path(__file__).parent
 CLOCKS = {"monotonic", "perf_counter", "time"}
 # Programs in virtual time, whose clock stands still while anything runs.
-VIRTUAL = ("core/testing/", "core/storm.py", "core/cluster_storm.py", "core/wire/test_memory.py")
+VIRTUAL = (
+    "core/testing/",
+    "core/storm.py",
+    "core/cluster_storm.py",
+    "core/wire/test_memory.py",
+    "core/supervision/test_remote_node_storm.py",
+)
 VIRTUAL_OF_ACTORS = (
     "actors/rollout/",
     "actors/inference/test_instance_virtual_time.py",

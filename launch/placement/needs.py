@@ -11,9 +11,6 @@ from .needed import Need
 
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
-_BESIDE_THE_STORE: Final = True
-"""Rollout workers and slots are on the head: samples that are lost with a node can end the run, if others of their
-groups are trained already."""
 
 
 def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None) -> list[Need]:
@@ -21,13 +18,14 @@ def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None)
     as far as they are known.
 
     An actor with ``device: cuda`` has GPUs of its own; ``cuda:1`` names that GPU of the head for all actors of the
-    policy.
+    policy. The first rollout worker is on the head: a run can't do without any.
     """
     known = weights or {}
     head = [Need(name, name, on_head=True) for name in _HEAD]
-    workers = config.rollout.workers
+    workers, spread = config.rollout.workers, config.hosts.spread
     rollout = [
-        Need(f"rollout-{n}", f"rollout.workers={workers}", on_head=_BESIDE_THE_STORE) for n in range(workers)
+        Need(f"rollout-{n}", f"rollout.workers={workers}", on_head=n == 0 or not spread)
+        for n in range(workers)
     ]
     return [*head, _trainer(config, known), *_slots(config, known), *_instances(config, known), *rollout]
 
@@ -66,7 +64,7 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     for slot in range(slots):
         gang = slot // ranks if ranks > 1 and slot < slots // ranks * ranks else None
         yield Need(
-            f"slot-{slot}", f"pool.slots={slots}", on_head=_BESIDE_THE_STORE, purpose="training",
+            f"slot-{slot}", f"pool.slots={slots}", on_head=not config.hosts.spread, purpose="training",
             gpus=int(on_gpus), gang=gang, gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
         )  # fmt: skip
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +14,7 @@ import uvicorn
 from flexmarl.launch.examples.service import application
 
 from ...patience import PATIENCE_S
-from ..conftest import SIMULATED, Launched, Launcher
+from ..conftest import SIMULATED, Launched, Launcher, wait_until
 
 JUDGED = "agents.solver.columns.judged={type: float, required: true, written_by: external, timeout_s: 60}"
 
@@ -74,10 +73,11 @@ async def judge(client: httpx2.AsyncClient) -> dict[str, float]:
 
 async def test_a_run_trains_as_its_samples_are_judged_over_http(launcher: Launcher) -> None:
     run = launcher.train("served", *SIMULATED, "training.steps=3", JUDGED)
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not (run.directory / "address").exists():
-        assert run.process.poll() is None and time.monotonic() < give_up_at, run.text
-        await asyncio.sleep(0.02)
+    address = run.directory / "address"
+    await asyncio.to_thread(
+        wait_until, lambda: address.exists() or run.process.poll() is not None, "its address"
+    )
+    assert address.exists(), run.text
     async with served(run) as client:
         status = (await client.get("/status")).json()
         assert status["steps"] == 3 and status["instances"] == {"solver": 1}

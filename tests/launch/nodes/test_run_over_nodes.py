@@ -68,6 +68,20 @@ def test_actors_are_on_both_hosts_and_end_with_the_run(launcher: Launcher, hosts
     run.assert_logs_are_clean()
 
 
+def test_rollout_workers_and_slots_may_be_on_all_hosts(launcher: Launcher, hosts: Pair) -> None:
+    settings = ("hosts.spread=true", "rollout.workers=2", "pool={name: shared, slots: 2}", "training.steps=6")
+    run, (node,) = begin(launcher, "spread", hosts, *settings)
+    node.wait_for_output("node far has joined the run")
+    assert run.wait() == 0, run.text
+    assert node.wait() == 0, node.text
+    there = {path.stem for path in (run.directory / "logs").glob("*.log")}
+    assert [line["step"] for line in run.metrics] == [1, 2, 3, 4, 5, 6]
+    assert not any(line["failed_trajectories"] for line in run.metrics)
+    assert {"rollout-0", "rollout-1", "slot-0", "slot-1"} <= there
+    for launched in (run, node):
+        launched.assert_nothing_is_left()
+
+
 def test_a_killed_node_costs_its_turns_a_retry_and_its_instances_move(
     launcher: Launcher, hosts: Pair
 ) -> None:

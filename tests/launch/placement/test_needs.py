@@ -114,6 +114,15 @@ def test_slots_of_one_policy_s_ranks_are_a_gang() -> None:
     assert {need.gpus for need in on_cpu} == {0}
 
 
+def test_workers_and_slots_are_on_the_head_unless_they_may_be_spread() -> None:
+    pool = ("pool={name: shared, slots: 2}", "rollout.workers=2")
+    movable = ("rollout-1", "slot-0", "slot-1")
+    for spread in (False, True):
+        found = {need.actor: need.on_head for need in needs_of(config(*pool, f"hosts.spread={spread}"))}
+        assert [found[name] for name in movable] == [not spread] * 3
+        assert all(found[name] for name in ("store", "trainer", "router", "orchestrator", "rollout-0"))
+
+
 def test_more_instances_than_gpus_are_refused_with_the_numbers_and_the_key() -> None:
     three = on_cuda("agents.sorter.instances=3")
     placed = place_run(three, [host("here", 4)]).own_gpus()

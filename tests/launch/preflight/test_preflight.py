@@ -78,7 +78,7 @@ def test_a_dry_run_tries_all_and_writes_no_file(
     shown = capsys.readouterr()
     assert shown.out.startswith("recipe: ") and "hello" not in shown.out
     config = yaml.safe_load(shown.out)
-    assert config["hosts"] == {"share_gpus": False}
+    assert config["hosts"] == {"share_gpus": False, "spread": False}
     rows = [line.split()[1] for line in shown.out.splitlines() if line.startswith("# ")]
     assert rows[:8] == [
         "actor", "store", "router", "orchestrator", "trainer", "solver-0", "checker-0", "rollout-0"
