@@ -136,7 +136,8 @@ class ConnectedRun:
 
     async def column(self, agent: str, name: str, sample_ids: Sequence[str]) -> list[Any]:
         """The values of a column of these samples, in their order: also long strings, token ids and arrays; None if
-        a sample has no value, or was trained already. Raises StoreError for an unknown agent, column or sample."""
+        a sample has no value, or was trained already. Raises StoreError for an unknown agent, column or sample,
+        SamplesUnreachable for long values that a rollout worker on another node than the store's has written."""
         reader = ExperienceReader(await self._store_ref(), None)
         return await reader.column(AgentName(agent), name, sample_ids)
 

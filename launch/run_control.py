@@ -132,7 +132,7 @@ class RunControl(Actor):
     @endpoint(raises=[RunFailed])
     async def events(self, after: int | None) -> AsyncGenerator[RunEvent, None]:
         """The events of ``events.jsonl`` after its first ``after`` lines, or from now on; the last one is ``RunEnded``.
-        Raises RunFailed at the end. Reports of actors that are stopped at the end are in the file alone."""
+        Raises RunFailed at the end."""
         to_skip = after or 0
         with self._following():
             async for line in self._lines(self._directory.events, from_start=after is not None):
