@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from .nodes.hosts_file import read_hosts
 from .nodes.joined_cluster import WAIT_S, NodesWanted
 from .placement.plan_table import plan_as_comment
 from .placement.run_placement import like_this_host, place_run
-from .prepared_run import PreparedRun, checked, new_run, next_life
+from .prepared_run import PreparedRun, begun_run, changed_settings, checked, new_run, next_life
 from .report.report import write_report
 from .run import Run
 from .run_directory import RunDirectory
@@ -78,7 +78,15 @@ for command in (bench, runs, export, completion, doctor, status, stop, logs, adm
     "--accept",
     multiple=True,
     metavar="NAME",
-    help="With --resume: continue although NAME, a file of the recipe or `data`, has changed. May be repeated.",
+    help="With --resume or --continue: continue although NAME, a file of the recipe or `data`, has changed. "
+    "May be repeated.",
+)
+@click.option(
+    "--continue",
+    "continues",
+    is_flag=True,
+    help="Continue the run --name if it is there already, else begin it: for jobs that are started again by Slurm or "
+    "another scheduler.",
 )
 @click.option(
     "--restarts",
@@ -139,6 +147,7 @@ def train(
     runs: Path,
     resume: Path | None,
     accept: tuple[str, ...],
+    continues: bool,
     restarts: int,
     nodes: int,
     hosts: Path | None,
@@ -173,18 +182,24 @@ def train(
     overrides = [word for word in words if "=" in word]
     recipes = [word for word in words if "=" not in word]
     if resume is not None:
-        if recipes or name or dry_run:
-            raise ConfigError("--resume takes no recipe, --name or --dry-run: they are the run's")
+        if recipes or name or dry_run or continues:
+            raise ConfigError("--resume takes no recipe, --name, --continue or --dry-run: they are the run's")
         directory = RunDirectory.existing(resume)
         with directory.locked():
             return _train(None, directory, options, overrides, accept)
-    if accept:
-        raise ConfigError("--accept is for --resume")
     if len(recipes) > 1:
         raise ConfigError(
             f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
         )
     recipe = recipes[0] if recipes else "sort-digits"
+    if continues:
+        if name is None:
+            raise ConfigError("--continue needs --name, the run that is begun or continued")
+        if (begun := begun_run(runs, name, recipe)) is not None:
+            with begun.locked():
+                return _train(None, begun, options, changed_settings(begun, recipe, overrides), accept)
+    elif accept:
+        raise ConfigError("--accept is for --resume and --continue")
     if dry_run:
         config, _, _ = checked(recipe, overrides, runs, name)
         plan = place_run(config, like_this_host(wanted.count))
@@ -250,8 +265,18 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the process's exit status: 0 done, 1 failed, 2 refused, 130 stopped."""
+    return exit_status(lambda: invoke(arguments))
+
+
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its status. Raises its errors, and click's."""
+    return int(cli.main(arguments, prog_name="flexmarl", standalone_mode=False) or 0)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """The status of ``work``. Errors that are a command's refusal or failure are printed, and have theirs."""
     try:
-        status = cli.main(arguments, prog_name="flexmarl", standalone_mode=False)
+        return work()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -264,7 +289,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print_error(f"flexmarl: {error}")
         return EXIT_FAILED
-    return int(status or 0)
 
 
 @dataclass(frozen=True, slots=True)

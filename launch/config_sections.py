@@ -26,6 +26,7 @@ from ..actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerC
 from ..core.protocol.session import DEFAULT_SETTINGS, Settings
 from ..core.supervision.restart_policy import Intensity
 from ..core.wire.zeromq import Tcp
+from .own_address import AUTO, own_address
 
 
 @contextmanager
@@ -154,7 +155,7 @@ class HostsConfig(Config):
 class NetworkConfig(Config):
     """The network between the hosts of a run. ``listen``: an address of this host, at which the run's processes listen
     over TCP, encrypted, each at a free port; without it they have sockets in a private folder, which no other host
-    reaches.
+    reaches. ``auto``: the address of this host's name, or that of its default route if the name has a loopback one.
 
     ``bulk``: weights, training states and samples on their way. ``encrypted``: by TLS 1.3. ``trusted``: plain, for
     networks where every machine is trusted; both ends prove that they belong to the run, and digests are compared, in
@@ -168,12 +169,15 @@ class NetworkConfig(Config):
         return self.bulk == "encrypted"
 
     def tcp(self) -> Tcp | None:
-        return None if self.listen is None else Tcp(self.listen)
+        """Raises ConfigError if there is no address."""
+        if self.listen is None:
+            return None
+        return Tcp(own_address() if self.listen == AUTO else self.listen)
 
     @field_validator("listen")
     @classmethod
     def _is_reached_by_others(cls, listen: str | None) -> str | None:
-        if listen is not None:
+        if listen not in (None, AUTO):
             Tcp(listen)  # raises ValueError
         return listen
 

@@ -1,6 +1,7 @@
 """Reads the environment (the only module that may) and makes the environment of actor processes."""
 
 import os
+import socket
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ _QUIET = {
     "PYTHONUNBUFFERED": "1",
     **_QUIET_VLLM,
 }
+_TORCHRUN = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "TORCHELASTIC_", "WORLD_SIZE")
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -36,6 +38,16 @@ def cuda_devices(uuids: Sequence[str]) -> dict[str, str]:
 def visible_devices() -> str | None:
     """The CUDA devices that this process may use, as Slurm, torchrun or a person names them; None: all of them."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def torchrun_variables() -> dict[str, str]:
+    """The variables by which torchrun describes a process that it has started."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_TORCHRUN)}
+
+
+def host_name() -> str:
+    """The name of this host: Slurm's, in its jobs, or else the system's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def preflight_environment() -> dict[str, str]:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +82,7 @@ def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDe
     gpus, note = visible_devices(found.devices, env.visible_devices())
     base = env.runtime_base()
     return HostDescription(
-        name=name or socket.gethostname(),
+        name=name or env.host_name(),
         cores=cores if limits.cores is None else max(1, min(cores, int(limits.cores))),
         memory_bytes=memory if limits.memory_bytes is None else min(memory, limits.memory_bytes),
         gpus=tuple(_gpu(device) for device in gpus),

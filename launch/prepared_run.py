@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,16 @@ from typing import Any
 
 from ..actors.errors import ConfigError
 from . import resuming
-from .config_reading import resolve_file, resolve_mapping, resolve_written, to_yaml, with_overrides
+from .config_reading import (
+    check,
+    read_yaml,
+    recipe_folder,
+    resolve_file,
+    resolve_mapping,
+    resolve_written,
+    to_yaml,
+    with_overrides,
+)
 from .errors import ResumeRefused
 from .preflight.preflight import check_before_start
 from .resuming import Resumption
@@ -60,6 +70,27 @@ def resumed_run(folder: Path, settings: Sequence[str], accepted: Sequence[str]) 
         yield prepared
 
 
+def begun_run(runs: Path, name: str, recipe: str) -> RunDirectory | None:
+    """The folder of the run ``name``; None if it has not begun. Raises ConfigError if it is a run of another recipe,
+    RunDirectoryError if the folder is not a run's."""
+    folder = runs / _checked_name(name)
+    if not folder.exists():
+        return None
+    directory = RunDirectory.existing(folder)
+    found = read_yaml(directory.config).get("recipe")
+    if found != str(recipe_folder(recipe)):
+        raise ConfigError(f"{folder} is a run of the recipe {found}: choose another --name")
+    return directory
+
+
+def changed_settings(directory: RunDirectory, recipe: str, settings: Sequence[str]) -> list[str]:
+    """The settings that a run of ``recipe`` with ``settings`` would have now and the run in ``directory`` has not, each
+    as ``key.key=value``."""
+    before = check(read_yaml(directory.config), str(directory.config))
+    now, _ = resolve_written(recipe, settings)
+    return [f"{key}={json.dumps(value)}" for key, (_, value) in resuming.differences(before, now).items()]
+
+
 def next_life(directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str]) -> PreparedRun:
     """A locked run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
     life = resuming.prepare(directory, settings, accepted)
@@ -75,7 +106,7 @@ def checked(
 ) -> tuple[RunConfig, Path, Mapping[str, str]]:
     """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""
     resolved, keys = resolve_given(config, settings)
-    folder = runs / (_default_name(resolved) if name is None else _checked_name(name))
+    folder = runs / (default_name(resolved) if name is None else _checked_name(name))
     RunDirectory.check_new(folder)
     return resolved, folder, check_before_start(resolved, keys)
 
@@ -94,7 +125,7 @@ def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConf
     return resolve_written(str(config), settings)
 
 
-def _default_name(config: RunConfig) -> str:
+def default_name(config: RunConfig) -> str:
     """Recipe, time, process, and from this process's second run on a number."""
     number = next(_numbers)
     recipe = Path(config.recipe).name.replace("_", "-")

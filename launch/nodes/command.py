@@ -12,7 +12,7 @@ from ...core.errors import FlexmarlError
 from ...core.telemetry import configure_logging
 from ..errors import NoRunToJoin
 from ..run_address import RunAddress
-from .joining import NodeRefused
+from .joining import Dismissal, NodeRefused
 from .node_process import NodeOptions, serve
 
 _STDIN = "-"
@@ -73,17 +73,17 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
     options = NodeOptions(find, name, listen, wait_s)
     while True:
         try:
-            reason, status = uvloop.run(_until_signal(options)), 0
+            dismissal = uvloop.run(_until_signal(options))
         except (NodeRefused, NoRunToJoin):
             raise
         except FlexmarlError as error:
-            reason, status = str(error), 1
-        click.echo(f"the node ends: {reason}")
+            dismissal = Dismissal(str(error), failed=True)
+        click.echo(f"the node ends: {dismissal.reason}")
         if not again:
-            return status
+            return int(dismissal.failed)
 
 
-async def _until_signal(options: NodeOptions) -> str:
+async def _until_signal(options: NodeOptions) -> Dismissal:
     """Raises click.Abort after SIGINT, SIGTERM or SIGHUP."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

@@ -13,7 +13,7 @@ from ...core.supervision.remote_node import NodeApi, RemoteNode
 from ...core.telemetry import get_logger
 from ..errors import TooFewNodes
 from ..host_description import HostDescription
-from .joining import Head, Joining, NodeRefused, NodesApi, Offer, refusals
+from .joining import GIVEN_UP, Dismissal, Head, Joining, NodeRefused, NodesApi, Offer, refusals
 
 log = get_logger(__name__)
 
@@ -23,11 +23,11 @@ _LEAVE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """``dismissed``: set to the reason for which the node is to end. ``left``: it has, or it is lost."""
+    """``dismissed``: set when the node is to end. ``left``: it has, or it is lost."""
 
     node: RemoteNode
     host: HostDescription
-    dismissed: asyncio.Future[str]
+    dismissed: asyncio.Future[Dismissal]
     left: asyncio.Event
 
 
@@ -68,14 +68,14 @@ class Nodes(Actor, NodesApi):
         del self.joined[joined.node.name]
         self._changed.set()
         if not joined.dismissed.done():  # should it only be silent: it ends when it is heard again
-            joined.dismissed.set_result("the run has given it up")
+            joined.dismissed.set_result(GIVEN_UP)
             log.warning("node lost", node=joined.node.name, reason=lost.reason)
             self.on_lost(joined, lost)
 
     @endpoint
-    async def stay(self, name: str) -> str:
+    async def stay(self, name: str) -> Dismissal:
         joined = self.joined.get(name)
-        return "the run has given it up" if joined is None else await asyncio.shield(joined.dismissed)
+        return GIVEN_UP if joined is None else await asyncio.shield(joined.dismissed)
 
     # ------------------------------------------------------------------ for the run
 
@@ -91,11 +91,11 @@ class Nodes(Actor, NodesApi):
                 return
         raise TooFewNodes(count, sorted(self.joined), wait_s)
 
-    async def dismiss(self, reason: str) -> None:
+    async def dismiss(self, dismissal: Dismissal) -> None:
         """Ends all nodes, and waits until they have left, for 10 s at most."""
         leaving = list(self.joined.values())
         for joined in leaving:
-            joined.dismissed.set_result(reason)
+            joined.dismissed.set_result(dismissal)
         waits = [asyncio.ensure_future(joined.left.wait()) for joined in leaving]
         if waits:
             for late in (await asyncio.wait(waits, timeout=_LEAVE_S))[1]:

@@ -11,6 +11,7 @@ from ...actors.errors import ConfigError
 from ...core.supervision.node import Node
 from ...core.system import ActorSystem
 from ..console.run_console import RunConsole
+from ..errors import Interrupted
 from ..host_description import describe_host
 from ..placement.run_placement import place_run
 from ..prepared_run import PreparedRun
@@ -19,7 +20,7 @@ from ..run_address import RunAddress
 from .cluster import Cluster
 from .head import Nodes
 from .hosts_file import SshHost
-from .joining import NAME, Head, Offer
+from .joining import NAME, Dismissal, Head, Offer
 from .ssh import SshNodes
 
 WAIT_S: Final = 600.0
@@ -46,13 +47,15 @@ async def joined_cluster(
     config, directory = prepared.life.config, prepared.directory
     if wanted.count and config.network.listen is None:
         raise ConfigError(
-            f"--nodes {wanted.count}: other hosts can't reach this one: write network.listen=ADDRESS, its address"
+            f"--nodes {wanted.count}: other hosts can't reach this one: write network.listen=ADDRESS, its address, or "
+            "network.listen=auto"
         )
     host = await asyncio.to_thread(describe_host)
     offer = Offer(str(directory.path.absolute()), config.recipe, system.settings, dict(prepared.environment))
     nodes = Nodes(Head(host, offer, code_digests(Path(config.recipe)), system.address))
     await system.add(nodes, NAME)
     ssh = SshNodes(wanted.hosts, RunAddress.of(system), directory.logs)
+    dismissal = Dismissal("the run has failed", failed=True)
     try:
         with RunAddress.of(system).published(directory.control_address):
             await ssh.start()
@@ -66,8 +69,12 @@ async def joined_cluster(
                 config.hosts.share_gpus,
                 lambda event: console.ref.tell_nowait("event", event),
             )
+        dismissal = Dismissal("the run has ended")
+    except Interrupted:
+        dismissal = Dismissal("the run was stopped")
+        raise
     finally:
-        await nodes.dismiss("the run has ended")
+        await nodes.dismiss(dismissal)
         await ssh.close()
 
 

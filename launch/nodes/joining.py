@@ -46,6 +46,17 @@ class Joining:
     folder_problem: str
 
 
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """``failed``: the run has failed, or has given the node up."""
+
+    reason: str
+    failed: bool = False
+
+
+GIVEN_UP: Final = Dismissal("the run has given it up", failed=True)
+
+
 class NodesApi(Protocol):
     @endpoint
     async def offer(self) -> Offer: ...
@@ -55,8 +66,8 @@ class NodesApi(Protocol):
         """From now on actors may be started on ``node``."""
 
     @endpoint
-    async def stay(self, name: str) -> str:
-        """Returns when the node is dismissed: with the reason."""
+    async def stay(self, name: str) -> Dismissal:
+        """Returns when the node is dismissed."""
 
 
 @dataclass(frozen=True, slots=True)

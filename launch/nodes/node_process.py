@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,11 @@ from ...core.wire.zeromq import Tcp
 from .. import env
 from ..errors import NoRunToJoin
 from ..host_description import describe_host
+from ..own_address import own_address_toward
 from ..resuming import code_digests
 from ..run_address import RunAddress
 from ..run_directory import RunDirectory
-from .joining import NAME, Joining, NodesApi, Offer
+from .joining import NAME, Dismissal, Joining, NodesApi, Offer
 
 _ASK_S: Final = 30.0
 _JOIN_S: Final = 60.0
@@ -40,14 +40,14 @@ class NodeOptions:
     wait_s: float
 
 
-async def serve(options: NodeOptions, progress: Callable[[str], None]) -> str:
-    """Joins a run and serves it; returns the reason for which the node was dismissed.
+async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismissal:
+    """Joins a run and serves it until the node is dismissed.
 
     Raises NodeRefused; NoRunToJoin if the run can't be reached in time, InvalidKeys or UnsafeKeys; ActorDead if the
     head is lost.
     """
     run, offer = await _find_run(options, progress)
-    tcp = Tcp(options.listen or _own_address(run.address), keys=run.keys)
+    tcp = Tcp(options.listen or own_address_toward(_host_of(run.address)), keys=run.keys)
     async with (
         private_directory(env.runtime_base()) as directory,
         ActorSystem("node", directory, tcp=tcp, settings=offer.settings) as system,
@@ -99,10 +99,5 @@ def _describe(name: str, offer: Offer) -> Joining:
     return Joining(describe_host(name), code_digests(Path(offer.recipe)), seen, problem)
 
 
-def _own_address(head: str) -> str:
-    """The address of this host from which it reaches ``head``."""
-    host = head.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # nothing is sent
-        return str(probe.getsockname()[0])
+def _host_of(address: str) -> str:
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")

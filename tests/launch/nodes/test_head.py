@@ -17,7 +17,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.launch.errors import TooFewNodes
 from flexmarl.launch.nodes.head import Nodes
-from flexmarl.launch.nodes.joining import Head, Joining, NodeRefused, NodesApi, Offer
+from flexmarl.launch.nodes.joining import Dismissal, Head, Joining, NodeRefused, NodesApi, Offer
 
 from ...patience import PATIENCE_S
 from ..placement.hosts import host
@@ -69,8 +69,8 @@ async def test_the_run_waits_until_all_have_joined_and_dismisses_them(private: P
                 for head, name in zip(heads, "bc", strict=True)
             ]
             await heads[1].api.offer()
-            dismissing = asyncio.create_task(made.nodes.dismiss("the run has ended"))
-            assert await asyncio.gather(*stays) == ["the run has ended"] * 2
+            dismissing = asyncio.create_task(made.nodes.dismiss(Dismissal("the run has ended")))
+            assert await asyncio.gather(*stays) == [Dismissal("the run has ended")] * 2
         await dismissing
         assert not made.nodes.joined
 
