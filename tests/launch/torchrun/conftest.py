@@ -1,0 +1,5 @@
+"""The runs of ``tests/launch``."""
+
+from ..conftest import launcher
+
+__all__ = ["launcher"]
