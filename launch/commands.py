@@ -32,6 +32,7 @@ from .run import Run
 from .run_directory import RunDirectory
 from .run_endings import closing_words, failure_words
 from .signals import train_until_signal
+from .slurm.command import slurm
 from .stored_runs.command import completion, export, runs
 
 EXIT_FAILED = 1
@@ -53,7 +54,7 @@ def cli() -> None:
     """
 
 
-for command in (bench, runs, export, completion, doctor, status, stop, logs, admit, node):
+for command in (bench, runs, export, completion, doctor, status, stop, logs, admit, node, slurm):
     cli.add_command(command)
 
 

@@ -44,6 +44,10 @@ class NodesNotStarted(FlexmarlError):
         self.problems = problems
 
 
+class JobRefused(FlexmarlError):
+    """Slurm has not taken the job."""
+
+
 class NoRunToJoin(FlexmarlError):
     """A node has found no run, or one of a single host."""
 
