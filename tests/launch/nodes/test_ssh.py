@@ -62,7 +62,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     _program(folder / "python", f'PYTHONPATH={SOURCES} OMP_NUM_THREADS=1 exec {sys.executable} "$@"')
     try:
         wait_until(lambda: server.poll() is not None or _listens(port), "sshd listens")
-        words = [bin_folder / "ssh", "-p", str(port), "127.0.0.1", "true"]
+        words = [str(bin_folder / "ssh"), "-p", str(port), "127.0.0.1", "true"]
         trial = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if trial.returncode:
             pytest.skip(f"sshd does not let its own user in: {trial.stderr}")
