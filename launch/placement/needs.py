@@ -54,18 +54,20 @@ def _trainer(config: RunConfig, weights: Mapping[PolicyName, int]) -> Need:
 
 
 def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:
-    """Slots of the largest policy's ranks are a gang, from the first slot on."""
+    """Slots of the largest policy's ranks are a gang, from the first slot on. Any slots may become one, and ranks meet
+    on one host: with several ranks all slots are on the head."""
     if not isinstance(config.pool, SharedPoolConfig):
         return
     slots = config.pool.slots
     ranks = max(policy.trainer.ranks for policy in config.policies.values())
     on_gpus = any(device_of(policy) != "cpu" for policy in config.policies.values())
     held = max(weights.get(name, 0) // _parts(policy) for name, policy in config.policies.items())
+    on_head = ranks > 1 or not config.hosts.spread
     for slot in range(slots):
         gang = slot // ranks if ranks > 1 and slot < slots // ranks * ranks else None
         yield Need(
-            f"slot-{slot}", f"pool.slots={slots}", on_head=not config.hosts.spread, purpose="training",
-            gpus=int(on_gpus), gang=gang, gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
+            f"slot-{slot}", f"pool.slots={slots}", on_head=on_head, purpose="training", gpus=int(on_gpus), gang=gang,
+            gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
         )  # fmt: skip
 
 

@@ -123,6 +123,13 @@ def test_workers_and_slots_are_on_the_head_unless_they_may_be_spread() -> None:
         assert all(found[name] for name in ("store", "trainer", "router", "orchestrator", "rollout-0"))
 
 
+def test_slots_are_on_the_head_if_a_policy_has_several_ranks() -> None:
+    """Its ranks meet on one host, and may get any slots."""
+    pool = ("pool={name: shared, slots: 3}", "agents.sorter.trainer.ranks=2", "hosts.spread=true")
+    slots = needs(config(*pool), lambda need: need.actor.startswith("slot")).values()
+    assert [need.on_head for need in slots] == [True] * 3
+
+
 def test_more_instances_than_gpus_are_refused_with_the_numbers_and_the_key() -> None:
     three = on_cuda("agents.sorter.instances=3")
     placed = place_run(three, [host("here", 4)]).own_gpus()
