@@ -103,7 +103,7 @@ for command in (bench, runs, export, completion, doctor, status, stop, logs, adm
     default=0,
     metavar="N",
     help="Wait for N other hosts, on which `flexmarl node` joins the run, and place actors there too. It needs "
-    "network.listen=ADDRESS.",
+    "network.listen=ADDRESS or network.listen=auto.",
 )
 @click.option(
     "--hosts",

@@ -18,7 +18,7 @@ class RunFailed(FlexmarlError):
 
 
 class Interrupted(FlexmarlError):
-    """A signal ended the run at once."""
+    """A run was stopped at once: by a signal, ``flexmarl stop --now`` or the program."""
 
 
 class LostActor(FlexmarlError):

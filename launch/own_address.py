@@ -16,8 +16,8 @@ _FAR_AWAY: Final = "192.0.2.1"
 
 
 def own_address() -> str:
-    """The address of this host's name. If it is unknown or a loopback one, as in many an /etc/hosts, that of the
-    default route. Raises ConfigError if there is neither."""
+    """The address of this host's name; if the name is unknown or has a loopback address (``/etc/hosts`` often says
+    so), the address of the default route. Raises ConfigError if there is neither."""
     for host in (env.host_name(), socket.gethostname(), _FAR_AWAY):
         try:
             address = own_address_toward(host)

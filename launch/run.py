@@ -1,4 +1,4 @@
-"""One run on this host, as a context of the loop that is running.
+"""One run, of which this process is the head, as a context of the loop that is running.
 
     async with flexmarl.Run("sort-digits", settings=["training.steps=50"], name="first") as run:
         async for step in run.steps():
@@ -79,7 +79,7 @@ class Run:
         """``config``: the name or folder of a recipe, a YAML file, a mapping with the keys of ``config.yaml`` and
         ``recipe``, or a RunConfig. ``settings``: ``key.key=value``, as on the command line. ``runs``: the folder of all
         runs. ``name``: the run's; None: recipe and time. ``log_level``: of the files in ``logs/``.
-        ``nodes``: other hosts that it waits for (``flexmarl node``).
+        ``nodes``: other hosts for which the run waits (``flexmarl node``).
 
         Entering raises ConfigError with every mistake in the config, RunDirectoryError if the folder exists, OSError.
         """

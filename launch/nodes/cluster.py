@@ -45,8 +45,8 @@ class Cluster:
 
     def another_node(self, actor: str, lost: ActorDead) -> tuple[Node, Mapping[str, str]] | None:
         """The next place of an actor whose node is lost, with the variables that name its devices; None: it is given
-        up. An instance joins the router from wherever it is; others know rollout workers and slots by their
-        addresses."""
+        up. An instance joins the router from any host; rollout workers and slots do not move, as other actors know
+        their addresses."""
         need = self._places.pop(actor).need
         hosts = self._hosts()
         placed = None

@@ -67,7 +67,7 @@ class Nodes(Actor, NodesApi):
         joined.left.set()
         del self.joined[joined.node.name]
         self._changed.set()
-        if not joined.dismissed.done():  # should it only be silent: it ends when it is heard again
+        if not joined.dismissed.done():  # a node that was only silent ends when it can be reached again
             joined.dismissed.set_result(GIVEN_UP)
             log.warning("node lost", node=joined.node.name, reason=lost.reason)
             self.on_lost(joined, lost)
