@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 import uvloop
 
-from ...core.errors import FlexmarlError
+from ...core.errors import FlexmarlError, is_loss
 from ...core.telemetry import configure_logging
-from ..errors import NoRunToJoin
 from ..run_address import RunAddress
-from .joining import Dismissal, NodeRefused
+from .joining import Dismissal
 from .node_process import NodeOptions, serve
 
 _STDIN = "-"
@@ -61,6 +60,8 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
     is_address = join.startswith("tcp://")
     if is_address != (key is not None):
         raise click.UsageError("--key FILE is for --join tcp://HOST:PORT, which needs it")
+    if again and (is_address or join == _STDIN):
+        raise click.UsageError("--again needs --join FILE: the next run has another address and other keys")
     file = key or join
     given = sys.stdin.buffer.read() if file == _STDIN else None
 
@@ -74,9 +75,9 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
     while True:
         try:
             dismissal = uvloop.run(_until_signal(options))
-        except (NodeRefused, NoRunToJoin):
-            raise
         except FlexmarlError as error:
+            if not is_loss(error):  # it would come again
+                raise
             dismissal = Dismissal(str(error), failed=True)
         click.echo(f"the node ends: {dismissal.reason}")
         if not again:

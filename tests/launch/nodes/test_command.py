@@ -1,0 +1,30 @@
+"""The command ``flexmarl node`` before it has joined a run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from flexmarl.core.wire.curve import Keys
+from flexmarl.launch.nodes.command import node
+
+from ...patience import PATIENCE_S
+
+
+@pytest.mark.parametrize("join", [["-"], ["tcp://10.0.0.1:4711", "--key", "address"]])
+def test_a_node_waits_for_the_next_run_only_at_a_file(join: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="--again needs --join FILE"):
+        CliRunner().invoke(node, ["--again", "--join", *join], standalone_mode=False, catch_exceptions=False)
+
+
+def test_a_file_that_others_may_read_is_refused_and_not_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "address"
+    file.write_text(f"tcp://127.0.0.1:9\n{Keys.make().to_json()}")
+    file.chmod(0o644)
+    command = [sys.executable, "-P", "-m", "flexmarl.launch.cli", "node", "--again", "--join", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 2 and "its mode is 0644, open to other users" in done.stderr
+    assert not done.stdout
