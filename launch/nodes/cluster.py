@@ -63,7 +63,9 @@ class Cluster:
         return (self.here if joined is None else joined.node), devices
 
     def _hosts(self) -> list[HostDescription]:
-        return [self.placement.hosts[0], *(joined.host for joined in self.nodes.joined.values())]
+        """Those on which actors can be started: a node may be lost a moment before it leaves ``joined``."""
+        there = [joined.host for joined in self.nodes.joined.values() if joined.node.lost is None]
+        return [self.placement.hosts[0], *there]
 
     def _give_up(self, actor: str, lost: ActorDead) -> None:
         """Without its last rollout worker, or any of its slots, the run can't continue. The router knows if a policy

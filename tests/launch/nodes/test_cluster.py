@@ -82,6 +82,14 @@ async def test_without_gpus_they_move_to_the_head() -> None:
         assert made.cluster.another_node(actor, LOST) == (made.here, {})
 
 
+async def test_nothing_moves_to_a_node_that_is_lost_and_has_not_left_yet() -> None:
+    made = Hosts(instances(3), host("head", 1), host("b", 1), host("c", 1))
+    (moved,) = made.lose("b")
+    late = made.join(host("d", 4))
+    late.node._lose("silent")
+    assert made.cluster.another_node(moved, LOST) is None
+
+
 async def test_the_last_worker_and_any_slot_end_the_run() -> None:
     workers = [Need(f"rollout-{n}", "rollout.workers=2") for n in range(2)]
     made = Hosts([Need("store", "store", on_head=True), *workers], host("head", cores=1), host("b", cores=64))
