@@ -25,7 +25,7 @@ _HEAD: Final = """
 head=$!
 
 # Ahead of the time limit (USR1) the head stops with a checkpoint. After scancel (TERM) it ends.
-newest() {{ find "$run/checkpoints" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -n 1; }}
+newest() {{ find "$run/checkpoints" -maxdepth 1 -name 'step_*[0-9]' 2>/dev/null | sort -V | tail -n 1; }}
 before=$(newest)
 signalled='' time_is_up=''
 trap 'signalled=yes time_is_up=yes; kill -TERM "$head"' USR1

@@ -74,6 +74,17 @@ def test_bash_reads_it(job: Job) -> None:
     subprocess.run(["bash", "-n"], input=script(job), text=True, check=True)
 
 
+def test_the_newest_checkpoint_is_a_complete_one(tmp_path: Path) -> None:
+    for name in ("step_999999", "step_1000000", "step_1000001.partial"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (newest,) = [line for line in script(JOB).splitlines() if line.startswith("newest()")]
+    found = subprocess.run(
+        ["bash", "-c", f'run="$1"\n{newest}\nnewest', "-", str(tmp_path)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Path(found.stdout.strip()).name == "step_1000000"
+
+
 @pytest.mark.parametrize(
     ("time", "seconds"),
     [
