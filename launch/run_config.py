@@ -33,6 +33,8 @@ from .config_sections import (
 )
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+# ``rollout-0`` and ``slot-0`` are the names of other actors than instances.
+_TAKEN = ("rollout", "slot")
 
 
 class RunConfig(Config):
@@ -78,6 +80,10 @@ class RunConfig(Config):
                     )
         if "metrics" in self.agents:
             raise ValueError("agent name 'metrics' is taken: Rewards(metrics=...) means something else")
+        if taken := [name for name in self.policies if name in _TAKEN]:
+            raise ValueError(
+                f"policy name {taken[0]!r} is taken: its instances would have the names of rollout workers or slots; choose another"
+            )
         return self
 
     @model_validator(mode="after")

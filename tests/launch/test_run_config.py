@@ -138,6 +138,11 @@ class TestRefusals:
             ("agents={}", "agents: Dictionary should have at least 1 item"),
             ("agents={Bad-Name: {}}", "agent name 'Bad-Name': lower-case letters"),
             ("agents={metrics: {}}", "agent name 'metrics' is taken"),
+            (
+                "agents={rollout: {}}",
+                "policy name 'rollout' is taken: its instances would have the names of rollout",
+            ),
+            ("agents={slot: {}}", "policy name 'slot' is taken"),
             ("agents={1: {}}", "agents.1.*valid string"),
             ("agent_defaults=[1]", r"agent_defaults=\[1\]: must be a section"),
             (
