@@ -115,7 +115,8 @@ class NodeActor(Actor, NodeApi):
             running.kill()
         ends = [asyncio.ensure_future(running.wait_exit()) for running in alive]
         if ends:
-            await asyncio.wait(ends, timeout=_KILL_GRACE_S)
+            for late in (await asyncio.wait(ends, timeout=_KILL_GRACE_S))[1]:
+                late.cancel()
 
 
 class RemoteRunning(Running):
