@@ -31,9 +31,13 @@ class Leader:
         try:
             self._socket.bind(self._address)
             self._socket.listen(max(1, self._followers))  # all of them may wait there to be accepted
-        except OSError:
+        except OSError as error:
             self._socket.close()
-            raise
+            raise OSError(
+                error.errno,
+                f"local rank 0 can't be reached by the other processes of this host ({error.strerror}): if the name is "
+                "in use, a process of the same job still runs here: end it",
+            ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
