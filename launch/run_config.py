@@ -82,7 +82,8 @@ class RunConfig(Config):
             raise ValueError("agent name 'metrics' is taken: Rewards(metrics=...) means something else")
         if taken := [name for name in self.policies if name in _TAKEN]:
             raise ValueError(
-                f"policy name {taken[0]!r} is taken: its instances would have the names of rollout workers or slots; choose another"
+                f"policy name {taken[0]!r} is taken: its instances would have the names of rollout workers or slots; "
+                "choose another"
             )
         return self
 
