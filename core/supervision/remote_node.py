@@ -212,13 +212,19 @@ class RemoteNode(Node):
             raise ActorDead(actor, self._lose(error.reason).reason) from error
 
     def end(self, running: RemoteRunning, *, at_once: bool) -> None:
-        if self._lost is None:
-            self._actor.tell_nowait("end", running.name, running.epoch, at_once)
+        self._send("end", running.name, running.epoch, at_once)
 
     def release(self, actor: str) -> None:
         self._running.pop(actor, None)
+        self._send("release", actor)
+
+    def _send(self, endpoint: str, *args: object) -> None:
+        """Without an answer; nothing if the node is lost."""
         if self._lost is None:
-            self._actor.tell_nowait("release", actor)
+            try:
+                self._actor.tell_nowait(endpoint, *args)
+            except ActorDead as error:  # ``watch`` does not know yet
+                self._lose(error.reason)
 
     def close(self) -> None:
         """The node ends with this side, and frees its addresses itself."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.process_node import ProcessNode
-from flexmarl.core.supervision.remote_node import NodeApi, RemoteNode
+from flexmarl.core.supervision.remote_node import NodeApi, RemoteNode, RemoteRunning
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
@@ -201,3 +202,23 @@ async def test_a_launch_that_the_node_refuses_says_so(private: Path, tmp_path: P
         with pytest.raises(OSError, match=r"node far: .*Is a directory"):
             await made.worker("worker", far)
         assert await (await made.worker("other", far)).api.pid()
+
+
+class Gone:
+    """The reference to a ``NodeActor`` whose process has just ended."""
+
+    name = "node"
+
+    def tell_nowait(self, endpoint: str, *args: object) -> None:
+        raise ActorDead(self.name, "its process ended")
+
+
+async def test_the_signals_to_a_node_that_has_just_ended_end_its_actors() -> None:
+    node = RemoteNode("far", cast(ActorRef[Any], Gone()))
+    running = RemoteRunning("worker", 1, node)
+    node._running["worker"] = running
+    running.kill()
+    assert (
+        running.has_exited() and node.lost is not None and "node far is lost: its process" in node.lost.reason
+    )
+    node.release("worker")
