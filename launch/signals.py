@@ -20,19 +20,23 @@ async def train_until_signal(run: Run, display: Display) -> RunResult:
             return await run.wait()
 
 
+def stop_signals() -> list[signal.Signals]:
+    """SIGINT, SIGTERM, and SIGHUP unless it was ignored when the process began (``nohup``)."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
 class StopSignals:
     """SIGINT, SIGTERM and SIGHUP during a run: the first asks it to stop, the second ends it.
 
     A closed terminal may send SIGHUP twice, from the shell and from the kernel: after another signal it changes
-    nothing. It is ignored if it was when the process began (``nohup``).
+    nothing.
     """
 
     def __init__(self, run: Run, display: Display) -> None:
         self._run, self._display = run, display
         self._asked = False
-        self._handled = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            self._handled.append(signal.SIGHUP)
+        self._handled = stop_signals()
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
 """The command ``flexmarl node``: gives this host to a run."""
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import uvloop
 from ...core.errors import FlexmarlError, is_loss
 from ...core.telemetry import configure_logging
 from ..run_address import RunAddress
+from ..signals import stop_signals
 from .joining import Dismissal
 from .node_process import NodeOptions, serve
 
@@ -85,10 +85,10 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
 
 
 async def _until_signal(options: NodeOptions) -> Dismissal:
-    """Raises click.Abort after SIGINT, SIGTERM or SIGHUP."""
+    """Raises click.Abort after one of ``stop_signals``."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, task.cancel)
     try:
         return await serve(options, click.echo)

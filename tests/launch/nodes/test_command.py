@@ -28,3 +28,25 @@ def test_a_file_that_others_may_read_is_refused_and_not_tried_again(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 2 and "its mode is 0644, open to other users" in done.stderr
     assert not done.stdout
+
+
+def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
+    """As in ``nohup flexmarl node ... &``, when the terminal is closed."""
+    code = (
+        "import asyncio, os, signal\n"
+        "from pathlib import Path\n"
+        "from flexmarl.launch.errors import NoRunToJoin\n"
+        "from flexmarl.launch.nodes import command\n"
+        "def find():\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    raise FileNotFoundError('address')\n"
+        "try:\n"
+        "    asyncio.run(command._until_signal(command.NodeOptions(find, '', '', 1.0)))\n"
+        "except NoRunToJoin as error:\n"
+        "    print(error)\n"
+    )
+    command = ["nohup", sys.executable, "-P", "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
+    )
+    assert "no run was found within 1 s" in done.stdout, done.stderr
