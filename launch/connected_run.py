@@ -24,14 +24,13 @@ from ..core.ref import ActorRef
 from ..core.system import ActorSystem
 from ..core.wire.curve import Keys, write_private
 from .errors import RunUnreachable
-from .run_address import RunAddress
+from .run_address import SCHEMES, RunAddress
 from .run_control import NAME, Right, RunControl, RunStatus
 from .run_directory import RunDirectory
 from .stored_runs import stored_run
 
 _TIMEOUT_S: Final = 30.0
 _LOG_BYTES: Final = 1 << 20
-_SCHEMES: Final = ("ipc://", "tcp://")
 
 
 def connect(run: Path | str, keys: Keys | None = None) -> "ConnectedRun":
@@ -159,7 +158,7 @@ class ConnectedRun:
 
 def _address_of(run: Path | str, keys: Keys | None) -> RunAddress:
     """Raises RunUnreachable, RunDirectoryError, UnsafeKeys."""
-    if isinstance(run, str) and run.startswith(_SCHEMES):
+    if isinstance(run, str) and run.startswith(SCHEMES):
         return RunAddress(run, keys)
     path = Path(run)
     if not path.is_file():

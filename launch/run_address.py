@@ -10,10 +10,13 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
+from ..core.errors import UnsafeKeys
 from ..core.system import ActorSystem
 from ..core.wire.curve import Keys, read_private, write_private
+
+SCHEMES: Final = ("ipc://", "tcp://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,14 @@ class RunAddress:
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Self:
         """``path``: the place that the content comes from, for errors. Raises UnsafeKeys."""
-        address, _, keys = content.partition(b"\n")
-        return cls(address.decode(errors="replace"), Keys.from_json(keys, path) if keys else None)
+        first, _, keys = content.partition(b"\n")
+        address = first.decode(errors="replace")
+        if not address.startswith(SCHEMES):
+            problem = "its first line is not the address of a run" if content else "it is empty"
+            raise UnsafeKeys(
+                path, problem, "name runs/NAME/address of a running run, or a file of `flexmarl admit`"
+            )
+        return cls(address, Keys.from_json(keys, path) if keys else None)
 
     def text(self) -> str:
         return self.address + ("" if self.keys is None else f"\n{self.keys.to_json()}")

@@ -28,3 +28,11 @@ def test_one_that_others_can_read_or_with_damaged_keys_is_refused(tmp_path: Path
     path.chmod(0o600)
     with pytest.raises(UnsafeKeys, match="not an object of server_public"):
         RunAddress.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(b"", "it is empty"), (b"{}", "its first line is not the address")]
+)
+def test_another_content_is_refused_with_the_file_to_name(content: bytes, problem: str) -> None:
+    with pytest.raises(UnsafeKeys, match=f"the keys in - are refused: {problem}.*; name runs/NAME/address"):
+        RunAddress.parse(content, Path("-"))
