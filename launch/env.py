@@ -1,6 +1,7 @@
 """Reads the environment (the only module that may) and makes the environment of actor processes."""
 
 import os
+import re
 import socket
 import sys
 import sysconfig
@@ -21,13 +22,21 @@ _QUIET = {
     "PYTHONUNBUFFERED": "1",
     **_QUIET_VLLM,
 }
-_TORCHRUN = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "TORCHELASTIC_", "WORLD_SIZE")
+# https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
+_TORCHRUN = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+)"
+)
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def actor_environment() -> dict[str, str]:
-    """The environment of actor processes: this process's, and our defaults for variables that are not set."""
-    return {**_THREADS, **_QUIET, **os.environ}
+    """The environment of actor processes: this process's, and our defaults for variables that are not set.
+
+    Without torchrun's variables, if it has started this process: an actor is none of its ranks, and groups of processes
+    that vLLM makes in an actor would wait for a server of theirs (``TORCHELASTIC_USE_AGENT_STORE``)."""
+    of_torchrun = torchrun_variables() if "TORCHELASTIC_RUN_ID" in os.environ else {}
+    own = {name: value for name, value in os.environ.items() if name not in of_torchrun}
+    return {**_THREADS, **_QUIET, **own}
 
 
 def cuda_devices(uuids: Sequence[str]) -> dict[str, str]:
@@ -42,7 +51,7 @@ def visible_devices() -> str | None:
 
 def torchrun_variables() -> dict[str, str]:
     """The variables by which torchrun describes a process that it has started."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_TORCHRUN)}
+    return {name: value for name, value in os.environ.items() if _TORCHRUN.fullmatch(name)}
 
 
 def host_name() -> str:

@@ -41,3 +41,24 @@ def test_a_process_s_cuda_devices_are_named_by_their_uuids(monkeypatch: pytest.M
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-d1,6")
     assert env.visible_devices() == "4,GPU-d1,6"
     assert env.cuda_devices(["GPU-d6", "GPU-d1"]) == {"CUDA_VISIBLE_DEVICES": "GPU-d6,GPU-d1"}
+
+
+def test_actors_are_no_ranks_of_the_torchrun_that_has_started_their_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = (
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    )
+    for name in (*ranks, "LOCAL_MODELS", "MASTER_KEY"):
+        monkeypatch.setenv(name, "1")
+    assert set(ranks) <= set(env.actor_environment()), "they may be a recipe's own"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
+    found = env.actor_environment()
+    assert not {*ranks, "TORCHELASTIC_RUN_ID"} & set(found)
+    assert {"LOCAL_MODELS", "MASTER_KEY"} <= set(found)
+    assert {*ranks, "TORCHELASTIC_RUN_ID"} <= set(env.torchrun_variables())
