@@ -101,7 +101,7 @@ class ConnectedRun:
         return last
 
     async def log(self, actor: str = "launcher") -> str:
-        """The last MiB of an actor's log. Raises RunDirectoryError if it has none on the launcher's host."""
+        """The last MiB of an actor's log. Raises RunDirectoryError if the actor has none."""
         return await self._control.within(_TIMEOUT_S).log(actor, _LOG_BYTES)
 
     # ------------------------------------------------------------------ changing

@@ -145,7 +145,7 @@ class RunControl(Actor):
 
     @endpoint(raises=[RunDirectoryError])
     async def log(self, actor: str, last_bytes: int) -> str:
-        """The end of an actor's log, at most 1 MiB. Raises RunDirectoryError if the actor has none on this host."""
+        """The end of an actor's log, at most 1 MiB. Raises RunDirectoryError if the actor has none."""
         path = self._directory.log_of(actor)
         return await self.system.run_blocking(_tail, path, min(last_bytes, _MOST_LOG_BYTES))
 
