@@ -32,8 +32,8 @@ _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 def actor_environment() -> dict[str, str]:
     """The environment of actor processes: this process's, and our defaults for variables that are not set.
 
-    Without torchrun's variables, if it has started this process: an actor is none of its ranks, and groups of processes
-    that vLLM makes in an actor would wait for a server of theirs (``TORCHELASTIC_USE_AGENT_STORE``)."""
+    Without torchrun's variables, if it has started this process: an actor is not one of its ranks. Groups of processes
+    that vLLM makes in an actor would wait for torchrun's server (``TORCHELASTIC_USE_AGENT_STORE``)."""
     of_torchrun = torchrun_variables() if "TORCHELASTIC_RUN_ID" in os.environ else {}
     own = {name: value for name, value in os.environ.items() if name not in of_torchrun}
     return {**_THREADS, **_QUIET, **own}
