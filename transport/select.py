@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import NoPath
-from .handle import CudaIpcSource, LocalSource, PathName, ShmSource, Source, TcpSource
+from .handle import CollectiveSource, CudaIpcSource, LocalSource, PathName, ShmSource, Source, TcpSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,13 @@ def _this_machine() -> str:
 @dataclass(frozen=True, slots=True)
 class Reader:
     """The process that reads. Its devices by UUID: those ``visible``, and the pairs of which the first can read the
-    memory of the second. ``encrypted``: if it encrypts what it exchanges with other hosts; None: it has no keys for
-    that."""
+    memory of the second. ``groups``: those that it has joined. ``encrypted``: if it encrypts what it exchanges with
+    other hosts; None: it has no keys for that."""
 
     place: Place
     visible: frozenset[str] = frozenset()
     reachable: frozenset[tuple[str, str]] = frozenset()
+    groups: frozenset[str] = frozenset()
     encrypted: bool | None = None
 
 
@@ -86,6 +87,12 @@ def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple
     return True, f"the same node: memory of device {source.device}"
 
 
+def _collective(reader: Reader, source: CollectiveSource, devices: Set[str]) -> tuple[bool, str]:
+    if source.group not in reader.groups:
+        return False, f"this process has not joined group {source.group}"
+    return True, f"a transfer of group {source.group}"
+
+
 def _shm(reader: Reader, source: ShmSource, devices: Set[str]) -> tuple[bool, str]:
     if source.node != reader.place.node:
         return False, f"it does not leave its node {source.node}"
@@ -105,13 +112,14 @@ _RULES: Final[dict[PathName, Callable[[Reader, Any, Set[str]], tuple[bool, str]]
     "local": _local,
     "cuda_ipc": _cuda_ipc,
     "shm": _shm,
+    "collective": _collective,
     "tcp": _tcp,
 }
 """By path: true if the source reaches tensors on ``devices`` in the reader's process, and the reason."""
 
 # Fastest first.
-_TO_DEVICES: Final[tuple[PathName, ...]] = ("local", "cuda_ipc", "shm", "tcp")
-_TO_CPU: Final[tuple[PathName, ...]] = ("local", "shm", "cuda_ipc", "tcp")
+_TO_DEVICES: Final[tuple[PathName, ...]] = ("local", "cuda_ipc", "collective", "shm", "tcp")
+_TO_CPU: Final[tuple[PathName, ...]] = ("local", "shm", "cuda_ipc", "collective", "tcp")
 
 
 def choose(

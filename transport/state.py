@@ -14,7 +14,7 @@ from .arena import Arena
 from .block import check_directory, file_bytes
 from .devices.devices import DeviceMemory, Devices
 from .errors import TransportClosed
-from .handle import LentMemory, PathName, Rows, Source, StateHandle, TcpSource
+from .handle import LentMemory, PathName, Rows, Source, StateHandle, TcpSource, TensorSpec
 from .network.bulk import Bulk
 from .paths.buckets import Layout, destinations
 from .paths.kinds import kind_of, torch_kind
@@ -22,6 +22,7 @@ from .paths.table import PathTable
 from .paths.tcp import of_this_node, sources_in
 from .paths.tensor_kind import Tensors
 from .paths.transfer_path import Wanted, handle_of
+from .plan import Shards
 from .select import CPU, Place, Reader, choose, this_node
 from .statistics import Chosen, TransportStatistics
 from .transfers import Transfer, Transfers
@@ -30,6 +31,8 @@ from .workers import CopyWorkers
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from .paths.group import GroupAddress
 
 T = TypeVar("T", "Tensor", "np.ndarray[Any, Any]")
 log = get_logger(__name__)
@@ -78,7 +81,8 @@ class StateTransport:
         self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
         arena, workers = self._arena, self._workers
         table = PathTable.of(self.place, runtime_dir, arena, workers, devices, bulk)
-        self._shm, self._tcp, self._paths = table.shm, table.tcp, table.by_name
+        self._shm, self._collective, self._tcp = table.shm, table.collective, table.tcp
+        self._in_place, self._paths = table.in_place, table.by_name()
         self._path = path
         self._transfers = Transfers()
         self._open = False
@@ -124,7 +128,8 @@ class StateTransport:
         the state. It is a copy: the tensors may change as soon as this returns. By ``tcp`` processes of other hosts may
         read the same copy, which is made once for both. By ``local`` nothing is copied: the source is an alias of the
         tensors, for readers of this process only. By ``cuda_ipc`` it is a copy in device memory, for processes of this
-        host that see the device. The two newest versions of a key stay readable.
+        host that see the device. By ``collective`` it is a copy that all members of the group that this process has
+        joined get at the same time. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
         process ends, until the same memory is set again or taken back. If that process is on another node, the copy is
@@ -274,23 +279,62 @@ class StateTransport:
         """
         self._check_open()
         devices = {CPU} if self._devices is None else set(self._devices.visible()[:1])
-        choice = choose(
-            self._reader,
-            self._sources(handle),
-            devices=devices,
-            size_bytes=handle.size_bytes,
-            path=self._path,
-        )
+        sources = [source for source in self._sources(handle) if source.path != "collective"]
+        choice = choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=self._path)
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
         if like is not None:
             destinations(handle.key, wanted.tensors, like)
         transfer = Transfer.of(wanted, timeout_s)
         async with AsyncExitStack() as stack:
-            view = self._paths[choice.path].view(wanted, checked=checked)
+            view = self._in_place[choice.path].view(wanted, checked=checked)
             yield await self._transfers.get(transfer, choice, stack.enter_async_context(view))
 
     def _sources(self, handle: StateHandle) -> Sequence[Source]:
         return handle.sources if self._tcp is None else self._tcp.sources(handle)
+
+    # ----------------------------------------------------------------------- groups
+
+    async def join(self, group: "GroupAddress", member: str) -> None:
+        """Makes this process a ``member`` of a group, for ``offer=["collective"]`` and Gets from it.
+
+        Returns when all members have joined; then every member but the one that sets a state has to get it. Raises
+        MemberMissing if one does not come in time, ValueError if this process has joined a group of that name.
+        """
+        self._check_open()
+        await self._collective.join(group, member)
+        self._reader = replace(self._reader, groups=self._collective.groups)
+
+    async def leave(self, group: str) -> None:
+        """Ends the membership in a group, and the transfers of all its members; does nothing without one."""
+        await self._collective.leave(group)
+        self._reader = replace(self._reader, groups=self._collective.groups)
+
+    async def exchange(
+        self,
+        group: str,
+        key: str,
+        tensors: Sequence[TensorSpec],
+        *,
+        held: Shards,
+        wanted: Shards,
+        mine: "Mapping[str, Tensor]",
+        into: "Mapping[str, Tensor]",
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Moves rows of tensors between the members of a group: each gets what it wants of those that have it.
+
+        All members call it at the same time, with the same ``key``, ``tensors``, ``held`` and ``wanted`` (the rows by
+        member), of which all compute the same plan. ``mine``: the rows that this member has, ``into``: those that it
+        wants, by tensor. What moves is compared with its digest.
+
+        Raises StateMismatch for rows that no member has and members with another plan, before anything is written;
+        MemberMissing, with the member and the bucket, CorruptState, TransferTimeout, TransportClosed: after these
+        ``into`` is undefined.
+        """
+        self._check_open()
+        moving = self._collective.exchange(group, key, tensors, held, wanted, mine, into)
+        size_bytes = sum(tensor.nbytes for tensor in (*mine.values(), *into.values()))
+        await Transfer("exchange", key, 0, "collective", size_bytes, timeout_s).timed(moving)
 
     # ----------------------------------------------------------------------- memory
 

@@ -21,7 +21,7 @@ log = get_logger(__name__)
 class Transfer:
     """``size_bytes``: of the part of the state that moves. ``progress``: see ``TransferTimeout``."""
 
-    operation: Literal["set", "get"]
+    operation: Literal["set", "get", "exchange"]
     key: str
     version: int
     path: PathName

@@ -20,6 +20,7 @@ from flexmarl.transport.devices.fake import FakeDevices
 from flexmarl.transport.errors import NoPath, StaleHandle, StateMismatch, TransportClosed
 from flexmarl.transport.handle import DTYPE_BYTES, PathName
 from flexmarl.transport.network.bulk import Bulk
+from flexmarl.transport.paths.group import GroupAddress
 from flexmarl.transport.state import StateTransport
 
 torch.set_num_threads(1)
@@ -48,10 +49,13 @@ async def open_ends(path: PathName, directory: Path) -> AsyncIterator[Ends]:
         StateTransport(directory, devices(), bulk=bulk) as source,
         StateTransport(directory, devices(), bulk=bulk) as other,
     ):
+        if path == "collective":
+            address = GroupAddress("weights", ("trainer", "engine"))
+            await asyncio.gather(source.join(address, "trainer"), other.join(address, "engine"))
         yield Ends(source, source if path == "local" else other, path)
 
 
-PATHS: list[PathName] = ["local", "shm", "cuda_ipc", "tcp"]
+PATHS: list[PathName] = ["local", "shm", "cuda_ipc", "collective", "tcp"]
 
 
 @pytest.fixture(params=PATHS)

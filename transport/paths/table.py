@@ -10,20 +10,23 @@ from ..handle import PathName
 from ..network.bulk import Bulk
 from ..select import Place
 from ..workers import CopyWorkers
+from .collective import CollectivePath
 from .cuda_ipc import CudaIpcPath
 from .local import LocalPath
 from .shm import ShmPath
 from .tcp import TcpPath
-from .transfer_path import TransferPath
+from .transfer_path import PathInPlace, TransferPath
 
 
 @dataclass(frozen=True, slots=True)
 class PathTable:
-    """``tcp``: None if states are not exchanged with other hosts. ``by_name``: all paths."""
+    """``tcp``: None if states are not exchanged with other hosts. ``in_place``: those whose memory a reader may
+    use where it lies."""
 
     shm: ShmPath
+    collective: CollectivePath
     tcp: TcpPath | None
-    by_name: dict[PathName, TransferPath[Any]]
+    in_place: dict[PathName, PathInPlace[Any]]
 
     @classmethod
     def of(
@@ -36,12 +39,15 @@ class PathTable:
         bulk: Bulk | None,
     ) -> "PathTable":
         shm = ShmPath(place, directory, arena, workers)
-        by_name: dict[PathName, TransferPath[Any]] = {"local": LocalPath(place, workers), "shm": shm}
+        in_place: dict[PathName, PathInPlace[Any]] = {"local": LocalPath(place, workers), "shm": shm}
         if devices is not None:
             controls = Arena(directory, f"{place.process}-ipc")
-            by_name["cuda_ipc"] = CudaIpcPath(place, directory, controls, workers, devices)
+            in_place["cuda_ipc"] = CudaIpcPath(place, directory, controls, workers, devices)
         tcp = None
         if bulk is not None:
-            tcp = by_name["tcp"] = TcpPath(place, directory, shm, bulk)
+            tcp = in_place["tcp"] = TcpPath(place, directory, shm, bulk)
             shm.serving = tcp.serving
-        return cls(shm, tcp, by_name)
+        return cls(shm, CollectivePath(directory), tcp, in_place)
+
+    def by_name(self) -> dict[PathName, TransferPath[Any]]:
+        return {**self.in_place, "collective": self.collective}

@@ -76,15 +76,19 @@ class TransferPath(Protocol[S]):
         """
         ...
 
-    def view(self, wanted: Wanted[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
-        """The tensors where they lie, for reading, as they are inside of the context. ``checked``: the bytes are
-        compared with their digests. Raises as ``fetch``, when the context is entered."""
-        ...
-
     async def drop(self, key: str) -> None:
         """Frees the memory of a key. Its handles become stale."""
         ...
 
     async def close(self) -> None:
         """Frees the memory and files of ``offer``."""
+        ...
+
+
+class PathInPlace(TransferPath[S], Protocol[S]):
+    """A path whose memory a reader may also use where it lies."""
+
+    def view(self, wanted: Wanted[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
+        with their digests. Raises as ``fetch``, when the context is entered."""
         ...
