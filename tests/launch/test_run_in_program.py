@@ -14,7 +14,7 @@ import pytest
 import flexmarl
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.run_events import RunEnded
-from flexmarl.core.errors import ActorDead
+from flexmarl.core.errors import ActorDead, ActorFailed
 from flexmarl.launch import env
 from flexmarl.launch.config_reading import resolve, to_yaml
 from flexmarl.launch.errors import Interrupted, ResumeRefused, RunDirectoryError
@@ -27,6 +27,8 @@ from ..patience import PATIENCE_S
 from .conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines
 
 FINDINGS = preflight._findings
+# An actor that calls a lost one may fail before the loss is seen: both count as a loss.
+LOSS = (ActorDead, ActorFailed)
 ENDLESS = (*SIMULATED, "training.steps=100000")
 
 
@@ -177,7 +179,7 @@ async def test_one_that_is_stopped_before_it_begins_has_no_result() -> None:
 
 
 async def test_a_loss_before_the_checkpoint_of_a_stop_is_an_error() -> None:
-    with pytest.raises((ActorDead, Interrupted), match="actor store died"):
+    with pytest.raises((*LOSS, Interrupted), match="actor store died"):
         async with run("lost", *ENDLESS) as lost:
             await anext(lost.steps())
             _process_of("store").kill()
@@ -186,7 +188,7 @@ async def test_a_loss_before_the_checkpoint_of_a_stop_is_an_error() -> None:
 @pytest.mark.parametrize("reads", [True, False])
 async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: bool) -> None:
     caught = []
-    with pytest.raises(ActorDead, match="actor store died") as raised:
+    with pytest.raises(LOSS, match="actor store died") as raised:
         async with run("lost", *ENDLESS) as lost:
             steps = lost.steps()
             await anext(steps)
@@ -195,7 +197,7 @@ async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: 
                 try:
                     async for _ in steps:
                         pass
-                except ActorDead as error:
+                except LOSS as error:
                     caught.append(error)
                     raise
             assert lost._life is not None
