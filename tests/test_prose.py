@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("core", "actors", "launch", "scripts", "tests", ".ci")
+FOLDERS = ("core", "transport", "actors", "launch", "scripts", "tests", ".ci")
 FILES = ("README.md", "pyproject.toml")
 SUFFIXES = {".py", ".md", ".yaml", ".toml", ".sh", ".html", ""}  # "": scripts/check and the like
 EXCLUDED = ("tests/test_prose.py",)  # its samples break the rules on purpose

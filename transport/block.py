@@ -150,7 +150,7 @@ class Block:
     def open_in_use(cls, directory: Path, name: str) -> "Block | None":
         """Maps another process's block so that nothing overwrites it as long as a view of ``memory`` exists.
 
-        Returns None if it is being written. What this process writes to ``memory`` is seen by this process alone.
+        Returns None if it is being written. This process alone sees its own writes to ``memory``.
         Raises as ``open`` does.
         """
         descriptor, size = _opened(directory, name)

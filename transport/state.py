@@ -178,7 +178,7 @@ class StateTransport:
         return by_memory if self._tcp is None else (*by_memory, "tcp")
 
     async def drop(self, key: str) -> None:
-        """Frees the memory of ``key``, whose handles become stale. What was reserved stays with this process."""
+        """Frees the memory of ``key``, whose handles become stale. Reserved memory stays with this process."""
         self._check_open()
         for path in self._paths.values():
             await path.drop(key)

@@ -35,9 +35,9 @@ class NodeSystem(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """How a process exchanges states with other hosts. ``host``: the address to listen on. ``port`` 0 takes any free
-    one. ``advertise``: the host name that readers use, if ``host`` is ``0.0.0.0`` or ``::``. The nodes of a run have
-    equal ``keys`` and ``encrypted``.
+    """Settings of a process for its exchange of bulk with other hosts. ``host``: the address to listen on. ``port`` 0
+    takes any free one. ``advertise``: the host name that readers use, if ``host`` is ``0.0.0.0`` or ``::``. The nodes
+    of a run have equal ``keys`` and ``encrypted``.
 
     Raises InvalidKeys if ``keys`` are those of a client from outside, ValueError if readers could not connect.
     """

@@ -285,7 +285,7 @@ class CudaIpcPath:
 
     @contextmanager
     def _reading(self, wanted: Wanted[CudaIpcSource]) -> Iterator[_Peer]:
-        """Until it ends, the owner does not write the version."""
+        """The peer that has the version, which its owner does not write until this ends."""
         peer = self._peer(wanted.handle, wanted.source)
         if not peer.begin():
             raise StaleHandle(wanted.handle.key, wanted.handle.version, peer.control.version)

@@ -73,7 +73,7 @@ class ShmPath:
         self._mapped: dict[str, _Mapped] = {}
         self._lent: dict[str, Block] = {}
         self.serving: Callable[[], Serving] = lambda: Serving(None)
-        """Of lent memory, from the call on."""
+        """Serves lent memory from the call on."""
         self._closed = False
 
     # ----------------------------------------------------------------------- writing

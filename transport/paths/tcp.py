@@ -52,7 +52,7 @@ def sources_in(lent: LentMemory, source: Source) -> tuple[Source, ...]:
 
 
 def of_this_node(offered: Offered) -> Offered:
-    """What ``TcpPath.offer`` has set, for readers of the same host."""
+    """The state that ``TcpPath.offer`` has set, for readers of the same node."""
     source = offered.source
     assert isinstance(source, TcpSource), "it was offered by tcp"
     return replace(
