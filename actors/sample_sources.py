@@ -42,7 +42,7 @@ class Fetched:
     def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
         """As ``Source.arrays``."""
         kind = np.dtype(dtype)
-        return [np.frombuffer(self._found.get(ref, b""), kind) for ref in refs]
+        return [np.frombuffer(self._found[ref] if ref.size_bytes else b"", kind) for ref in refs]
 
 
 class Sent:

@@ -3,7 +3,8 @@
 rollout   ExperienceWriter.put(samples)     copies token lists into a segment, sends the columns
 trainer   ExperienceReader.samples(batch)   maps the segments, and returns samples
 
-To a reader on another host, which has no access to the segments, the store sends the bytes.
+The segments of a writer on another host than the store are on its own host. Readers elsewhere get the bytes over the
+network: from that writer (``transport/network/far_segments.py``), or from the store if they are on its host.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from ..transport.segments import (
     SegmentDirectories,
     SegmentReader,
     SegmentWriter,
+    is_far,
     packed_bytes,
     place_of,
 )
@@ -166,7 +168,7 @@ class ExperienceWriter:
             else:
                 grant = await store.grant(self._name, needed_bytes, finished, node.memory())
             try:
-                if node is not None and "/" in grant.segment:
+                if node is not None and is_far(grant.segment):
                     node.make(grant)
                 break
             except OSError as error:
@@ -176,8 +178,8 @@ class ExperienceWriter:
                 finished = [grant.segment]
                 await asyncio.sleep(_ROOM_S)
         if self._segments is None:  # by now the store has made the directories
-            far = node is not None and "/" in grant.segment
-            self._segments = SegmentWriter(node.directories if node and far else self._directories)
+            is_there = node is not None and is_far(grant.segment)
+            self._segments = SegmentWriter(node.directories if node and is_there else self._directories)
         self._segments.use(grant)
 
     def close(self) -> None:
@@ -267,7 +269,7 @@ def _declared_cells(
 
 
 class ExperienceReader:
-    """Reads the samples that one process has leased from a store, on this host or another."""
+    """Reads samples of a store, on this host or another: those that one process has leased, and columns of any."""
 
     def __init__(
         self,

@@ -110,6 +110,11 @@ def place_of(segment: str) -> tuple[str, str]:
     return place, name
 
 
+def is_far(segment: str) -> bool:
+    """True if the segment is in memory of its writer's node, not of its owner's."""
+    return "/" in segment
+
+
 def new_name(medium: Medium, place: str = "") -> str:
     name = f"{medium}-{secrets.token_hex(16)}"
     return f"{place}/{name}" if place else name

@@ -12,6 +12,7 @@ from ..tool_calls import Tool
 from .rollout_config import SamplingConfig, TurnSampling
 
 _SEEDS: Final = range(-(2**63), 2**64)
+_LEAST_INTEGERS: Final = {"max_new_tokens": 1, "top_k": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,14 @@ def _numbers(options: TurnOptions) -> dict[str, Any]:
     for name in ("max_new_tokens", "temperature", "top_p", "top_k", "min_p"):
         if (value := getattr(options, name)) is None:
             continue
-        if name in ("max_new_tokens", "top_k"):
-            if not _is_int(value) or value < (name == "max_new_tokens"):
-                raise ValueError(f"{name} is {value!r}, needs an integer of at least {int(name != 'top_k')}")
+        if (least := _LEAST_INTEGERS.get(name)) is not None:
+            if not _is_int(value) or value < least:
+                raise ValueError(f"{name} is {value!r}, needs an integer of at least {least}")
+            numbers[name] = value
         elif isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
             raise ValueError(f"{name} is {value!r}, needs a finite number")
-        numbers[name] = value if name in ("max_new_tokens", "top_k") else float(value)
+        else:
+            numbers[name] = float(value)
     if numbers.get("temperature", 0) < 0:
         raise ValueError(f"temperature is {numbers['temperature']:g}, needs at least 0")
     return numbers

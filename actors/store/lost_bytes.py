@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
+from ...transport.segments import is_far
 from ..column_refs import segments
 from ..errors import SamplesLost
 from ..messages import LeasedBatch
 from ..sample_id import SampleId
 from .policy_queue import PolicyQueue
 from .row import Row
-from .segment_arena import SegmentArena, is_far, writer_of
+from .segment_arena import SegmentArena, writer_of
 from .tables import Tables
 from .writers import Writers
 

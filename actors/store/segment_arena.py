@@ -29,6 +29,7 @@ from ...transport.segments import (
     SegmentReader,
     WriterMemory,
     create,
+    is_far,
     is_segment_name,
     new_name,
     place_of,
@@ -315,11 +316,6 @@ class SegmentArena:
         except OSError as error:
             log.error("segment not removed", segment=name, size_bytes=segment.size_bytes, error=str(error))
         self._reader.forget_removed()
-
-
-def is_far(segment: str) -> bool:
-    """True if the segment is in memory of its writer's node, not of the store's."""
-    return "/" in segment
 
 
 def writer_of(segment: str) -> str:

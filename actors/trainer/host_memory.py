@@ -21,8 +21,8 @@ from ..messages import BaseState, HostState, StateBytes, Suspended
 from ..names import PolicyName
 
 Pair = tuple[LentMemory, LentMemory]
-# Catches a hang, not slowness: a large state takes long.
 TRANSFER_TIMEOUT_S: Final = 3600.0
+"""Catches a hang, not slowness: a large state takes long."""
 log = get_logger(__name__)
 
 

@@ -250,9 +250,7 @@ class SharedPool(TrainingPool):
         if not self._hosts(policy, gang):
             return  # one of its slots was lost meanwhile, and the computation waits again
         if error is not None:
-            if (
-                computation.done.done()
-            ):  # it was trained before, and its slot was lost: the step can't be repeated
+            if computation.done.done():  # it was trained before its slot was lost: the step can't be repeated
                 work.fail(error)
                 return
             computation.fail(error)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
@@ -41,12 +41,10 @@ from ..messages import (
 from ..names import PolicyName, Step
 from ..store_client import ExperienceReader, far_reader, segment_directories
 from .backends.policy_backend import TrainingStep
+from .host_memory import TRANSFER_TIMEOUT_S
 from .hosted_policies import HostedPolicies
 from .resharding import reads_of_rank
 from .trainer_setup import TrainerSetup
-
-# Catches a hang, not slowness: a large state takes long.
-TRANSFER_TIMEOUT_S: Final = 3600.0
 
 
 class SlotWorker(Actor, SlotApi):

@@ -17,12 +17,10 @@ from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
 from ..store_client import ExperienceReader, far_reader, segment_directories
 from .arrival_order import ArrivalOrder
+from .host_memory import TRANSFER_TIMEOUT_S
 from .hosted_policies import HostedPolicies
 from .pool import TrainingPool
 from .trainer_setup import TrainerSetup
-
-# Catches a hang, not slowness: a large model takes long.
-TRANSFER_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
