@@ -74,8 +74,8 @@ class Truncations:
         return scores.masked_fill(scores < self._edges(scores).lowest, -torch.inf)
 
     def masked_but(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """The same, with a gradient, but for ``tokens`` (int64 [n]): they were drawn, and so belong to the support.
-        Writes ``unsure``."""
+        """As ``masked``, with a gradient. ``tokens`` (int64 [n]) keep their scores: they were drawn, and so belong to
+        the support. Writes ``unsure``."""
         assert self.unsure is not None, "it is a trainer's"
         with torch.no_grad():
             edges = self._edges(scores)

@@ -33,7 +33,7 @@ class ServedPolicy:
 class InstanceSetup:
     """``policy``: the policy that the instance is made for. ``policies``: all that it may serve, ``policy`` among them.
     ``router``: the one that it joins; None if it is called by others alone. ``beside``: policies that it serves at the
-    same time as ``policy``: adapters over one base. ``encrypted``: what goes over the network."""
+    same time as ``policy``: adapters over one base. ``encrypted``: bulk between hosts is encrypted."""
 
     policy: PolicyName
     policies: dict[PolicyName, ServedPolicy]

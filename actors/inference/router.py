@@ -162,7 +162,7 @@ class Router:
         return self._live[number].name
 
     def suspected_policy(self, number: int) -> PolicyName | None:
-        """The policy of an instance that is suspected."""
+        """The policy of an instance that is suspected; None if it is not, or is gone."""
         instance = self._live.get(number)
         if instance is None or instance.state is not InstanceState.SUSPECTED:
             return None

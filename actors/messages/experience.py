@@ -30,8 +30,8 @@ class Sample:
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty if one
-    version generated all. ``temperature`` and ``truncation``: of the distribution that the
-    tokens were drawn from; without a truncation any token could be.
+    version generated all. ``temperature`` and ``truncation``: of the distribution that the tokens were drawn from;
+    without a truncation any token could be.
     """
 
     sample_id: str

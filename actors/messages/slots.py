@@ -159,8 +159,8 @@ class SlotApi(Protocol):
 
     @endpoint(raises=[WorkerReplaced])
     async def forget_copies(self, life: str, policy: PolicyName) -> None:
-        """Frees what was copied here on the way to the facade, or from it, but for weights, if that is on another
-        node."""
+        """Frees copies of the rest and the step part in memory of this node, if the facade is on another one: those
+        that it has fetched, and those that were fetched from it. Published weights stay."""
 
     @endpoint(raises=[WorkerReplaced])
     async def drop(self, life: str, policy: PolicyName) -> None:

@@ -30,7 +30,7 @@ class RolloutPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """``store_dir``: the store's folder on disk. ``encrypted``: what goes over the network."""
+    """``store_dir``: the store's folder on disk. ``encrypted``: bulk between hosts is encrypted."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]

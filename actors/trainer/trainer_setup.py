@@ -66,7 +66,7 @@ class TrainerSetup:
     ``store_dir``: the store's folder on the disk.
 
     ``total_steps``: of the run, for the learning rate's schedule. ``resume_from``: the folder of a joint checkpoint
-    with one folder per policy; None: from the beginning. ``encrypted``: what goes over the network.
+    with one folder per policy; None: from the beginning. ``encrypted``: bulk between hosts is encrypted.
     """
 
     policies: dict[PolicyName, PolicySetup]

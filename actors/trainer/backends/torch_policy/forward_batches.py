@@ -39,8 +39,8 @@ class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
     ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64;
     ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ. ``truncations``: of all tokens; None
-    if no sample has one. ``idle``: it counts for nothing, and
-    is computed because another rank of the gang has a forward more."""
+    if no sample has one. ``idle``: it counts for nothing, and is computed because another rank of the gang has a
+    forward more."""
 
     indices: list[int]
     rows: PaddedRows
