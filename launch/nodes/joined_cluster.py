@@ -71,7 +71,7 @@ async def joined_cluster(
                 lambda event: console.ref.tell_nowait("event", event),
             )
         dismissal = Dismissal("the run has ended")
-    except Interrupted:
+    except (Interrupted, asyncio.CancelledError):  # cancelled: it was stopped as it waited for nodes
         dismissal = Dismissal("the run was stopped")
         raise
     finally:

@@ -45,7 +45,7 @@ def test_a_key_in_a_remedy_is_one_that_can_be_written() -> None:
     [
         (
             ["agent_defaults.sampling.temperatur=1"],
-            "agent_defaults.sampling.temperatur: there is no such key (value 1); allowed: temperature, max_new_tokens",
+            "agent_defaults.sampling.temperatur: there is no such key (value 1); allowed: temperature, top_k, ",
         ),
         (
             ["agent_defaults.optimizer.lr=-1"],

@@ -3,6 +3,7 @@
 In a gang they are a rank's parts: AdamW takes each element by itself, and only the norm is over all ranks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,16 +33,19 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     return config.lr * max(0, total_steps - step) / max(1, total_steps - config.warmup_steps)
 
 
-def trained_parameters(model: nn.Module, memory: StateMemory, kind: str) -> Parameters:
-    """The parameters that are not frozen by name, in a gang the parts that are on this rank; with gradients, allocated
-    now and for ever.
+def trained_parameters(
+    model: nn.Module, memory: StateMemory, kind: str, name_of: Callable[[str], str] = str
+) -> Parameters:
+    """The parameters that are not frozen, by ``name_of`` their names in the model; in a gang the parts that are on this
+    rank. With gradients, allocated now and for ever.
 
     The gradients are those of ``memory``, ``{kind}/{name}``, as far as it has them.
     """
     own: Parameters = {}
-    for name, parameter in model.named_parameters():
+    for own_name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        name = name_of(own_name)
         if isinstance(parameter, DTensor):
             own[name] = nn.Parameter(local(parameter))
             gradient = memory.taken(f"{kind}/{name}", own[name])

@@ -75,8 +75,7 @@ class TrainedModels:
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True, whole=frozen)
-        trained = trained_parameters(self.completions.model, memory, "gradient")
-        self.parameters = {file_name(name): parameter for name, parameter in trained.items()}
+        self.parameters = trained_parameters(self.completions.model, memory, "gradient", file_name)
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
         own = self.base_state()
