@@ -325,7 +325,7 @@ class StateTransport:
 
         All members call it at the same time, with the same ``key``, ``tensors``, ``held`` and ``wanted`` (the rows by
         member), of which all compute the same plan. ``mine``: the rows that this member has, ``into``: those that it
-        wants, by tensor. What moves is compared with its digest.
+        wants, by tensor. Bytes that move are compared with their digest.
 
         Raises StateMismatch for rows that no member has and members with another plan, before anything is written;
         MemberMissing, with the member and the bucket, CorruptState, TransferTimeout, TransportClosed: after these

@@ -61,6 +61,8 @@ def test_a_rank_takes_over_the_memory_that_another_has_left_with_the_state_in_it
         assert stats == other.results[-1] and state.data == other.state.data
         assert all(np.array_equal(state.tensors[name], other.state.tensors[name]) for name in state.tensors)
         moved = [name for name in state.tensors if name not in stay]
-        assert all(name.startswith(("model/", "adapter_model/", "reference/", "critic/")) for name in moved), moved
+        assert all(
+            name.startswith(("model/", "adapter_model/", "reference/", "critic/")) for name in moved
+        ), moved
         assert not any("exp_avg" in name for name in moved), "moments and gradients stay where they are"
         assert any(name.startswith("gradient/") for name in stay)
