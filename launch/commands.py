@@ -26,7 +26,16 @@ from .nodes.hosts_file import read_hosts
 from .nodes.joined_cluster import WAIT_S, NodesWanted
 from .placement.plan_table import plan_as_comment
 from .placement.run_placement import like_this_host, place_run
-from .prepared_run import PreparedRun, begun_run, changed_settings, checked, new_run, next_life
+from .prepared_run import (
+    DEFAULT_RECIPE,
+    PreparedRun,
+    begun_run,
+    changed_settings,
+    checked,
+    new_run,
+    next_life,
+    recipe_and_settings,
+)
 from .report.report import write_report
 from .run import Run
 from .run_directory import RunDirectory
@@ -180,19 +189,14 @@ def train(
     by_ssh = () if hosts is None else read_hosts(hosts)
     wanted = NodesWanted(nodes or len(by_ssh), wait_s, by_ssh)
     options = RunOptions(Output.standard(form or "normal"), restarts, log_level, wanted)
-    overrides = [word for word in words if "=" in word]
-    recipes = [word for word in words if "=" not in word]
+    given, overrides = recipe_and_settings(words)
     if resume is not None:
-        if recipes or name or dry_run or continues:
+        if given or name or dry_run or continues:
             raise ConfigError("--resume takes no recipe, --name, --continue or --dry-run: they are the run's")
         directory = RunDirectory.existing(resume)
         with directory.locked():
             return _train(None, directory, options, overrides, accept)
-    if len(recipes) > 1:
-        raise ConfigError(
-            f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
-        )
-    recipe = recipes[0] if recipes else "sort-digits"
+    recipe = given or DEFAULT_RECIPE
     if continues:
         if name is None:
             raise ConfigError("--continue needs --name, the run that is begun or continued")

@@ -1,4 +1,4 @@
-"""Writing and reading of ``metrics.jsonl`` (one object per step) and ``events.jsonl`` (one object per event).
+"""Writes and reads ``metrics.jsonl`` (one object per step) and ``events.jsonl`` (one object per event).
 
 Keys of ``metrics.jsonl`` are the fields of ``StepMetrics``, and for its parts ``field/name``:
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..actors.errors import ConfigError
 from . import resuming
@@ -28,6 +28,8 @@ from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .written_keys import WrittenKeys
+
+DEFAULT_RECIPE: Final = "sort-digits"
 
 GivenConfig = RunConfig | Mapping[str, Any] | str | Path
 
@@ -123,6 +125,17 @@ def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConf
     if Path(config).suffix == ".yaml":
         return resolve_file(Path(config), settings)
     return resolve_written(str(config), settings)
+
+
+def recipe_and_settings(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The recipe, None without one, and the settings ``key.key=value`` among the words of a command line. Raises
+    ConfigError for more than one recipe."""
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise ConfigError(
+            f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
+        )
+    return (recipes[0] if recipes else None), [word for word in words if "=" in word]
 
 
 def default_name(config: RunConfig) -> str:

@@ -44,7 +44,9 @@ def bucket_bytes(tensors: Tensors) -> int:
 
 
 class StateTransport:
-    """Named, versioned collections of tensors: set here, read in any process of the host that has the handle.
+    """Named, versioned collections of tensors: set here, read in any process that has the handle.
+
+    Processes of other hosts need ``bulk``.
 
     They are PyTorch's tensors, or all NumPy arrays: a process that has only those does not import PyTorch. A state set
     with one may be read into the other.

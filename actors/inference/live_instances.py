@@ -60,7 +60,7 @@ class LiveInstances:
         return [] if load is None else list(load.parts)
 
     def named(self, name: str) -> list[RoutedInstance]:
-        """The instance of that name, as each of its policies has it; empty if there is none."""
+        """The instance of that name, as each of its policies has it; empty for an unknown name."""
         load = self._by_name.get(name)
         return [] if load is None else list(load.parts)
 

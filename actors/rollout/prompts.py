@@ -75,7 +75,7 @@ class _Conversation:
         self._retokenize = retokenize
 
     def add_turn(self, turn: Turn) -> None:
-        """Adds an answer, and the messages before it if there is none yet."""
+        """Adds an answer; the first one with the messages before it."""
         *before, answer = turn.conversation or ({},)
         if not answer:
             raise ValueError(

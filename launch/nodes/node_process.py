@@ -30,7 +30,7 @@ _RETRY_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """``find``: reads the run's address; raises FileNotFoundError while there is none. ``name``: of the node; empty:
+    """``find``: reads the run's address; raises FileNotFoundError before the run has one. ``name``: of the node; empty:
     the host's. ``listen``: the address of this host at which its actors listen; empty: the one that the head sees.
     ``wait_s``: the longest wait for the run."""
 

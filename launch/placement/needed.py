@@ -17,7 +17,7 @@ class Need:
     """An actor's needs. ``key``: the config's key, with its value, that decides about these needs.
 
     ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
-    host, ``gpu_bytes``: of each GPU; both are the part that is known and certain, 0 if there is none.
+    host, ``gpu_bytes``: of each GPU; both are the part that is known and certain, else 0.
     ``gpus``: GPUs of its own, all on its host. ``named``: instead, the numbers of GPUs of the head, which it may share
     with others. ``gang``: actors with the same number compute together, so they are on one host if they fit there.
     """

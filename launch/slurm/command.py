@@ -11,7 +11,7 @@ from ...actors.errors import ConfigError
 from ..errors import JobRefused
 from ..own_address import AUTO
 from ..placement.needs import needs_of
-from ..prepared_run import begun_run, default_name, resolve_given
+from ..prepared_run import DEFAULT_RECIPE, begun_run, default_name, recipe_and_settings, resolve_given
 from ..run_config import RunConfig
 from .batch_script import Job, script
 
@@ -76,14 +76,12 @@ def slurm(
       flexmarl slurm path/to/recipe --nodes 2 --name first training.steps=50 --dry-run
       flexmarl slurm path/to/recipe --nodes 4 --gpus-per-node 8 --sbatch=--account=lab
     """
-    overrides = [word for word in words if "=" in word]
-    recipes = [word for word in words if "=" not in word] or ["sort-digits"]
-    if len(recipes) > 1:
-        raise ConfigError(f"one recipe at a time, not {' and '.join(recipes)}")
-    config, _ = resolve_given(recipes[0], overrides)
+    given, overrides = recipe_and_settings(words)
+    recipe = given or DEFAULT_RECIPE
+    config, _ = resolve_given(recipe, overrides)
     _check_gpus(config, gpus_per_node, more)
     name = name or default_name(config)
-    begun_run(runs, name, recipes[0])
+    begun_run(runs, name, recipe)
     if nodes > 1 and config.network.listen is None:
         overrides.append(f"network.listen={AUTO}")
     job = Job(

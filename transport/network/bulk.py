@@ -77,9 +77,9 @@ class Refused(Exception):
 
 
 class _Connected(ssl.SSLSocket):
-    """A socket that was connected, although its peer may have gone: then the handshake fails.
+    """A socket that ``ssl`` takes as connected. If its peer has gone meanwhile, the handshake fails.
 
-    ``ssl`` asks for the peer's name to learn if there is a connection, and can leave the socket open if there is none.
+    ``ssl`` asks for the peer's name to learn if the socket is connected. If it is not, ``ssl`` can leave it open.
     """
 
     def getpeername(self) -> Any:

@@ -144,7 +144,7 @@ class TcpPath:
             yield tensors
 
     async def _copy(self, wanted: Wanted[TcpSource]) -> ShmSource:
-        """The copy on this host, fetched if there is none and no other process is fetching it."""
+        """The copy on this host. It is fetched first, unless it is there or another process fetches it."""
         while True:
             if self._closed:
                 raise TransportClosed

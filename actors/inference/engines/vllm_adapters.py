@@ -48,7 +48,7 @@ class AdapterVersions:
         return self.tensors
 
     def lora_of(self, adapter: str) -> LoRARequest | None:
-        """The newest version of the adapter; None if there is none yet."""
+        """The newest version of the adapter; None before its first version."""
         return self._newest.get(adapter)
 
     def install(self, tensors: Mapping[str, Any], number: int, adapter: str) -> None:
