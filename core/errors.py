@@ -67,12 +67,14 @@ class CallTimeout(FlexmarlError):
 class ActorDead(FlexmarlError):
     """The process of an actor ended while it was needed."""
 
-    def __init__(self, actor: str, reason: str, *, stopped: bool = False) -> None:
-        """``stopped``: in good order."""
+    def __init__(self, actor: str, reason: str, *, stopped: bool = False, reported: bool = False) -> None:
+        """``stopped``: in good order. ``reported``: the actor's own system has answered that the actor has ended; its
+        supervisor gets the exact error from there, perhaps a little later."""
         super().__init__(f"actor {actor} died: {reason}")
         self.actor = actor
         self.reason = reason
         self.stopped = stopped
+        self.reported = reported
 
 
 class Unreachable(ActorDead):

@@ -3,7 +3,8 @@
     enlist (a stream, open as long as the worker lives)
       │ a life         -> gets work
       └ its end        -> the life is lost:
-                            supervisor.lost   kills its process, if that only hangs
+                            supervisor.lost   kills its process, if that only hangs: one that reported its end is
+                                              left alone, since its supervisor decides by the error
                             store.retire      refuses its later puts, returns the reports of its earlier ones
                             groups with a report have closed, the others are dealt again
                             store.lost_groups: those whose samples are lost with the worker's host begin again too
@@ -121,7 +122,7 @@ class RolloutWorkers:
         """Enlists one life of a worker after the other."""
         while not self._listener.finished:
             life: WorkerLife | None = None
-            reason = "it ended"
+            end: FlexmarlError | None = None
             try:
                 async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
                     async for life in lives:
@@ -129,9 +130,9 @@ class RolloutWorkers:
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
-                reason = error.reason if isinstance(error, ActorDead) else text_of(error)
+                end = error
             if life is not None:
-                await self._lost(life.writer, reason)
+                await self._lost(life.writer, end)
             await asyncio.sleep(_RETRY_S)
 
     async def _enlisted(self, ref: ActorRef[RolloutApi], life: WorkerLife) -> None:
@@ -143,15 +144,18 @@ class RolloutWorkers:
         if not self._absent:
             self._all_enlisted.set()
 
-    async def _lost(self, writer: str, reason: str) -> None:
+    async def _lost(self, writer: str, error: FlexmarlError | None) -> None:
+        """``error``: of the call that noticed it; None if the life's stream has ended."""
         if writer not in self._dealing or self._listener.finished:
             return
         open_items = self._dealing.lose(writer)  # from now on it closes none
         ref, life = self._lives[writer]
+        reason = _reason(error)
         log.warning(
             "rollout worker lost", name=ref.name, writer=writer, incarnation=life.incarnation, reason=reason
         )
-        await self._supervisor.tell("lost", ref.name, life.incarnation, reason, timeout_s=WORK_TIMEOUT_S)
+        if not (isinstance(error, ActorDead) and error.reported):
+            await self._supervisor.tell("lost", ref.name, life.incarnation, reason, timeout_s=WORK_TIMEOUT_S)
         store = self._store.within(WORK_TIMEOUT_S)
         reports, lost = await store.retire(writer), await store.lost_groups(writer)
         put: dict[GroupKey | int, GroupClosed] = {(report.step, report.query): report for report in reports}
@@ -214,7 +218,7 @@ class RolloutWorkers:
         try:
             ends = await call
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
-            await self._lost(writer, text_of(error))
+            await self._lost(writer, error)
             return
         for number, end in zip(numbers, ends, strict=True):
             if self._dealing.close(writer, number):
@@ -241,4 +245,10 @@ class RolloutWorkers:
         try:
             await ref.api.start_step(writer, first.step, queries, first.trajectories, first.versions)
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
-            await self._lost(writer, text_of(error))
+            await self._lost(writer, error)
+
+
+def _reason(error: FlexmarlError | None) -> str:
+    if error is None:
+        return "it ended"
+    return error.reason if isinstance(error, ActorDead) else text_of(error)

@@ -32,11 +32,16 @@ _RETRY_S: Final = 0.1
 
 
 class SlotLost(Exception):
-    """A call to one life of a slot worker failed, and no later call to it can succeed."""
+    """A call to one life of a slot worker failed, and no later call to it can succeed.
 
-    def __init__(self, slot: SlotName, life: str, reason: str) -> None:
+    ``is_reported``: the worker reported its end; its supervisor decides by the error, and has nothing to kill.
+    """
+
+    def __init__(self, slot: SlotName, life: str, error: FlexmarlError | str) -> None:
+        reason = error if isinstance(error, str) else _reason(error)
         super().__init__(slot, life, reason)
         self.slot, self.life, self.reason = slot, life, reason
+        self.is_reported = isinstance(error, ActorDead) and error.reported
 
 
 @dataclass(eq=False, slots=True)
@@ -138,7 +143,7 @@ class PoolSlots:
         try:
             return await call(self._refs[slot].within(timeout_s), life, rank)
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
-            raise SlotLost(slot, life, _reason(error)) from error
+            raise SlotLost(slot, life, error) from error
 
     def _life_of(self, slot: SlotName) -> str:
         """Empty if the worker was lost."""
@@ -152,7 +157,7 @@ class PoolSlots:
         slot = SlotName(ref.name)
         while True:
             life: SlotLife | None = None
-            reason = "it ended"
+            end: FlexmarlError | str = "it ended"
             try:
                 async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
                     async for life in lives:
@@ -161,11 +166,11 @@ class PoolSlots:
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
-                reason = _reason(error)
+                end = error
             if slot in self._stopped:
                 return
             if life is not None:
-                await self.lose(SlotLost(slot, life.life, reason))
+                await self.lose(SlotLost(slot, life.life, end))
             await asyncio.sleep(_RETRY_S)
 
     def _enlisted(self, slot: SlotName, life: SlotLife) -> None:
@@ -198,7 +203,8 @@ class PoolSlots:
         self._ended.add(lost.life)
         async with self._losing[slot]:
             log.warning("slot worker lost", name=slot, incarnation=incarnation, reason=lost.reason)
-            await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, incarnation, lost.reason)
+            if not lost.is_reported:
+                await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, incarnation, lost.reason)
             if self._all_joined:
                 self._listener.slot_lost(slot, lost.reason)
 

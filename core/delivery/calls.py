@@ -348,7 +348,7 @@ def _error_of(
 ) -> FlexmarlError:
     match kind:
         case Fault.DEAD:
-            return ActorDead(request.actor, message)
+            return ActorDead(request.actor, message, reported=True)
         case Fault.PROTOCOL:
             return RemoteProtocolError(message)
         case Fault.NOT_ALLOWED:

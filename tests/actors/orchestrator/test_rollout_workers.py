@@ -26,7 +26,7 @@ from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_setup import RolloutSetup
 from flexmarl.actors.run_events import Evaluated, WorkerLost
 from flexmarl.core.actor import endpoint
-from flexmarl.core.errors import SystemClosed, is_loss
+from flexmarl.core.errors import ActorDead, SystemClosed, is_loss
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -77,6 +77,7 @@ class Processes(House):
         super().__init__(system, folder, **options)
         self.network = network
         self.running: dict[str, int] = {}
+        self.lives: dict[str, Life] = {}
         self.is_killing = True
         self.supervisor = KillingSupervisor(self)
         self.pids = itertools.count(1)
@@ -93,7 +94,8 @@ class Processes(House):
             pid = next(self.pids)
             wire, directory = self.network.wire(name), self.system.directory
             async with ActorSystem(name, directory, wire=wire, settings=SETTINGS) as system:
-                await system.add(Life(self.setup, pid), name)
+                self.lives[name] = Life(self.setup, pid)
+                await system.add(self.lives[name], name)
                 self.running[name] = pid
                 error = await system.failure
                 assert isinstance(error, SystemClosed) or is_loss(error), error
@@ -203,6 +205,24 @@ def test_a_zombie_that_the_supervisor_does_not_reach_harms_nothing(tmp_path: Pat
     assert len(house.losses()) == 1 and house.losses()[0].worker == "rollout-0"
     assert house.losses()[0].groups and "silent" in house.losses()[0].reason
     assert house.supervisor.lost_actors == [("rollout-0", frozen[0])]
+
+
+def test_a_worker_that_reports_its_own_failure_is_left_to_its_supervisor(tmp_path: Path) -> None:
+    """The supervisor gets the error from the worker's process, and decides by it: a recipe's error ends the run. A
+    loss that is reported by another actor would be one more restart, if it arrived before."""
+
+    async def fail() -> None:
+        raise ActorDead("q7", "its disk is full")
+
+    async def strike(house: Processes) -> None:
+        while not house.trainer.trained["solver"]:
+            await asyncio.sleep(0.05)
+        house.lives["rollout-0"].background(fail(), "fails")
+
+    house = run(tmp_path, strike, workers=2)
+    house.check()
+    assert len(house.losses()) == 1 and "its disk is full" in house.losses()[0].reason
+    assert house.supervisor.lost_actors == []
 
 
 def test_a_group_that_was_put_before_its_worker_died_counts_and_is_not_begun_again(tmp_path: Path) -> None:
