@@ -1,29 +1,11 @@
-"""The user's side: the interface of a workflow, and the loading of a recipe's code.
+"""The user's side: the interface of a workflow."""
 
-A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py`` defines
-
-    async def workflow(query: Query, agents: Agents) -> Rewards
-    def train_query(position: int, seed: int, **data) -> Query
-    def eval_queries(seed: int, **data) -> Sequence[Query]
-    def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
-
-``data`` is the config's section of that name.
-"""
-
-import importlib.util
 import math
-import sys
-import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol
 
-from ..core.errors import FlexmarlError
-from .config_base import Config
 from .errors import InvalidReward, RecipeError
 from .messages import Query
 from .tool_calls import Tool, ToolCall, parse_tool_calls
@@ -35,8 +17,6 @@ __all__ = [
     "OnText",
     "Prompt",
     "Query",
-    "Recipe",
-    "RecipeConfig",
     "Rewards",
     "ToolCall",
     "Turn",
@@ -173,86 +153,3 @@ def _finite(what: str, value: object) -> float:
 
 
 Workflow = Callable[[Query, Agents], Awaitable[Rewards]]
-
-
-class RecipeConfig(Config):
-    """The folder of a recipe's code, and the ``data`` section that its functions get."""
-
-    folder: str
-    data: dict[str, Any]
-    seed: int
-
-
-class Recipe:
-    """A recipe's functions, loaded from its folder and bound to its data."""
-
-    def __init__(self, config: RecipeConfig) -> None:
-        """Runs ``workflow.py``: ``file`` in ``folder``. Raises RecipeError if it is missing or lacks a function."""
-        self._config = config
-        self.folder = Path(config.folder).resolve()
-        self.file = self.folder / "workflow.py"
-        self._module = self._load()
-        self.workflow = cast(Workflow, self.function("workflow"))
-        self._train_query = self.function("train_query")
-        self._eval_queries = self.function("eval_queries")
-
-    @property
-    def has_sft(self) -> bool:
-        return hasattr(self._module, "sft")
-
-    def train_query(self, position: int) -> Query:
-        """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone."""
-        with self._users_code("train_query"):
-            return cast(Query, self._train_query(position, self._config.seed, **self._config.data))
-
-    def eval_queries(self) -> list[Query]:
-        with self._users_code("eval_queries"):
-            return list(self._eval_queries(self._config.seed, **self._config.data))
-
-    def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
-        """Prompt and completion of each example of one supervised batch."""
-        with self._users_code("sft"):
-            return list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
-
-    def frames(self, error: BaseException) -> str:
-        """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
-        errors about the recipe's results has no frames there, and is shown without any."""
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
-        ours = isinstance(error, FlexmarlError)
-        shown = frames[own[0] :] if own else [] if ours else frames
-        return "".join([*traceback.format_list(shown), *traceback.format_exception_only(error)])
-
-    def _load(self) -> ModuleType:
-        if not self.file.is_file():
-            raise RecipeError(
-                f"{self.file} does not exist: a recipe is a folder with workflow.py and config.yaml"
-            )
-        name = f"flexmarl_recipe_{Path(self._config.folder).name}"
-        spec = importlib.util.spec_from_file_location(name, self.file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses in a recipe look their module up
-        if str(self.folder) not in sys.path:
-            sys.path.append(str(self.folder))  # workflow.py may import modules that lie beside it
-        with self._users_code("loading"):
-            spec.loader.exec_module(module)
-        return module
-
-    @contextmanager
-    def _users_code(self, what: str) -> Iterator[None]:
-        """Turns errors of the recipe's own functions into RecipeErrors that show their frames."""
-        try:
-            yield
-        except RecipeError:
-            raise
-        except Exception as error:  # any error is the recipe's: none of its functions may fail
-            text = f"{type(error).__name__}: {error}"
-            raise RecipeError(f"{self.file}: {what} failed: {text}\n{self.frames(error)}") from error
-
-    def function(self, name: str) -> Callable[..., Any]:
-        """A function of ``workflow.py``. Raises RecipeError if it is missing."""
-        function = getattr(self._module, name, None)
-        if not callable(function):
-            raise RecipeError(f"{self.file} defines no function {name!r}")
-        return cast(Callable[..., Any], function)

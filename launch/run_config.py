@@ -16,13 +16,13 @@ from ..actors.messages import MOST_VERSION_CHANGES, WeightsConfig
 from ..actors.names import AgentName, PolicyName, Step
 from ..actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from ..actors.orchestrator.plan import Mode, Plan
+from ..actors.recipe import RecipeConfig
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
 from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
-from ..actors.workflow import RecipeConfig
 from .config_sections import (
     AgentConfig,
     HostsConfig,

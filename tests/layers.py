@@ -25,7 +25,7 @@ CORE = (
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "model_sources", "names",
-    "pretrained", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
+    "pretrained", "recipe", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
     "workflow",
 )  # fmt: skip
 
@@ -207,7 +207,7 @@ RULES = (
     Rule(
         "modules are imported by name only for an actor's class, for a front door's names, and for a recipe",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/front_door\.py|actors/workflow\.py",
+        except_in=r"core/supervision/worker_init\.py|core/front_door\.py|actors/recipe\.py",
         banned=(
             ".exec_module",
             ".load_module",

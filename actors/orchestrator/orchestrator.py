@@ -47,9 +47,9 @@ from ..messages import (
     VersionRange,
 )
 from ..names import PolicyName, Step, Version
+from ..recipe import Recipe
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed, WorkerLost
 from ..step_metrics import StepMetrics
-from ..workflow import Recipe
 from . import checkpoint, query_digests, query_order
 from .checkpoint import RunState
 from .decisions import (

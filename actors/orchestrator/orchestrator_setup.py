@@ -6,7 +6,7 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..messages import ConsoleApi, RolloutApi, RouterApi, StoreApi, SupervisorApi, TrainerApi
 from ..names import AgentName, PolicyName
-from ..workflow import RecipeConfig
+from ..recipe import RecipeConfig
 from .checkpoint import RunState
 from .evaluation import EvaluationRules
 from .plan import Plan

@@ -45,8 +45,9 @@ from ..messages import (
     WorkerLife,
 )
 from ..names import AgentName, PolicyName, Step, Version
+from ..recipe import Recipe
 from ..store_client import ExperienceWriter, segment_directories, writer_node
-from ..workflow import OnText, Prompt, Recipe, Rewards, Turn
+from ..workflow import OnText, Prompt, Rewards, Turn
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start

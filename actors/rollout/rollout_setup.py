@@ -7,7 +7,7 @@ from ...core.ref import ActorRef
 from ..declared_columns import Column
 from ..messages import Grouping, OrchestratorApi, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
-from ..workflow import RecipeConfig
+from ..recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
 
 

@@ -12,7 +12,7 @@ from ...core.collector import importing
 from ...transport.handle import TensorSpec
 from ..messages import GangPlace, Sample, StepStats
 from ..names import AgentName, PolicyName, Step
-from ..workflow import Recipe
+from ..recipe import Recipe
 from .backends.backend_config import SimulatedTrainerConfig
 from .backends.policy_backend import MicroBatchStats, PolicyBackend
 from .backends.policy_backends import PolicyBackends

@@ -7,7 +7,7 @@ from ...core.ref import ActorRef
 from ..config_base import Config, Natural
 from ..messages import ConsoleApi, LoraConfig, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
 from ..names import AgentName, PolicyName
-from ..workflow import RecipeConfig
+from ..recipe import RecipeConfig
 from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
 from .pool_config import SharedPoolConfig
 from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...actors.names import PolicyName, Step
+from ...actors.recipe import RecipeConfig
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.pool_config import SharedPoolConfig
 from ...actors.trainer.shared_pool import SharedPool
 from ...actors.trainer.slot_choice import AllocatorConfig
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
-from ...actors.workflow import RecipeConfig
 from ...core.testing import virtual_time
 from .. import env
 from .pool_load import Computation, Costs, StepLoad

@@ -28,6 +28,7 @@ import psutil
 
 from ...actors.messages import ModelConfig, Sample, SlotApi
 from ...actors.names import AgentName, PolicyName, Step, Version
+from ...actors.recipe import RecipeConfig
 from ...actors.run_events import PolicyResumed, PolicySuspended, RunEvent
 from ...actors.store.store import Store
 from ...actors.store.store_setup import StoreSetup
@@ -39,7 +40,6 @@ from ...actors.trainer.shared_pool import SharedPool
 from ...actors.trainer.static_pool import StaticPool
 from ...actors.trainer.trainer_config import CreditConfig
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
-from ...actors.workflow import RecipeConfig
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.supervision.process_node import ProcessNode

@@ -23,13 +23,13 @@ from ...actors.messages import (
     VersionRange,
 )
 from ...actors.names import PolicyName, Step, Version
+from ...actors.recipe import Recipe
 from ...actors.rollout.rollout import Rollout
 from ...actors.run_events import InstanceMoved, RunEvent
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from ...actors.store_client import ExperienceReader, segment_directories
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy
-from ...actors.workflow import Recipe
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem

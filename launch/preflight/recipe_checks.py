@@ -6,7 +6,7 @@ from typing import Any
 
 from ...actors.errors import RecipeError
 from ...actors.messages import Query
-from ...actors.workflow import Recipe
+from ...actors.recipe import Recipe
 from ...core.errors import LocalProtocolError
 from ...core.protocol.codec import Encoder
 from ..run_config import RunConfig

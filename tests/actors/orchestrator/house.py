@@ -28,6 +28,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
 from flexmarl.actors.orchestrator.plan import Plan
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
@@ -36,7 +37,6 @@ from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store.writers import Writers
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

@@ -16,8 +16,8 @@ from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
 from flexmarl.actors.orchestrator.query_order import QueryOrder
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.orchestrator.rollout_workers import GroupWork
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time

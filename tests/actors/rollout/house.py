@@ -24,13 +24,13 @@ from flexmarl.actors.messages import (
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.evaluation import Evaluation, EvaluationRules
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

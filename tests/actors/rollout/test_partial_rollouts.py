@@ -20,12 +20,12 @@ from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import GroupClosed, LeasedBatch, Published, Query, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Version
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store_client import ExperienceReader, segment_directories
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

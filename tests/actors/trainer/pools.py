@@ -12,6 +12,7 @@ from flexmarl.actors.errors import WorkerReplaced
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import Sample, SlotLife, TrainerApi
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
@@ -22,7 +23,6 @@ from flexmarl.actors.trainer.slot_worker import SlotWorker
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

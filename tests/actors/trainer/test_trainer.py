@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flexmarl.actors.messages import LeasedBatch, ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -23,7 +24,6 @@ from flexmarl.actors.trainer.padding import TokenRow
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.actor import endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

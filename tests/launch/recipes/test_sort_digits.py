@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.errors import RecipeError
-from flexmarl.actors.workflow import Prompt, Query, Recipe, RecipeConfig, Turn
+from flexmarl.actors.recipe import Recipe, RecipeConfig
+from flexmarl.actors.workflow import Prompt, Query, Turn
 from flexmarl.launch.config_reading import recipe_folder, resolve
 
 FOLDER = recipe_folder("sort-digits")

@@ -8,6 +8,7 @@ import pytest
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
+from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
@@ -15,7 +16,6 @@ from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
-from flexmarl.actors.workflow import RecipeConfig
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
