@@ -18,7 +18,7 @@ from ..core.actor import System
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
 from ..core.telemetry import get_logger
-from ..transport.errors import PieceLost, SegmentFull
+from ..transport.errors import PieceLost, SegmentFull, UnsafeDirectory
 from ..transport.network.bulk import Bulk
 from ..transport.network.far_segments import FarReader, WriterNode
 from ..transport.segments import (
@@ -68,6 +68,8 @@ _TRAINING: Final = frozenset({"agent", *SCALAR_COLUMNS, *ARRAY_COLUMNS})
 _STORE_RESTARTS_S: Final = 30.0
 _PAUSE_S: Final = 0.05
 _ROOM_S: Final = 1.0
+# As long as the store waits for a sample to be taken, if it is full (``StoreSetup.patience_s``).
+_NO_ROOM_S: Final = 1800.0
 _FAR: Final = "samples"
 log = get_logger(__name__)
 
@@ -112,7 +114,7 @@ class ExperienceWriter:
     async def put(self, samples: Sequence[Sample], report: GroupClosed | None = None) -> None:
         """Adds the samples of a closed group, all or none, and with them its report. Raises StoreError if the store
         refuses one, WriterRetired if it accepts nothing more from this writer, CallTimeout if it has had no room for a
-        day."""
+        day, StoreFull if this writer's own host has had none for half an hour."""
         contents: list[Content] = [
             np.asarray(getattr(sample, name), dtype)
             for name, dtype in ARRAY_COLUMNS.items()
@@ -159,9 +161,10 @@ class ExperienceWriter:
                         self._grants += 1
 
     async def _take_grant(self, needed_bytes: int) -> None:
-        """Raises UnsafeDirectory."""
+        """Raises UnsafeDirectory, and StoreFull if this host has had no room for half an hour."""
         finished = [] if self._segments is None else self._segments.take_finished()
         node, store = self._node, self._store.within(WORK_TIMEOUT_S)
+        give_up_at = asyncio.get_running_loop().time() + _NO_ROOM_S
         while True:
             if node is None:
                 grant = await store.grant(self._name, needed_bytes, finished)
@@ -172,8 +175,14 @@ class ExperienceWriter:
                     node.make(grant)
                 break
             except OSError as error:
-                if error.errno not in StoreFull.ERRNOS:
+                if node is None or error.errno not in StoreFull.ERRNOS:
                     raise
+                if asyncio.get_running_loop().time() >= give_up_at:
+                    problem = (
+                        f"{error.strerror}, for {_NO_ROOM_S:g} s, and no sample was trained meanwhile; free memory of "
+                        "this host, or lower store.memory_bytes"
+                    )
+                    raise StoreFull(node.folder, grant.size_bytes, problem) from error
                 log.warning("no room for samples on this host: waiting", problem=str(error))
                 finished = [grant.segment]
                 await asyncio.sleep(_ROOM_S)
@@ -357,7 +366,10 @@ class ExperienceReader:
                 f"{len(refs)} values are in memory of {place}, which this process does not reach"
             )
         if (near := self._far.near(place)) is not None:
-            return SegmentReader(near)
+            try:
+                return SegmentReader(near)
+            except UnsafeDirectory as gone:  # its writer has ended at this moment
+                raise SamplesUnreachable(str(gone)) from gone
         try:
             return Fetched(await self._far.fetch(place, refs, SEND_TIMEOUT_S))
         except PieceLost as lost:

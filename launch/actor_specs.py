@@ -84,7 +84,7 @@ def actor_specs(
     store = _store_setup(config, references, directory.store)
     trainer = _trainer_setup(config, references, directory, resume and resume[0])
     router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
-    rollout = rollout_setup(config, references, directory.store)
+    rollout = rollout_setup(config, references, directory.store, directory.logs)
     orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
     specs = {
         references.store.name: ActorSpec(_STORE, store),
@@ -108,7 +108,7 @@ def actor_specs(
     return {name: replace(spec, cuda_devices=own_gpus.get(name)) for name, spec in specs.items()}
 
 
-def rollout_setup(config: RunConfig, references: References, store_dir: Path) -> RolloutSetup:
+def rollout_setup(config: RunConfig, references: References, store_dir: Path, logs: Path) -> RolloutSetup:
     return RolloutSetup(
         recipe=config.recipe_config(),
         agents={
@@ -126,6 +126,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path) ->
         orchestrator=references.orchestrator,
         config=config.rollout,
         store_dir=store_dir,
+        logs=logs,
         encrypted=config.network.encrypted,
     )
 

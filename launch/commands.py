@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -317,7 +317,8 @@ def _train(
     """Runs until the end, and again after the loss of an actor. Returns the exit status.
 
     ``first``: a new run; None: the run continues from its newest checkpoint, or from the beginning before the first;
-    so does every restart. ``overrides``, ``accepted``: see ``resuming.prepare``.
+    so does every restart, on the nodes that are there then, also fewer. ``overrides``, ``accepted``: see
+    ``resuming.prepare``.
     """
     prepared = first
     left = options.restarts
@@ -340,6 +341,7 @@ def _train(
             if not left:
                 return EXIT_FAILED
             left, prepared = left - 1, None
+            options = replace(options, nodes=replace(options.nodes, fewer=True))
 
 
 def _run(prepared: PreparedRun, options: RunOptions) -> int:

@@ -61,7 +61,7 @@ class LocalRun:
         orchestrator = await self.begin()
         began(orchestrator)
         workers = (f"rollout-{n}" for n in range(self.config.rollout.workers))
-        blocked = {name: report_file(self.console.system.directory, name) for name in workers}
+        blocked = {name: report_file(self.directory.logs, name) for name in workers}
         silence_s = self.config.supervision.silence_s
         watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
         self.console.background(watch, "statistics")
@@ -82,7 +82,7 @@ class LocalRun:
         """Spawns the router, to which others report when they start, and then all at once. The references are known
         before the processes run."""
         references = await self._references()
-        self._prepare_store(references.store)
+        await self.console.system.run_blocking(self._prepare_store, references.store)
         specs = actor_specs(self.config, self.directory, references, self.resume, self.own_gpus)
         router = references.router.name
         await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)

@@ -98,6 +98,15 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _weights_have_a_network(self) -> "RunConfig":
+        if self.weights.path == "tcp" and self.network.listen is None:
+            raise ValueError(
+                "weights.path=tcp: the run listens on no network: write network.listen=ADDRESS or "
+                "network.listen=auto, or leave the path out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_async_is_stale(self) -> "RunConfig":
         if self.mode == "async":
             return self

@@ -21,17 +21,18 @@ _LIMIT_S = 1.0
 _MARGIN_S = 0.05
 
 
-def report_file(runtime_dir: Path, worker: str) -> Path:
+def report_file(logs: Path, worker: str) -> Path:
     """The file with the last line that blocked the rollout worker: a message could not leave a process whose loop is
-    blocked."""
-    return runtime_dir / f"{worker}.blocked_line"
+    blocked. ``logs``: the run's folder for logs, which all hosts share."""
+    return logs / f"{worker}.blocked_line"
 
 
 class BlockWatch:
     """Watches the loop that runs when it is made, until ``stop``. ``folder``: the recipe's. ``report``: the file that
-    gets the line."""
+    gets the line; that of an earlier life is removed."""
 
     def __init__(self, folder: Path, report: Path, limit_s: float = _LIMIT_S) -> None:
+        report.unlink(missing_ok=True)
         self._folder, self._report, self._limit_s = folder, report, limit_s
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -65,7 +66,7 @@ class BlockWatch:
         try:
             aside.write_text(line)
             aside.replace(self._report)
-        except OSError as error:  # the run's directory is gone, or full: the log has the line
+        except OSError as error:  # the disk is full: the log has the line
             log.warning("the line is not reported", error=str(error))
 
 

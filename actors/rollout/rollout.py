@@ -91,7 +91,7 @@ class Rollout(Actor, RolloutApi):
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
-        self._block_watch = BlockWatch(self._recipe.folder, report_file(self.system.directory, self.ref.name))
+        self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
 
     async def on_stop(self) -> None:
         self._block_watch.stop()

@@ -30,7 +30,8 @@ class RolloutPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """``store_dir``: the store's folder on disk. ``encrypted``: bulk between hosts is encrypted."""
+    """``store_dir``: the store's folder on disk. ``logs``: the run's, which all hosts share. ``encrypted``: bulk
+    between hosts is encrypted."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -40,4 +41,5 @@ class RolloutSetup:
     orchestrator: ActorRef[OrchestratorApi]
     config: RolloutConfig
     store_dir: Path
+    logs: Path
     encrypted: bool = True

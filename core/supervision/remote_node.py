@@ -67,6 +67,8 @@ class NodeActor(Actor, NodeApi):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._running: dict[str, Running] = {}
+        self._starting: dict[tuple[str, int], bool] = {}
+        """Incarnations that are being started, by actor and epoch; True: they are to end at once."""
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
 
     @endpoint
@@ -76,7 +78,14 @@ class NodeActor(Actor, NodeApi):
     @endpoint
     async def launch(self, launch: Launch) -> str:
         self._node.check(launch)
-        self._running[launch.name] = running = await self._node.launch(launch)
+        starting = launch.name, launch.epoch
+        self._starting[starting] = False
+        try:
+            self._running[launch.name] = running = await self._node.launch(launch)
+        finally:
+            is_unwanted = self._starting.pop(starting)
+        if is_unwanted:
+            running.kill()
         self.background(self._watch(running), f"watch {launch.name}")
         return running.label
 
@@ -88,6 +97,8 @@ class NodeActor(Actor, NodeApi):
 
     @endpoint
     async def end(self, actor: str, epoch: int, at_once: bool) -> None:
+        if (actor, epoch) in self._starting:  # it has nothing to end in good order yet
+            self._starting[actor, epoch] = True
         running = self._running.get(actor)
         if running is not None and running.epoch == epoch and not running.ended.is_set():
             if at_once:
@@ -109,7 +120,8 @@ class NodeActor(Actor, NodeApi):
         self._node.close()
 
     async def kill_all(self) -> None:
-        """Kills all actors, and waits until they have ended, for 2 s at most."""
+        """Kills all actors, also those that are being started, and waits until they have ended, for 2 s at most."""
+        self._starting = dict.fromkeys(self._starting, True)
         alive = [running for running in self._running.values() if not running.ended.is_set()]
         for running in alive:
             running.kill()

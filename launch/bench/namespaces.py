@@ -1,4 +1,4 @@
-"""Two hosts on one machine, for benchmarks and tests: network namespaces that are connected by a pair of veth devices.
+"""Hosts on one machine, for benchmarks and tests: network namespaces, each two connected by a pair of veth devices.
 
 They need root and the program ``ip`` (Debian's iproute2). Their names have the process id of their maker: those that a
 killed process has left are removed by the next one. A namespace goes with its devices.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import Final
 
 import psutil
@@ -48,42 +49,41 @@ def missing() -> str | None:
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts that reach each other, and nothing else; without the right to make them, this one twice."""
+    """``near`` and ``far``, as ``network_of`` makes them."""
+    with network_of("near", "far") as (near, far):
+        yield near, far
+
+
+@contextmanager
+def network_of(*names: str) -> Iterator[tuple[Host, ...]]:
+    """Hosts that reach each other, and nothing else; without the right to make them, this one several times."""
     remove_abandoned()
     if missing() is not None:
-        yield Host("near", _LOOPBACK), Host("far", _LOOPBACK)
+        yield tuple(Host(name, _LOOPBACK) for name in names)
         return
-    names = [f"{_PREFIX}{os.getpid()}-{side}" for side in ("near", "far")]
     subnet = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-    hosts = [
-        Host(name, f"{subnet}.{number}", ("ip", "netns", "exec", name))
-        for number, name in enumerate(names, 1)
-    ]
+    hosts = []
+    for number, name in enumerate(names, 1):
+        namespace = f"{_PREFIX}{os.getpid()}-{name}"
+        hosts.append(Host(namespace, f"{subnet}.{number}", ("ip", "netns", "exec", namespace)))
     try:
-        for name in names:
-            _ip("netns", "add", name)
-        _ip(
-            "link",
-            "add",
-            "veth0",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "veth0",
-            "netns",
-            names[1],
-        )
         for host in hosts:
-            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "veth0")
-            for device in ("veth0", "lo"):
-                _ip("-n", host.name, "link", "set", device, "up")
-        yield hosts[0], hosts[1]
+            _ip("netns", "add", host.name)
+            _ip("-n", host.name, "link", "set", "lo", "up")
+        for (first, one), (second, other) in combinations(enumerate(hosts, 1), 2):
+            _connect(one, f"veth{second}", other, f"veth{first}")
+        yield tuple(hosts)
     finally:
-        for name in set(names) & set(_existing()):
+        for name in {host.name for host in hosts} & set(_existing()):
             _ip("netns", "delete", name)
+
+
+def _connect(one: Host, device: str, other: Host, other_device: str) -> None:
+    pair = ["link", "add", device, "netns", one.name, "type", "veth"]
+    _ip(*pair, "peer", "name", other_device, "netns", other.name)
+    for host, own, peer in ((one, device, other), (other, other_device, one)):
+        _ip("-n", host.name, "address", "add", host.address, "peer", peer.address, "dev", own)
+        _ip("-n", host.name, "link", "set", own, "up")
 
 
 def remove_abandoned() -> list[str]:

@@ -121,7 +121,7 @@ async def rollouts_of(config: RunConfig, directory: Path) -> Rollouts:
                 await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]
         references = References(recorded, recorded, router, [], recorded, recorded, recorded, instances)
-        setup_of_rollout = rollout_setup(config, references, directory / "store")
+        setup_of_rollout = rollout_setup(config, references, directory / "store", directory)
         rollout = Rollout(setup_of_rollout)
         await system.add(rollout, "rollout-0")
         for policy in instances:

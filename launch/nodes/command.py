@@ -71,7 +71,7 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
         return RunAddress(join, run.keys) if is_address else run
 
     configure_logging("node", sys.stderr, "warning")
-    options = NodeOptions(find, name, listen, wait_s)
+    options = NodeOptions(find, name, listen, wait_s, again)
     while True:
         try:
             dismissal = uvloop.run(_until_signal(options))

@@ -1,7 +1,7 @@
 """The head's actor that nodes join."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +13,7 @@ from ...core.supervision.remote_node import NodeApi, RemoteNode
 from ...core.telemetry import get_logger
 from ..errors import TooFewNodes
 from ..host_description import HostDescription
-from .joining import GIVEN_UP, Dismissal, Head, Joining, NodeRefused, NodesApi, Offer, refusals
+from .joining import GIVEN_UP, Dismissal, Head, Joining, NameTaken, NodeRefused, NodesApi, Offer, refusals
 
 log = get_logger(__name__)
 
@@ -23,12 +23,11 @@ _LEAVE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """``dismissed``: set when the node is to end. ``left``: it has, or it is lost."""
+    """``dismissed``: set when the node is to end."""
 
     node: RemoteNode
     host: HostDescription
     dismissed: asyncio.Future[Dismissal]
-    left: asyncio.Event
 
 
 class Nodes(Actor, NodesApi):
@@ -41,6 +40,8 @@ class Nodes(Actor, NodesApi):
         self.on_lost: Callable[[Joined, ActorDead], None] = lambda joined, reason: None
         self._head = head
         self._changed = asyncio.Event()
+        self._dismissal: Dismissal | None = None
+        """The dismissal of all nodes, once the run ends."""
 
     # ------------------------------------------------------------------ endpoints
 
@@ -48,14 +49,19 @@ class Nodes(Actor, NodesApi):
     async def offer(self) -> Offer:
         return self._head.offer
 
-    @endpoint(raises=[NodeRefused])
+    @endpoint(raises=[NameTaken, NodeRefused])
     async def join(self, joining: Joining, node: ActorRef[NodeApi]) -> None:
         name = joining.host.name
-        if problems := list(refusals(self._head, joining, list(self.joined))):
+        if problems := list(refusals(self._head, joining)):
             log.warning("node refused", node=name, address=node.address, problems=problems)
             raise NodeRefused(name, problems)
+        if name in self.joined:
+            log.warning("node refused", node=name, address=node.address, problems=["its name is taken"])
+            raise NameTaken(name)
         dismissed = asyncio.get_running_loop().create_future()
-        joined = Joined(RemoteNode(name, node), joining.host, dismissed, asyncio.Event())
+        if self._dismissal is not None:  # it comes as the run ends
+            dismissed.set_result(self._dismissal)
+        joined = Joined(RemoteNode(name, node), joining.host, dismissed)
         self.joined[name] = joined
         self.background(self._watch(joined), f"watch node {name}")
         log.info("node joined", node=name, address=node.address)
@@ -64,7 +70,6 @@ class Nodes(Actor, NodesApi):
 
     async def _watch(self, joined: Joined) -> None:
         lost = await joined.node.watch()
-        joined.left.set()
         del self.joined[joined.node.name]
         self._changed.set()
         if not joined.dismissed.done():  # a node that was only silent ends when it can be reached again
@@ -91,14 +96,30 @@ class Nodes(Actor, NodesApi):
                 return
         raise TooFewNodes(count, sorted(self.joined), wait_s)
 
+    async def wait_settled(
+        self, count: int, settle_s: float, wait_s: float, fits: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Waits until ``count`` nodes are there; or fewer, if for ``settle_s`` none has come or gone and the run
+        ``fits``; ``wait_s`` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while len(self.joined) < count:
+                    self._changed.clear()
+                    try:
+                        await asyncio.wait_for(self._changed.wait(), settle_s)
+                    except TimeoutError:
+                        if await fits():
+                            return
+
     async def dismiss(self, dismissal: Dismissal) -> None:
-        """Ends all nodes, and waits until they have left, for 10 s at most."""
-        leaving = list(self.joined.values())
-        for joined in leaving:
+        """Ends all nodes, also those that join meanwhile, and waits until they have left, for 10 s at most."""
+        self._dismissal = dismissal
+        for joined in self.joined.values():
             joined.dismissed.set_result(dismissal)
-        waits = [asyncio.ensure_future(joined.left.wait()) for joined in leaving]
-        if waits:
-            for late in (await asyncio.wait(waits, timeout=_LEAVE_S))[1]:
-                late.cancel()
-        if self.joined:
-            log.error("nodes do not leave", nodes=sorted(self.joined), waited_s=_LEAVE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                while self.joined:
+                    self._changed.clear()
+                    await self._changed.wait()
+                return
+        log.error("nodes do not leave", nodes=sorted(self.joined), waited_s=_LEAVE_S)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,11 +13,13 @@ from ...core.supervision.node import Node
 from ...core.system import ActorSystem
 from ..console.run_console import RunConsole
 from ..errors import Interrupted
-from ..host_description import describe_host
+from ..host_description import HostDescription, describe_host
+from ..placement.needed import DoesNotFit
 from ..placement.run_placement import place_run
 from ..prepared_run import PreparedRun
 from ..resuming import code_digests
 from ..run_address import RunAddress
+from ..run_config import RunConfig
 from .cluster import Cluster
 from .head import Nodes
 from .hosts_file import SshHost
@@ -24,16 +27,20 @@ from .joining import NAME, Dismissal, Head, Offer
 from .ssh import SshNodes
 
 WAIT_S: Final = 600.0
+# A node that waits for the run's next life looks for it twice a second.
+_SETTLE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodesWanted:
     """``count``: of other hosts that have to join before the actors are started. ``wait_s``: the longest wait.
-    ``hosts``: those of them on which the head starts the node itself."""
+    ``hosts``: those of them on which the head starts the node itself. ``fewer``: the run begins also with fewer, if it
+    fits them: a restart, after which hosts may be lost."""
 
     count: int = 0
     wait_s: float = WAIT_S
     hosts: tuple[SshHost, ...] = ()
+    fewer: bool = False
 
 
 @asynccontextmanager
@@ -60,9 +67,13 @@ async def joined_cluster(
     try:
         with RunAddress.of(system).published(directory.control_address):
             await ssh.start()
-            await _wait_for_nodes(nodes, ssh, wanted, directory.control_address.absolute(), console)
-            hosts = [host, *(joined.host for joined in nodes.joined.values())]
-            placement = await asyncio.to_thread(place_run, config, hosts)
+            if wanted.fewer:
+                console.ref.tell_nowait("phase", "waiting for nodes that are still there", None, None)
+                fits = partial(_fits, config, host, nodes)
+                await nodes.wait_settled(wanted.count, _SETTLE_S, wanted.wait_s, fits)
+            elif wanted.count:
+                await _wait_for_nodes(nodes, ssh, wanted, directory.control_address.absolute(), console)
+            placement = await asyncio.to_thread(place_run, config, _hosts(host, nodes))
             yield Cluster(
                 here,
                 nodes,
@@ -79,6 +90,18 @@ async def joined_cluster(
         await ssh.close()
 
 
+def _hosts(head: HostDescription, nodes: Nodes) -> list[HostDescription]:
+    return [head, *(joined.host for joined in nodes.joined.values())]
+
+
+async def _fits(config: RunConfig, head: HostDescription, nodes: Nodes) -> bool:
+    try:
+        await asyncio.to_thread(place_run, config, _hosts(head, nodes))
+    except DoesNotFit:
+        return False
+    return True
+
+
 async def _wait_for_nodes(
     nodes: Nodes, ssh: SshNodes, wanted: NodesWanted, join: Path, console: RunConsole
 ) -> None:
@@ -88,8 +111,6 @@ async def _wait_for_nodes(
             text = "waiting for nodes that were started by ssh"
         console.ref.tell_nowait("phase", text, joined, wanted.count)
 
-    if not wanted.count:
-        return
     waits = [asyncio.create_task(nodes.wait_joined(wanted.count, wanted.wait_s, progress))]
     if wanted.hosts:
         waits.append(asyncio.create_task(ssh.wait_failed()))

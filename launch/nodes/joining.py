@@ -1,6 +1,6 @@
 """The messages by which a node joins a run, and the reasons for which it is refused."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,6 +22,16 @@ class NodeRefused(FlexmarlError):
         super().__init__(f"node {node} is refused:{listing(problems)}")
         self.node = node
         self.problems = problems
+
+
+class NameTaken(FlexmarlError):
+    """A node of the run has this name: another host, or an earlier process of this one that is not given up yet."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"node {node} is refused: there is a node of the name {node} already: give each host another --name"
+        )
+        self.node = node
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class NodesApi(Protocol):
     @endpoint
     async def offer(self) -> Offer: ...
 
-    @endpoint(raises=[NodeRefused])
+    @endpoint(raises=[NameTaken, NodeRefused])
     async def join(self, joining: Joining, node: ActorRef[NodeApi]) -> None:
         """From now on actors may be started on ``node``."""
 
@@ -80,11 +90,9 @@ class Head:
     address: str
 
 
-def refusals(head: Head, joining: Joining, names: Sequence[str]) -> Iterator[str]:
-    """``names``: of the nodes that have joined."""
-    name = joining.host.name
-    if name in (head.host.name, *names):
-        yield f"there is a node of the name {name} already: give each host another --name"
+def refusals(head: Head, joining: Joining) -> Iterator[str]:
+    if joining.host.name == head.host.name:
+        yield f"the head has the name {head.host.name} too: give each host another --name"
     yield from version_problems([head.host, joining.host])
     yield from _folder_problems(head, joining)
     yield from _recipe_problems(head, joining)

@@ -9,8 +9,10 @@ from typing import Final
 
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError
 from ...core.private_directory import private_directory
+from ...core.protocol.session import Settings
+from ...core.ref import ActorRef
 from ...core.supervision.process_node import ProcessNode
-from ...core.supervision.remote_node import NodeActor
+from ...core.supervision.remote_node import NodeActor, NodeApi
 from ...core.supervision.system_api import FOR_EVER
 from ...core.system import ActorSystem
 from ...core.wire.zeromq import Tcp
@@ -21,7 +23,7 @@ from ..own_address import own_address_toward
 from ..resuming import code_digests
 from ..run_address import RunAddress
 from ..run_directory import RunDirectory
-from .joining import NAME, Dismissal, Joining, NodesApi, Offer
+from .joining import NAME, Dismissal, Joining, NameTaken, NodesApi, Offer
 
 _ASK_S: Final = 30.0
 _JOIN_S: Final = 60.0
@@ -32,19 +34,21 @@ _RETRY_S: Final = 0.5
 class NodeOptions:
     """``find``: reads the run's address; raises FileNotFoundError before the run has one. ``name``: of the node; empty:
     the host's. ``listen``: the address of this host at which its actors listen; empty: the one that the head sees.
-    ``wait_s``: the longest wait for the run."""
+    ``wait_s``: the longest wait for the run. ``again``: an earlier process of this node may have been in the run a
+    moment before: while the head has not given that one up, the name is taken."""
 
     find: Callable[[], RunAddress]
     name: str
     listen: str
     wait_s: float
+    again: bool = False
 
 
 async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismissal:
     """Joins a run and serves it until the node is dismissed.
 
-    Raises NodeRefused; NoRunToJoin if the run can't be reached in time, InvalidKeys or UnsafeKeys; ActorDead if the
-    head is lost.
+    Raises NodeRefused or NameTaken; NoRunToJoin if the run can't be reached in time, InvalidKeys or UnsafeKeys;
+    ActorDead if the head is lost.
     """
     run, offer = await _find_run(options, progress)
     tcp = Tcp(options.listen or own_address_toward(_host_of(run.address)), keys=run.keys)
@@ -58,12 +62,32 @@ async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismis
         actor = await system.add(node, "node")
         head = system.ref(NAME, run.address, NodesApi)
         joining = await asyncio.to_thread(_describe, options.name, offer)
-        await head.within(_JOIN_S).join(joining, actor)
+        await _join(head, joining, actor, _given_up_within(offer.settings) if options.again else 0.0)
         progress(f"node {joining.host.name} has joined the run {offer.folder} at {run.address}")
         try:
             return await head.within(FOR_EVER).stay(joining.host.name)
         finally:
             await node.kill_all()
+
+
+def _given_up_within(settings: Settings) -> float:
+    """Seconds after which the head has given up a node that is silent."""
+    return 2 * settings.heartbeat_s * settings.missed_heartbeats
+
+
+async def _join(
+    head: ActorRef[NodesApi], joining: Joining, node: ActorRef[NodeApi], name_taken_s: float
+) -> None:
+    """``name_taken_s``: the longest wait for a name that is taken. Raises NodeRefused, NameTaken."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + name_taken_s
+    while True:
+        try:
+            return await head.within(_JOIN_S).join(joining, node)
+        except NameTaken:
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(_RETRY_S)
 
 
 async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tuple[RunAddress, Offer]:

@@ -90,6 +90,6 @@ def _file_in_memory(content: str) -> int:
 
 def _command(host: SshHost) -> list[str]:
     port = [] if host.port is None else ["-p", str(host.port)]
-    node = [host.python, "-m", "flexmarl.launch.cli", "node", "--join", "-", "--name", host.name]
+    node = [host.python, "-P", "-m", "flexmarl.launch.cli", "node", "--join", "-", "--name", host.name]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", *port]
     return ["ssh", *options, "--", host.destination, shlex.join(node)]

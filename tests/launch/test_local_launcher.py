@@ -1,6 +1,8 @@
 """The launcher's watch over its actors while they start and run."""
 
 import asyncio
+import shutil
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +12,10 @@ import pytest
 
 from flexmarl.actors.run_events import ActorSilent, RunEvent, WorkflowBlocked
 from flexmarl.core.errors import ActorDead
+from flexmarl.core.system import ActorSystem
 from flexmarl.launch import local_launcher
 from flexmarl.launch.console.run_console import RunConsole
+from flexmarl.launch.run_directory import RunDirectory
 from flexmarl.launch.run_supervision import RunSupervision
 
 from ..patience import PATIENCE_S
@@ -157,3 +161,39 @@ async def test_the_line_that_blocks_the_workflow_is_reported_once_and_with_the_d
     ):
         await house.watch(monkeypatch)
     assert house.lines == ["workflow.py:3, in workflow: time.sleep(999)"]
+
+
+async def test_the_store_of_an_earlier_life_is_removed_by_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may be large: the launcher's loop has pings to answer."""
+    threads: dict[object, int] = {}
+
+    class Reserved(Exception):
+        pass
+
+    def no_specs(*_: object) -> None:
+        raise Reserved
+
+    async def references() -> Any:
+        return SimpleNamespace(store=SimpleNamespace(address="tcp://127.0.0.1:1"))
+
+    remove = shutil.rmtree
+
+    def removed(*args: Any, **options: Any) -> None:
+        threads[args[0]] = threading.get_ident()
+        remove(*args, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    monkeypatch.setattr(local_launcher, "actor_specs", no_specs)
+    monkeypatch.setattr(local_launcher.LocalRun, "_references", lambda run: references())
+    directory = RunDirectory(tmp_path)
+    directory.store.mkdir()
+    (directory.store / "journal").write_text("rows of steps that are repeated")
+    async with ActorSystem("launcher") as system:
+        console: Any = SimpleNamespace(system=system)
+        run = local_launcher.LocalRun(cast(Any, None), directory, cast(Any, None), console, None, {})
+        with pytest.raises(Reserved):
+            await run._start_actors()
+    assert threads[directory.store] != threading.get_ident()
+    assert [path.name for path in directory.store.iterdir()] == ["address"]

@@ -320,3 +320,11 @@ class TestEngines:
 def test_an_address_that_others_could_not_use_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"network.listen=.*: peers can't connect to"):
         resolve(str(TINY), [f"network.listen={listen!r}"])
+
+
+def test_weights_over_the_network_need_a_network() -> None:
+    with pytest.raises(
+        ConfigError, match=r"weights.path=tcp: the run listens on no network: write network.listen="
+    ):
+        resolve(str(TINY), ["weights.path=tcp"])
+    assert resolve(str(TINY), ["weights.path=tcp", "network.listen=127.0.0.1"]).weights.only_path == "tcp"

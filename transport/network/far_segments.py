@@ -18,7 +18,7 @@ from typing import Final
 
 import xxhash
 
-from ..errors import ForeignHandle, PieceLost
+from ..errors import ForeignHandle, PieceLost, UnsafeDirectory
 from ..segments import (
     ByteRef,
     Medium,
@@ -69,9 +69,14 @@ class WriterNode:
         if self._bulk is not None and self._server is None:
             self._server = BulkServer(self._bulk, self.statistics, segments=self._piece)
             self._place = f"{self._server.address}/{self._writer}"
-        folder = self._root / self._writer
-        held = [f"{self._place}/{path.name}" for path in folder.iterdir()] if folder.is_dir() else []
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        held = [f"{self._place}/{name}" for name in names]
         return WriterMemory(self._node, self._place, held)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the writer's segments."""
+        return self._root / self._writer
 
     @property
     def directories(self) -> SegmentDirectories:
@@ -93,12 +98,16 @@ class WriterNode:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        shutil.rmtree(self._root / self._writer, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _piece(self, piece: Piece) -> memoryview:
+        """Raises ForeignHandle."""
         # A reader of its own: connections have threads, and a mapping lasts as long as its view.
         reference = ByteRef(piece.segment, piece.start, piece.end - piece.start)
-        return SegmentReader(self.directories).views([reference])[0]
+        try:
+            return SegmentReader(self.directories).views([reference])[0]
+        except UnsafeDirectory as error:  # there is no segment yet, or not any more
+            raise ForeignHandle(piece.segment, str(self.folder), error.reason) from error
 
 
 class FarReader:

@@ -370,6 +370,7 @@ class House:
             orchestrator=self.system.ref("orchestrator", store.address, OrchestratorApi),
             config=config,
             store_dir=self.folder / "store",
+            logs=self.folder,
         )
 
     def _plan(self, rollout: RolloutConfig, global_batch: dict[PolicyName, int] | None) -> Plan:

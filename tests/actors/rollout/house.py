@@ -158,6 +158,7 @@ class House:
             orchestrator=events,
             config=RolloutConfig(**config),
             store_dir=self.folder / "store",
+            logs=self.folder,
         )
         rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")

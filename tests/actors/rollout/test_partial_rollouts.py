@@ -113,6 +113,7 @@ class House:
             orchestrator=sink,
             config=RolloutConfig(**config),
             store_dir=self.folder / "store",
+            logs=self.folder,
         )
         self.rollout = Rollout(setup)
         await self.system.add(self.rollout, "rollout")

@@ -11,6 +11,7 @@ from flexmarl.actors.messages import GenerateRequest, Query, TableStatistics, Ve
 from flexmarl.actors.names import Step, Version
 from flexmarl.actors.orchestrator.evaluation import EvaluationRules
 from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
+from flexmarl.actors.rollout.block_watch import report_file
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.core.errors import is_loss
 
@@ -38,6 +39,12 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
     for row in rows:
         assert row.group_rewards == tuple(group.rewards[SOLVER])
         assert row.reward == len(row.tokens)
+
+
+async def test_the_line_that_blocks_it_is_written_where_all_hosts_see_it(house: House) -> None:
+    rollout = await house.open("return Rewards()")
+    assert rollout._block_watch._report == report_file(house.folder, "rollout")
+    assert house.folder != house.system.directory
 
 
 async def test_a_turn_in_a_prompt_keeps_its_very_tokens(house: House) -> None:

@@ -1,7 +1,9 @@
 """Writers and readers on other hosts than the store's: bytes stay with their writer, and are lost with it."""
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.actors.errors import SamplesLost, SamplesUnreachable, TooFewRows
+from flexmarl.actors import store_client
+from flexmarl.actors.errors import SamplesLost, SamplesUnreachable, StoreFull, TooFewRows
 from flexmarl.actors.messages import StoreApi
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
@@ -27,8 +30,10 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.transport.network.bulk import secured
+from flexmarl.transport.network.far_segments import WriterNode
 from flexmarl.transport.network.fetch import connect
 from flexmarl.transport.network.frames import Piece
+from flexmarl.transport.segments import SegmentGrant
 
 from ...patience import PATIENCE_S
 from ..stores import SOLVER, store_setup
@@ -143,6 +148,32 @@ async def test_a_writer_waits_while_the_memory_of_its_host_is_full(hosts: Hosts)
     await hosts.store.api.commit(SOLVER, [leased.fence], 1)
     await asyncio.wait_for(waiting, PATIENCE_S)
     assert len(hosts.segments("near")) <= 4
+
+
+async def test_a_writer_whose_host_stays_full_gives_up_with_the_numbers(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(node: WriterNode, grant: SegmentGrant) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(WriterNode, "make", full)
+    monkeypatch.setattr(store_client, "_NO_ROOM_S", 0.1)
+    monkeypatch.setattr(store_client, "_ROOM_S", 0.05)
+    writer = await hosts.writer("near")
+    with pytest.raises(
+        StoreFull, match=r"no room for 4096 bytes in .*near/samples.*: No space left on device, for 0"
+    ):
+        await asyncio.wait_for(writer.put([sample(0)]), PATIENCE_S)
+
+
+async def test_a_segment_that_is_not_there_any_more_is_refused(hosts: Hosts) -> None:
+    writer = await hosts.writer("near")
+    await writer.put([sample(0)])
+    leased = await hosts.store.api.lease(SOLVER, 0, 1)
+    assert writer._node is not None
+    shutil.rmtree(writer._node.folder)
+    with pytest.raises(SamplesUnreachable, match="it is not there"):
+        await (await hosts.reader("far")).samples(leased)
 
 
 async def test_a_later_life_of_a_writer_removes_what_the_earlier_one_has_left(hosts: Hosts) -> None:

@@ -16,8 +16,9 @@ import pytest
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.node import Launch, Node, Running
 from flexmarl.core.supervision.process_node import ProcessNode
-from flexmarl.core.supervision.remote_node import NodeApi, RemoteNode, RemoteRunning
+from flexmarl.core.supervision.remote_node import NodeActor, NodeApi, RemoteNode, RemoteRunning
 from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
@@ -222,3 +223,67 @@ async def test_the_signals_to_a_node_that_has_just_ended_end_its_actors() -> Non
         running.has_exited() and node.lost is not None and "node far is lost: its process" in node.lost.reason
     )
     node.release("worker")
+
+
+class SlowRunning(Running):
+    """A process that ends when it is killed."""
+
+    def __init__(self) -> None:
+        super().__init__("worker", 1, "process")
+        self.killed = asyncio.Event()
+
+    def has_exited(self) -> bool:
+        return self.killed.is_set()
+
+    async def wait_exit(self) -> str:
+        await self.killed.wait()
+        return "killed by signal 9"
+
+    def terminate(self) -> None:
+        raise AssertionError("it has no actor yet, to end in good order")
+
+    def end(self) -> None:
+        self.killed.set()
+
+
+class SlowNode(Node):
+    """Starts a process once ``may_start`` is set."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.process, self.may_start = SlowRunning(), asyncio.Event()
+
+    async def launch(self, launch: Launch) -> Running:
+        await self.may_start.wait()
+        return self.process
+
+    def check(self, launch: Launch) -> None:
+        """It starts all."""
+
+    async def reserve(self, actor: str) -> str:
+        raise AssertionError(actor)
+
+    def release(self, actor: str) -> None:
+        raise AssertionError(actor)
+
+    def close(self) -> None:
+        """It has no address."""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_incarnation_that_is_ended_while_it_is_being_started_is_killed(at_once: bool) -> None:
+    node = SlowNode()
+    async with ActorSystem("head") as system:
+        actor = await system.add(NodeActor(node), "node")
+        api = actor.within(PATIENCE_S)
+        launch = Launch("worker", WORKER, [], {}, ("supervisor", "tcp://127.0.0.1:1"), 1)
+        exits = api.exits()
+        first = asyncio.ensure_future(anext(exits))
+        starting = asyncio.create_task(api.launch(launch))
+        await api.end("worker", 1, at_once)
+        await api.end("worker", 0, at_once)
+        node.may_start.set()
+        assert await starting == "process"
+        assert (await asyncio.wait_for(first, PATIENCE_S)).how == "killed by signal 9"
+        await exits.aclose()

@@ -12,11 +12,9 @@ from flexmarl.launch.bench import namespaces, network
 from flexmarl.launch.bench.network import GOALS, Options, measure, parts
 
 from ...processes import process
+from ..nodes.links import needs
 
-needs_namespaces = pytest.mark.skipif(
-    namespaces.missing() is not None,
-    reason=f"network namespaces: {namespaces.missing()}",
-)
+needs_namespaces = needs(namespaces.missing())
 
 
 @pytest.mark.parametrize("encrypted", [True, False])

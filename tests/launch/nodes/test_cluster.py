@@ -37,7 +37,7 @@ class Hosts:
     def join(self, description: HostDescription) -> Joined:
         ref: ActorRef[Any] = ActorRef("node", f"tcp://{description.name}:1")
         dismissed = asyncio.get_running_loop().create_future()
-        joined = Joined(RemoteNode(description.name, ref), description, dismissed, asyncio.Event())
+        joined = Joined(RemoteNode(description.name, ref), description, dismissed)
         self.nodes.joined[description.name] = joined
         return joined
 

@@ -1,18 +1,15 @@
 """Real runs over two hosts, which are network namespaces. Engines and trainer are simulated; weights are real."""
 
-import contextlib
 import signal
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from flexmarl.core.wire.curve import Keys
 from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
 from ..conftest import SIMULATED, Launched, Launcher, wait_until
+from .links import cut, needs
 
 Pair = tuple[Host, Host]
 
@@ -110,14 +107,14 @@ def test_of_a_killed_head_nothing_stays_on_any_host(launcher: Launcher, hosts: P
         launched.assert_nothing_is_left()
 
 
-def test_after_the_loss_of_the_trainer_the_run_continues_on_the_same_nodes(
+def test_after_the_loss_of_the_trainer_the_run_continues_on_the_nodes_that_are_there(
     launcher: Launcher, hosts: Pair
 ) -> None:
     near, far = hosts
     node = launcher.node("again", "far", "--again", on=far.command)
     settings = ("agents.solver.instances=2", "training.steps=1000000", "checkpoint.every=1")
     run = launcher.train(
-        "again", *SIMULATED, *settings, f"network.listen={near.address}", "--nodes", "1", "--restarts", "1",
+        "again", *SIMULATED, *settings, f"network.listen={near.address}", "--nodes", "1", "--restarts", "2",
         on=near.command,
     )  # fmt: skip
     run.wait_for_output("checkpoints/step_000002")
@@ -125,26 +122,18 @@ def test_after_the_loss_of_the_trainer_the_run_continues_on_the_same_nodes(
     run.wait_for_output("continuing after step")
     wait_until(lambda: node.text.count("has joined the run") == 2, "the node is there again")
     continues(run)
+    node.wait_for_output("waiting for the run: ")
+    node.process.kill()
+    run.actors()["trainer"].kill()
+    wait_until(lambda: run.text.count("continuing after step") == 2, "it continues without the node")
+    continues(run)
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text
-    node.wait_for_output("waiting for the run: ")
-    node.signal(signal.SIGTERM)
-    assert node.wait() == 130, node.text
     for launched in (run, node):
         launched.assert_nothing_is_left()
 
 
-@contextlib.contextmanager
-def cut(host: Host) -> Iterator[None]:
-    link = ["ip", "-n", host.name, "link", "set", "veth0"]
-    subprocess.run([*link, "down"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run([*link, "up"], check=True)
-
-
-@pytest.mark.skipif(namespaces.missing() is not None, reason=f"network namespaces: {namespaces.missing()}")
+@needs(namespaces.missing())
 def test_a_node_behind_a_cut_link_is_given_up_and_ends(launcher: Launcher, hosts: Pair) -> None:
     run, (node,) = endless(launcher, "cut", hosts)
     with cut(hosts[1]):

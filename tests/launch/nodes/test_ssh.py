@@ -99,6 +99,9 @@ def test_nodes_are_started_and_end_with_the_run(launcher: Launcher, sshd: Sshd, 
     for name in ("left", "right"):
         log = (run.directory / "logs" / f"node-{name}.log").read_text()
         assert f"node {name} has joined the run" in log
+    assert any(" -P -m flexmarl.launch.cli node" in command for command in _commands()), (
+        "no file there is imported"
+    )
     secret = (run.directory / "address").read_text().split('"server_secret": "')[1][:40]
     assert not any(secret in command for command in _commands()), "other users see command lines"
     run.signal(signal.SIGINT)

@@ -1,0 +1,158 @@
+"""A real run over three hosts, which are network namespaces, with troubles of links and nodes.
+
+Each host has an instance and a rollout worker. Engines and trainer are simulated; messages, samples and weights are
+real."""
+
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flexmarl.launch.bench.namespaces import Host, network_of
+
+from ..conftest import ONE_AGENT, Launcher, wait_until
+from .links import cut, lossy, missing, needs
+
+pytestmark = needs(missing())
+
+QUERIES, TRAJECTORIES = 6, 2
+OF_A_STEP = QUERIES * TRAJECTORIES
+CUT_S = 5.0
+# Turns take a second, and so does the installation of weights: both are met in their middle.
+SLOW = (
+    *ONE_AGENT,
+    "agent_defaults.model=null",
+    "engine={name: simulated, median_tokens: 10, sigma: 0.0, token_s: 0.1, install_s: 1.0}",
+    "trainer.name=simulated",
+)
+TWO_NODES = ("far", "third")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Sequence[Host]]:
+    with network_of("near", *TWO_NODES) as made:
+        yield made
+
+
+class Run:
+    """A run over ``hosts``, and its nodes in their order."""
+
+    def __init__(
+        self, launcher: Launcher, name: str, hosts: Sequence[Host], supervision: str, *settings: str
+    ) -> None:
+        self.trace = launcher.runs / f"{name}.trace"
+        self.nodes = [
+            launcher.node(name, node, "--wait-s", "120", on=host.command)
+            for node, host in zip(TWO_NODES, hosts[1:], strict=True)
+        ]
+        self.run = launcher.train(
+            name, *SLOW, "mode=sync", "agents.solver.instances=3", "rollout.workers=3", "hosts.spread=true",
+            f"training={{queries_per_step: {QUERIES}, trajectories_per_query: {TRAJECTORIES}, micro_batch: 4}}",
+            "training.steps=1000000", "checkpoint.every=1", f"data.trace={self.trace}", supervision, *settings,
+            f"network.listen={hosts[0].address}", "--nodes", "2", "--wait-s", "120", on=hosts[0].command,
+        )  # fmt: skip
+        self.run.wait_for_step(1)
+
+    @property
+    def steps(self) -> int:
+        return len(self.run.metrics)
+
+    @property
+    def trajectories(self) -> int:
+        """Those of the training that have ended."""
+        return self.trace.read_text().count("\n")
+
+    def events(self, *names: str) -> list[dict[str, object]]:
+        return [event for event in self.run.events if event["event"] in names]
+
+    def continues(self) -> None:
+        self.run.wait_for_step(self.steps + 2)
+
+    def ends_well(self) -> None:
+        """Stops it. Each sample of each step was trained once."""
+        self.run.signal(signal.SIGINT)
+        assert self.run.wait() == 130, self.run.text
+        assert not any(line["failed_trajectories"] for line in self.run.metrics)
+        newest = max((self.run.directory / "checkpoints").iterdir())
+        trained = json.loads((newest / "solver" / "simulated_policy.json").read_text())["trained"]
+        assert {version: Counter(ids) for version, ids in trained.items()} == {
+            str(step): Counter(
+                f"{step + 1}:q{step * QUERIES + query:03d}_0_{n}"
+                for query in range(QUERIES)
+                for n in range(TRAJECTORIES)
+            )
+            for step in range(self.steps)
+        }
+        for launched in (self.run, *self.nodes):
+            launched.assert_nothing_is_left()
+
+
+def test_short_cuts_and_lost_packets_cost_only_time(launcher: Launcher, hosts: Sequence[Host]) -> None:
+    made = Run(launcher, "short", hosts, "supervision={heartbeat_s: 3.0, missed_heartbeats: 20}")
+    assert {"rollout-1", "rollout-2", "solver-1", "solver-2"} <= {
+        actor for node in made.nodes for actor in node.actors()
+    }
+    assert all(
+        {name.partition("-")[0] for name in node.actors()} == {"rollout", "solver"} for node in made.nodes
+    )
+
+    def in_mid_step() -> bool:
+        return made.trajectories < (made.steps + 1) * OF_A_STEP
+
+    def in_mid_update() -> bool:
+        """The trajectories of a step have ended, and it has not: instances install its weights."""
+        return made.trajectories == (made.steps + 1) * OF_A_STEP
+
+    for what in (in_mid_step, in_mid_update):
+        wait_until(what, what.__name__)
+        with cut(hosts[2]):
+            before = made.steps
+            time.sleep(CUT_S)
+            assert made.steps <= before + (what is in_mid_step), "an actor of the cut host was needed"
+        made.continues()
+    with lossy(hosts[1], 0.05):
+        made.continues()
+    assert not made.events("node_lost", "worker_lost", "actor_given_up", "actor_restarted", "run_resumed")
+    assert not any(line["restarted_groups"] for line in made.run.metrics)
+    made.ends_well()
+    assert [node.wait() for node in made.nodes] == [0, 0]
+
+
+def test_a_cut_host_and_a_frozen_one_are_given_up_and_their_groups_begin_again(
+    launcher: Launcher, hosts: Sequence[Host], tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    hold.write_text(str(QUERIES))
+    supervision = "supervision={heartbeat_s: 1.0, missed_heartbeats: 3}"
+    made = Run(launcher, "given-up", hosts, supervision, f"data.hold={hold}")
+    far, third = made.nodes
+    # All groups of the second step are begun: a third of them on each host.
+    wait_until(lambda: "step_000001" in made.run.text, "the second step has begun")
+    frozen = [psutil.Process(far.process.pid), *far.actors().values()]
+    late = far.actors()["rollout-1"] if "rollout-1" in far.actors() else far.actors()["rollout-2"]
+    for process in frozen:
+        process.suspend()
+    wait_until(lambda: len(made.events("worker_lost")) == 1, "the frozen worker is lost")
+    with cut(hosts[2]):
+        wait_until(lambda: len(made.events("worker_lost")) == 2, "the worker behind the cut is lost")
+        assert third.wait() == 1, "it has lost its head"
+        hold.unlink()
+        made.continues()
+        late.resume()  # its groups were held: it puts their samples now, which others have made again
+        wait_until(
+            lambda: late.status() == psutil.STATUS_ZOMBIE, "the thawed worker has been refused, and ends"
+        )
+        made.continues()
+        for process in frozen:
+            process.resume()
+        assert far.wait() == 1, "it was given up"
+    lost = made.events("worker_lost")
+    assert [event["node"] for event in made.events("node_lost")] == ["far", "third"]
+    restarted = sum(line["restarted_groups"] for line in made.run.metrics)
+    assert restarted == sum(int(str(event["groups"])) for event in lost) > 0
+    made.ends_well()
