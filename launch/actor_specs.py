@@ -11,6 +11,7 @@ from typing import Final
 from ..actors.inference.instance_setup import InstanceSetup
 from ..actors.inference.router_setup import RouterSetup
 from ..actors.messages import (
+    ArchiveApi,
     ConsoleApi,
     InstanceApi,
     OrchestratorApi,
@@ -59,7 +60,8 @@ class ActorSpec:
 class References:
     """References to all actors of a run; ``workers`` are named ``rollout-<number>``; ``instances`` by policy,
     ``<policy>-<number>``, those of several policies by the first of them; ``slots``, of a shared pool,
-    ``slot-<number>``. ``supervisor``: of the actors that are restarted alone."""
+    ``slot-<number>``. ``supervisor``: of the actors that are restarted alone. ``archive``: of recorded
+    trajectories; None if they are not recorded."""
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
@@ -70,6 +72,7 @@ class References:
     supervisor: ActorRef[SupervisorApi]
     instances: dict[PolicyName, list[ActorRef[InstanceApi]]]
     slots: list[ActorRef[SlotApi]] = field(default_factory=list)
+    archive: ActorRef[ArchiveApi] | None = None
 
 
 def actor_specs(
@@ -117,6 +120,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
                 sampling=agent.sampling,
                 grouping=agent.algorithm.row.grouping,
                 columns=agent.columns,
+                advantage=agent.algorithm.group_advantage,
             )
             for name, agent in config.agents.items()
         },
@@ -128,6 +132,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         store_dir=store_dir,
         logs=logs,
         encrypted=config.network.encrypted,
+        archive=references.archive,
     )
 
 

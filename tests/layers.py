@@ -24,9 +24,9 @@ CORE = (
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "column_refs", "config_base", "declared_columns", "errors", "json_files", "messages", "model_sources", "names",
-    "pretrained", "recipe", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
-    "workflow",
+    "column_refs", "config_base", "declared_columns", "errors", "group_advantage", "json_files", "messages",
+    "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "run_events", "sample_id", "step_metrics",
+    "store_client", "tool_calls", "truncated_scores", "workflow",
 )  # fmt: skip
 
 

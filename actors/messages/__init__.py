@@ -16,6 +16,7 @@ from .experience import (
 )
 from .generating import Chat, GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
 from .model_config import LoraConfig, ModelConfig
+from .recording import ArchiveApi
 from .rollouts import (
     AgentTurns,
     EvaluationEnd,
@@ -48,6 +49,7 @@ __all__ = [
     "MOST_VERSION_CHANGES",
     "WORK_TIMEOUT_S",
     "AgentTurns",
+    "ArchiveApi",
     "BaseState",
     "Chat",
     "ConsoleApi",

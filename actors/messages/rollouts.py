@@ -139,6 +139,11 @@ class RolloutApi(TextApi, Protocol):
 
     @endpoint(raises=[RecipeError, WorkerReplaced])
     async def evaluate(
-        self, writer: str, trajectories: list[EvaluationTrajectory], versions: dict[PolicyName, Version]
+        self,
+        writer: str,
+        step: Step,
+        trajectories: list[EvaluationTrajectory],
+        versions: dict[PolicyName, Version],
     ) -> list[EvaluationEnd]:
-        """Runs trajectories outside the store; returns their ends in the same order."""
+        """Runs trajectories outside the store; returns their ends in the same order. ``step``: the one that the
+        evaluation comes after."""

@@ -355,7 +355,7 @@ class Orchestrator(Actor, OrchestratorApi):
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
         query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
         rules = self._setup.evaluation
-        ends = await self._workers.evaluate(rules.work(queries), decision.versions)
+        ends = await self._workers.evaluate(decision.step, rules.work(queries), decision.versions)
         result = rules.result(queries, ends)
         for failure in result.failures:
             await self._report_failure(failure, decision.step)

@@ -81,8 +81,9 @@ class GroupWork:
 
 @dataclass(slots=True)
 class _Evaluating:
-    """An evaluation under way. ``ends``: by number of the trajectory."""
+    """An evaluation under way, after ``step``. ``ends``: by number of the trajectory."""
 
+    step: Step
     trajectories: Sequence[EvaluationTrajectory]
     versions: dict[PolicyName, Version]
     ends: dict[int, EvaluationEnd] = field(default_factory=dict)
@@ -199,10 +200,10 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ evaluations
 
     async def evaluate(
-        self, trajectories: Sequence[EvaluationTrajectory], versions: dict[PolicyName, Version]
+        self, step: Step, trajectories: Sequence[EvaluationTrajectory], versions: dict[PolicyName, Version]
     ) -> list[EvaluationEnd]:
-        """The ends of the trajectories, in their order. One evaluation at a time."""
-        evaluating = self._evaluating = _Evaluating(trajectories, versions)
+        """The ends of the trajectories, in their order. One evaluation at a time; ``step``: the one before it."""
+        evaluating = self._evaluating = _Evaluating(step, trajectories, versions)
         if trajectories:
             await self._send(self._dealing.deal(range(len(trajectories))))
             await evaluating.done.wait()
@@ -212,9 +213,8 @@ class RolloutWorkers:
         evaluating = self._evaluating
         assert evaluating is not None
         ref, _ = self._lives[writer]
-        call = ref.within(WORK_TIMEOUT_S).evaluate(
-            writer, [evaluating.trajectories[number] for number in numbers], evaluating.versions
-        )
+        trajectories = [evaluating.trajectories[number] for number in numbers]
+        call = ref.within(WORK_TIMEOUT_S).evaluate(writer, evaluating.step, trajectories, evaluating.versions)
         try:
             ends = await call
         except (ActorDead, CallTimeout, WorkerReplaced) as error:

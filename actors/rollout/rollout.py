@@ -16,7 +16,7 @@ orchestrator finds the report there; groups without one are begun again by anoth
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,7 @@ from .overlong import punished
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
+from .trajectory_records import TrajectoryRecords
 from .turn_options import NO_OPTIONS, TurnOptions
 from .turn_request import turn_request
 from .turn_routes import TurnRoute, TurnRoutes
@@ -64,6 +65,7 @@ from .turn_texts import TurnText, TurnTexts
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
 _GIVE_UP_S = 1.0
+_LAST_RECORDS_S = 5.0
 
 
 class Rollout(Actor, RolloutApi):
@@ -91,10 +93,13 @@ class Rollout(Actor, RolloutApi):
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
+        self._records = TrajectoryRecords(self._setup, self.system.run_blocking)
+        self.background(self._records.run(), "records")
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
 
     async def on_stop(self) -> None:
         self._block_watch.stop()
+        await self._records.drain(_LAST_RECORDS_S)
         self._experience.close()
         self._routes.close()
         for workflow in self._workflows:
@@ -132,13 +137,17 @@ class Rollout(Actor, RolloutApi):
 
     @endpoint
     async def evaluate(
-        self, writer: str, trajectories: list[EvaluationTrajectory], versions: dict[PolicyName, Version]
+        self,
+        writer: str,
+        step: Step,
+        trajectories: list[EvaluationTrajectory],
+        versions: dict[PolicyName, Version],
     ) -> list[EvaluationEnd]:
         self._check_meant(writer)
         exactly = {policy: VersionRange.exactly(version) for policy, version in versions.items()}
         with first_error():
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._evaluated(one, exactly)) for one in trajectories]
+                running = [tasks.create_task(self._evaluated(step, one, exactly)) for one in trajectories]
         return [task.result() for task in running]
 
     @endpoint
@@ -150,13 +159,18 @@ class Rollout(Actor, RolloutApi):
         if writer != self.writer:
             raise WorkerReplaced(self.writer, writer)
 
+    def statistics(self) -> Mapping[str, float]:
+        """Trajectories that are not in the run's file of trajectories, though they should be."""
+        return {"dropped_records": self._records.dropped} if self._setup.archive is not None else {}
+
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
     async def _evaluated(
-        self, one: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
+        self, step: Step, one: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
     ) -> EvaluationEnd:
         trajectory = Trajectory(one.query, None, one.number, versions, one.temperature)
         end = await self._run_trajectory(trajectory)
+        self._records.evaluated(step, end)
         if end.failure is not None:
             return EvaluationEnd({}, {}, end.failure)
         rewards = trajectory.rewards
@@ -188,6 +202,7 @@ class Rollout(Actor, RolloutApi):
 
     def _take_end(self, run: GroupRun, end: End) -> list[Start | Abort | Close | Drop]:
         number = end.trajectory.number
+        run.ended[number] = end
         if end.failure is None:
             return run.group.succeeded(number)
         run.failures.append(end.failure)
@@ -200,6 +215,7 @@ class Rollout(Actor, RolloutApi):
                 await self._experience.put(samples, closed)
             except WriterRetired as retired:  # this worker was silent for long
                 raise ActorDead(self.ref.name, str(retired)) from retired
+        self._records.closed(run)
         await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(self.writer, closed)
 
     async def _run_trajectory(self, trajectory: Trajectory) -> End:
@@ -277,6 +293,7 @@ class Rollout(Actor, RolloutApi):
         settings = self._agents[agent]
         text = None if on_text is None else TurnText(on_text)
         request = turn_request(self._setup, agent, trajectory, prompt, options)
+        self._records.asked(trajectory, request.sample_id, prompt)
         turn = ResumableTurn(request)
         left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
         began_s, turn.tokens_behind = (

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ...core.ref import ActorRef
 from ..declared_columns import Column
-from ..messages import Grouping, OrchestratorApi, RouterApi, StoreApi
+from ..group_advantage import AdvantageRule
+from ..messages import ArchiveApi, Grouping, OrchestratorApi, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
@@ -13,12 +14,14 @@ from .rollout_config import RolloutConfig, SamplingConfig
 
 @dataclass(frozen=True, slots=True)
 class RolloutAgent:
-    """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name."""
+    """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``advantage``:
+    for the record of its samples; None: the trainer computes it later."""
 
     policy: PolicyName
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     grouping: Grouping = "trajectory"
     columns: dict[str, Column] = field(default_factory=dict)
+    advantage: AdvantageRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class RolloutPolicy:
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
     """``store_dir``: the store's folder on disk. ``logs``: the run's, which all hosts share. ``encrypted``: bulk
-    between hosts is encrypted."""
+    between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -43,3 +46,4 @@ class RolloutSetup:
     store_dir: Path
     logs: Path
     encrypted: bool = True
+    archive: ActorRef[ArchiveApi] | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from ..declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
 from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
+from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName
 from ..workflow import Rewards
 from .call_graph import TimedTurn
@@ -124,6 +125,7 @@ class Trajectory:
         self.timed_turns: list[TimedTurn] = []
         """Times of the turns that have ended."""
         self._columns: dict[str, TurnColumns] = {}
+        self._prompts: dict[str, tuple[PromptPart, ...]] = {}
         self.retried_turns = 0
         self._overran: list[tuple[AgentName, BaseException]] = []
         self._asked = 0
@@ -156,6 +158,18 @@ class Trajectory:
         columns = TurnColumns(agent, sample_id, declared, lambda: self._closed)
         self._columns[sample_id] = columns
         return columns
+
+    def note_prompt(self, sample_id: str, prompt: tuple[PromptPart, ...]) -> None:
+        """Notes the prompt of a turn, for ``ended_turns``."""
+        self._prompts[sample_id] = prompt
+
+    def ended_turns(
+        self,
+    ) -> Iterator[tuple[AgentName, ResumableTurn, tuple[PromptPart, ...], Mapping[str, Any]]]:
+        """Its turns that have ended: agent, turn, noted prompt, and the columns that the workflow wrote."""
+        for agent, turn in self._turns:
+            sample_id = turn.request.sample_id
+            yield agent, turn, self._prompts.get(sample_id, ()), self._columns[sample_id].values
 
     def check_columns(self) -> None:
         """Raises InvalidColumn if the workflow has left out a required one."""

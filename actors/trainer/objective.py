@@ -6,16 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..group_advantage import group_advantage, leave_one_out_advantage
 from ..messages import Sample
 from ..names import AgentName
 from ..sample_id import SampleId
-from .advantage import (
-    group_advantage,
-    leave_one_out_advantage,
-    leave_one_out_penalties,
-    rewards_to_go,
-    whitened,
-)
+from .advantage import leave_one_out_penalties, rewards_to_go, whitened
 from .critic import generalized_advantages, token_rewards
 from .importance_weights import correction_weights
 from .kl import kl_estimate

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
+from ..group_advantage import AdvantageRule
 from .algorithms import (
     ALGORITHMS,
     CORRECTION_BOUNDS,
@@ -87,6 +88,20 @@ class CreditConfig(Config):
     @property
     def row(self) -> Algorithm:
         return ALGORITHMS[self.name]
+
+    @property
+    def group_advantage(self) -> AdvantageRule | None:
+        """The advantage that a sample has by its group alone; None if the trainer computes it with its critic or over
+        the step. A KL in the rewards is not part of it."""
+        if self.row.whiten:
+            return None
+        match self.row.baseline:
+            case "group_mean":
+                return "scaled" if self.scale_rewards else "centred"
+            case "leave_one_out":
+                return "leave_one_out"
+            case _:
+                return None
 
 
 class LossConfig(Config):

@@ -36,7 +36,8 @@ class ClosingRules:
 @dataclass(slots=True)
 class GroupRun:
     """``position``: the query's in the training data. ``clock``: the time in seconds. ``trajectories`` and ``tasks``
-    are by number."""
+    are by number, and so are ``ended``, the ends until now. ``compared``: once it has closed, all turns of the
+    trajectories that count."""
 
     step: Step
     query: Query
@@ -49,6 +50,8 @@ class GroupRun:
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     ends: asyncio.Queue[End] = field(default_factory=asyncio.Queue)
     failures: list[TrajectoryFailure] = field(default_factory=list)
+    ended: dict[int, End] = field(default_factory=dict)
+    compared: list[Sample] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -65,7 +68,7 @@ class GroupRun:
         for counting no trajectory."""
         members = [self.trajectories[number] for number in numbers]
         rewards = _rewards(members, rules.agents)
-        turns = self._turns(members, rewards, rules)
+        turns = self.compared = self._turns(members, rewards, rules)
         zero_advantage = _without_advantage(turns, members, rules) if rules.drop_zero_advantage else []
         kept = [turn for turn in turns if turn.agent not in zero_advantage]
         if zero_advantage and not kept:

@@ -9,6 +9,7 @@ from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
 from flexmarl.actors.messages import (
+    ArchiveApi,
     GenerateRequest,
     Generation,
     GroupClosed,
@@ -25,6 +26,7 @@ from flexmarl.actors.messages import (
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.evaluation import Evaluation, EvaluationRules
 from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recorded_trajectory import Record, unpacked
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
@@ -105,12 +107,35 @@ class Events(Actor):
         self.closed.put_nowait(group)
 
 
+class Archive(Actor, ArchiveApi):
+    """Keeps records in memory. ``gate``: nothing is kept before it is set."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.dropped = 0
+        self.refuses = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @endpoint
+    async def keep(self, records: list[bytes], dropped: int) -> int:
+        await self.gate.wait()
+        found = [unpacked(record) for record in records]
+        self.dropped += dropped
+        if self.refuses:
+            return sum(len(record.trajectories) for record in found)
+        self.records += found
+        return 0
+
+
 class House:
     """A rollout actor among the others it talks to."""
 
     def __init__(self, system: ActorSystem, folder: Path) -> None:
         self.system = system
         self.folder = folder
+        self.archive: Archive | None = None
+        """Set before ``open``: trajectories are recorded."""
         self.events = Events()
         places = segment_directories(system.directory, folder / "store")
         for path in (*places.all(), folder / "store"):
@@ -147,6 +172,7 @@ class House:
                     sampling,
                     self.grouping.get(agent, "trajectory"),
                     self.columns.get(agent, {}),
+                    "centred",
                 )
                 for agent, sampling in self.sampling.items()
             },
@@ -159,6 +185,7 @@ class House:
             config=RolloutConfig(**config),
             store_dir=self.folder / "store",
             logs=self.folder,
+            archive=self.archive and await self.system.add(self.archive, "archive"),
         )
         rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")
@@ -204,7 +231,9 @@ async def evaluate(
 ) -> Evaluation:
     rules = rules or EvaluationRules()
     exactly = {PolicyName(policy): Version(version) for policy, version in versions.items()}
-    return rules.result(queries, await rollout.evaluate(rollout.writer, rules.work(queries), exactly))
+    return rules.result(
+        queries, await rollout.evaluate(rollout.writer, Step(0), rules.work(queries), exactly)
+    )
 
 
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")

@@ -294,8 +294,8 @@ async def test_work_for_another_life_of_the_worker_is_refused(house: House) -> N
         with pytest.raises(WorkerReplaced, match=f"not {writer}, which has ended"):
             await rollout.ref.api.start_step(writer, Step(1), [(0, QUERY)], 2, {})
         with pytest.raises(WorkerReplaced):
-            await rollout.ref.api.evaluate(writer, [], {})
-    assert await rollout.ref.api.evaluate(life.writer, [], {}) == []
+            await rollout.ref.api.evaluate(writer, Step(0), [], {})
+    assert await rollout.ref.api.evaluate(life.writer, Step(0), [], {}) == []
 
 
 async def test_the_report_of_a_group_is_in_the_store_with_its_samples(house: House) -> None:

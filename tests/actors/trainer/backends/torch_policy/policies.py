@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from flexmarl.actors.group_advantage import group_advantage
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.advantage import group_advantage
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup

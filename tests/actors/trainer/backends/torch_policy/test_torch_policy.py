@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
+from flexmarl.actors.group_advantage import group_advantage
 from flexmarl.actors.messages import ModelConfig, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.advantage import group_advantage
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig

@@ -1,0 +1,16 @@
+"""Messages between rollout workers and the file of recorded trajectories."""
+
+from typing import Protocol
+
+from ...core.actor import endpoint
+
+
+class ArchiveApi(Protocol):
+    """The keeper of the run's file of recorded trajectories (``recorded_trajectory.py``)."""
+
+    @endpoint
+    async def keep(self, records: list[bytes], dropped: int) -> int:
+        """Adds records, each as ``compressed`` returns it. A record replaces the one of the same query and step: a
+        group that begins again has one. ``dropped``: trajectories that the sender had no room for since its last call.
+        Returns how many trajectories are dropped here: the file can't be written, or has reached its limit. Returns
+        when the others are in the file."""

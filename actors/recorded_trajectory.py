@@ -1,0 +1,180 @@
+"""A trajectory as it is recorded for people, and its form on the way from a rollout worker into the run's file.
+
+A record has one or several trajectories of one query. Its rows are small, and are what people filter by; ``content``
+has the texts and tokens, compressed, and stays closed until a trajectory is read.
+
+Everything here is a named tuple: a step has hundreds, they are packed as they are, and making one takes half a us.
+"""
+
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgpack
+import numpy as np
+
+from .messages import Query
+from .sample_id import TrajectoryName
+
+PromptPart = str | int | dict[str, Any]
+"""A text, the number of an earlier turn of the trajectory, or a message."""
+
+# The fastest level: a third of the next one's time, and texts shrink nearly as far.
+_LEVEL: Final = 1
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class RecordedTurn(NamedTuple):
+    """One turn. ``number``: among the trajectory's turns, over all agents. ``prompt``: as the workflow wrote it, in
+    parts; ``prompt_tokens``: how many they are, those of earlier turns among them.
+
+    ``reward``: the one that its group compares, after the overlong punishment; None if the trajectory failed.
+    ``advantage``: the group-local one; None if there is none: in evaluations, for trajectories that don't count, and
+    under algorithms whose trainer computes it later. ``version``: of the policy, at the first token;
+    ``version_changes``: as in ``Sample``. ``logprobs[i]`` is of ``tokens[i]``. ``columns``: those that the workflow
+    wrote.
+    """
+
+    number: int
+    agent: str
+    prompt: tuple[PromptPart, ...]
+    text: str
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+    finish_reason: Literal["stop", "length"]
+    reward: float | None = None
+    advantage: float | None = None
+    temperature: float = 1.0
+    version_changes: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = _NOTHING
+
+
+_LOGPROBS: Final = RecordedTurn._fields.index("logprobs")
+
+
+class RecordedTrajectory(NamedTuple):
+    """One run of the workflow on a query. ``step``: of training, or the one that the evaluation came after.
+    ``rewards`` and ``metrics``: the workflow's, by agent and by name; both empty if it failed. ``failure``: the error,
+    or empty. ``turns``: those that had ended, in the order of their numbers."""
+
+    step: int
+    evaluation: bool
+    query: Query
+    number: int
+    rewards: Mapping[str, float] = _NOTHING
+    metrics: Mapping[str, float] = _NOTHING
+    failure: str = ""
+    turns: tuple[RecordedTurn, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As in logs and in the store: ``{step}:{query}_{trajectory}``, with ``eval`` in place of an evaluation's
+        step."""
+        return str(TrajectoryName(None if self.evaluation else self.step, self.query.id, self.number))
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over its agents' rewards; None without rewards."""
+        return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
+
+
+class SampleRow(NamedTuple):
+    """A turn without its text. ``tokens``: generated."""
+
+    number: int
+    agent: str
+    reward: float | None
+    advantage: float | None
+    version: int
+    tokens: int
+    finish_reason: str
+
+
+class TrajectoryRow(NamedTuple):
+    """``reward``: as ``RecordedTrajectory.reward``. ``samples``: the cells of a ``SampleRow`` for each turn."""
+
+    number: int
+    reward: float | None
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float]
+    failure: str
+    samples: Sequence[Sequence[Any]]
+
+
+class Record(NamedTuple):
+    """Trajectories of one query: all of its group that had ended when it closed, or one of an evaluation.
+    ``trajectories``: the cells of a ``TrajectoryRow`` for each. ``content``: for ``turns_of``."""
+
+    step: int
+    evaluation: bool
+    query: str
+    text: str
+    trajectories: Sequence[Sequence[Any]]
+    content: bytes
+
+
+def packed(trajectories: Sequence[RecordedTrajectory]) -> bytes:
+    """A record of at least one trajectory, all of one query and step. Not compressed yet."""
+    first = trajectories[0]
+    content = _packb([[*map(_turn_cells, one.turns)] for one in trajectories])
+    rows = [*map(_row, trajectories)]
+    return _packb(Record(first.step, first.evaluation, first.query.id, first.query.text, rows, content))
+
+
+def compressed(record: bytes) -> bytes:
+    """A record of ``packed`` in its final form. Takes about 10 ms for a MiB."""
+    found = Record(*_unpackb(record))
+    return _packb(found._replace(content=zlib.compress(found.content, _LEVEL)))
+
+
+def unpacked(record: bytes) -> Record:
+    """A record of ``compressed``. Raises ValueError for anything else."""
+    try:
+        return Record(*_unpackb(record))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ValueError(f"not a record of trajectories: {error}") from error
+
+
+def turns_of(content: bytes) -> list[tuple[RecordedTurn, ...]]:
+    """The turns of each trajectory of a record. Raises ValueError for a damaged ``content``."""
+    try:
+        trajectories = _unpackb(zlib.decompress(content))
+        return [tuple(map(_turn_of, turns)) for turns in trajectories]
+    except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
+        raise ValueError(f"its content is damaged: {error}") from error
+
+
+def _packb(what: Any) -> bytes:
+    found: bytes = msgpack.packb(what, default=_plain, unicode_errors="surrogatepass")
+    return found
+
+
+def _unpackb(packed_: bytes) -> Any:
+    return msgpack.unpackb(packed_, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a column or message that MessagePack lacks."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+
+
+def _row(one: RecordedTrajectory) -> TrajectoryRow:
+    samples = [
+        (turn.number, turn.agent, turn.reward, turn.advantage, turn.version, len(turn.tokens), turn.finish_reason)
+        for turn in one.turns
+    ]  # fmt: skip
+    return TrajectoryRow(one.number, one.reward, one.rewards, one.metrics, one.failure, samples)
+
+
+def _turn_cells(turn: RecordedTurn) -> list[Any]:
+    cells: list[Any] = [*turn]
+    cells[_LOGPROBS] = array("f", turn.logprobs).tobytes()  # half the size of MessagePack's floats
+    return cells
+
+
+def _turn_of(cells: list[Any]) -> RecordedTurn:
+    cells[_LOGPROBS] = array("f", cells[_LOGPROBS])
+    return RecordedTurn._make(tuple(cell) if isinstance(cell, list | array) else cell for cell in cells)

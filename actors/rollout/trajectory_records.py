@@ -1,0 +1,115 @@
+"""The record of a worker's trajectories, for people: made when a group or an evaluation's trajectory has ended."""
+
+from collections.abc import Mapping
+
+from ..group_advantage import advantage_by
+from ..messages import Sample
+from ..names import AgentName, Step
+from ..recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ..sample_id import SampleId
+from ..workflow import Prompt, Turn
+from .groups.group_run import End, GroupRun
+from .record_queue import RecordQueue, RunBlocking
+from .rollout_setup import RolloutSetup
+from .trajectory import Trajectory
+
+
+class TrajectoryRecords:
+    """Does nothing if the run records no trajectories."""
+
+    def __init__(self, setup: RolloutSetup, run_blocking: RunBlocking) -> None:
+        """``run_blocking``: as of an actor's system."""
+        self._queue = None if setup.archive is None else RecordQueue(setup.archive, run_blocking)
+        self._rules = {agent: settings.advantage for agent, settings in setup.agents.items()}
+
+    @property
+    def dropped(self) -> int:
+        """Trajectories of this worker that are not in the run's file, though they should be."""
+        return 0 if self._queue is None else self._queue.dropped
+
+    async def run(self) -> None:
+        """Sends what is recorded until it is cancelled."""
+        if self._queue is not None:
+            await self._queue.run()
+
+    async def drain(self, limit_s: float) -> None:
+        """Sends what is left, within ``limit_s``. To be called when ``run`` has ended."""
+        if self._queue is not None:
+            await self._queue.drain(limit_s)
+
+    def asked(self, trajectory: Trajectory, sample_id: str, prompt: Prompt) -> None:
+        """A turn begins."""
+        if self._queue is not None:
+            trajectory.note_prompt(sample_id, asked_prompt(prompt))
+
+    def closed(self, run: GroupRun) -> None:
+        """Records the trajectories of a group that have ended by now: those that count, those that failed, and those
+        that are left over."""
+        if self._queue is not None and run.ended:
+            samples = {sample.sample_id: sample for sample in run.compared}
+            self._queue.add(
+                [self._recorded(run.step, False, end, samples) for _, end in sorted(run.ended.items())]
+            )
+
+    def evaluated(self, step: Step, end: End) -> None:
+        """Records a trajectory of the evaluation after ``step``."""
+        if self._queue is not None:
+            self._queue.add([self._recorded(step, True, end, {})])
+
+    def _recorded(
+        self, step: Step, evaluation: bool, end: End, samples: Mapping[str, Sample]
+    ) -> RecordedTrajectory:
+        trajectory, failed = end.trajectory, end.failure is not None
+        rewards = {} if failed else trajectory.rewards.by_agent
+        turns = []
+        for agent, turn, prompt, columns in trajectory.ended_turns():
+            sample = samples.get(turn.request.sample_id)
+            turns.append(
+                RecordedTurn(
+                    SampleId.parse(turn.request.sample_id).turn,
+                    agent,
+                    prompt,
+                    turn.text,
+                    len(turn.prompt_tokens),
+                    turn.tokens,
+                    turn.logprobs,
+                    turn.policy_version,
+                    "length" if turn.truncated else "stop",
+                    rewards.get(agent) if sample is None else sample.reward,
+                    None if sample is None else self._advantage(sample),
+                    turn.request.temperature,
+                    turn.version_changes,
+                    columns,
+                )
+            )
+        return RecordedTrajectory(
+            step,
+            evaluation,
+            trajectory.query,
+            trajectory.number,
+            rewards,
+            {} if failed else trajectory.rewards.metrics,
+            end.failure.error if end.failure else "",
+            tuple(sorted(turns, key=lambda turn: turn.number)),
+        )
+
+    def _advantage(self, sample: Sample) -> float | None:
+        rule = self._rules[AgentName(sample.agent)]
+        return None if rule is None else advantage_by(rule, sample.reward, sample.group_rewards)
+
+
+def asked_prompt(prompt: Prompt) -> tuple[PromptPart, ...]:
+    """``prompt`` as it is now: the workflow may change its list later. A turn of the trajectory is its number, one that
+    a test made by hand its text."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, Turn):
+        return (_number(prompt),)
+    return tuple(
+        part if isinstance(part, str) else _number(part) if isinstance(part, Turn) else dict(part)
+        for part in prompt
+    )
+
+
+def _number(turn: Turn) -> int | str:
+    return SampleId.parse(turn.sample_id).turn if turn.sample_id else turn.text

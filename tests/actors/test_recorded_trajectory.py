@@ -1,0 +1,67 @@
+"""The form of a recorded trajectory on its way into the run's file."""
+
+import numpy as np
+import pytest
+
+from flexmarl.actors.messages import Query
+from flexmarl.actors.recorded_trajectory import (
+    RecordedTrajectory,
+    RecordedTurn,
+    SampleRow,
+    TrajectoryRow,
+    compressed,
+    packed,
+    turns_of,
+    unpacked,
+)
+
+TURNS = (
+    RecordedTurn(0, "solver", ("2+2=",), "4", 4, (20, 2), (-0.5, -0.25), 3, "stop", 1.0, 0.5),
+    RecordedTurn(1, "judge", (0, {"role": "user", "content": "ok?"}), "yes", 9, (7,), (-1.5,), 2, "length"),
+)
+QUERY = Query("q7", "2+2", {"answer": 4})
+DONE = RecordedTrajectory(5, False, QUERY, 1, {"solver": 1.0, "judge": 0.0}, {"accuracy": 1.0}, "", TURNS)
+FAILED = RecordedTrajectory(5, False, QUERY, 2, failure="ValueError: no answer", turns=TURNS[:1])
+
+
+def test_a_record_has_rows_to_filter_by_and_closed_content() -> None:
+    record = unpacked(compressed(packed([DONE, FAILED])))
+    assert (record.step, record.evaluation, record.query, record.text) == (5, False, "q7", "2+2")
+    done, failed = (TrajectoryRow(*row) for row in record.trajectories)
+    assert (done.number, done.reward, done.rewards, done.metrics) == (
+        1,
+        0.5,
+        {"solver": 1.0, "judge": 0.0},
+        {"accuracy": 1.0},
+    )
+    assert [SampleRow(*row) for row in done.samples] == [
+        SampleRow(0, "solver", 1.0, 0.5, 3, 2, "stop"),
+        SampleRow(1, "judge", None, None, 2, 1, "length"),
+    ]
+    assert (failed.number, failed.reward, failed.failure) == (2, None, "ValueError: no answer")
+    assert turns_of(record.content) == [TURNS, TURNS[:1]]
+
+
+def test_columns_of_arrays_and_text_that_is_not_unicode_are_recorded_too() -> None:
+    columns = {"plan": np.array([[1, 2]], np.int32), "score": np.float32(0.5)}
+    turn = TURNS[0]._replace(text="\ud800", columns=columns)
+    record = unpacked(compressed(packed([DONE._replace(turns=(turn,))])))
+    ((found,),) = turns_of(record.content)
+    assert found.text == "\ud800" and found.columns == {"plan": [[1, 2]], "score": 0.5}
+
+
+def test_names_are_those_of_the_store() -> None:
+    assert DONE.name == "5:q7_1"
+    assert DONE._replace(evaluation=True).name == "eval:q7_1"
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x93\x01\x02\x03", b"\xc1"])
+def test_a_damaged_record_is_refused(damaged: bytes) -> None:
+    with pytest.raises(ValueError, match="not a record"):
+        unpacked(damaged)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"x", compressed(packed([DONE]))])
+def test_damaged_content_is_refused(damaged: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        turns_of(damaged)
