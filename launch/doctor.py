@@ -1,85 +1,30 @@
-"""``flexmarl doctor``: what this machine has for a run, and what a run would stumble over."""
+"""``flexmarl doctor``: what this machine has for a run, and what a run would stumble over; or several hosts."""
 
+import asyncio
 import json
-import resource
-import sysconfig
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from ..transport.devices.nvidia import NvidiaDevices, read_devices
-from .folder_description import FolderDescription, describe_folder
-from .host_description import HostDescription, describe_host, version
-
-_LEAST_SHARED_MEMORY: Final = 1 << 30
-_LEAST_OPEN_FILES: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """``host``: as the placement of actors sees it. ``locked_bytes``: the most memory that a process may pin;
-    ``open_files``: the most files and sockets that it may have open; None without a limit. ``runs``: the
-    folder of all runs. ``problems``: each a sentence."""
-
-    host: HostDescription
-    platform: str
-    nvidia_package: str | None
-    locked_bytes: int | None
-    open_files: int | None
-    nvidia: NvidiaDevices
-    runs: FolderDescription
-    problems: tuple[str, ...]
-
-
-def diagnose(runs: Path = Path("runs")) -> Diagnosis:
-    """Looks, and leaves everything as it was. ``runs``: the folder of all runs."""
-    nvidia = read_devices()
-    host = describe_host("", nvidia)
-    locked, files = _limit(resource.RLIMIT_MEMLOCK), _limit(resource.RLIMIT_NOFILE)
-    folder = describe_folder(runs)
-    return Diagnosis(
-        host=host,
-        platform=sysconfig.get_platform(),
-        nvidia_package=version("nvidia-ml-py"),
-        locked_bytes=locked,
-        open_files=files,
-        nvidia=nvidia,
-        runs=folder,
-        problems=(*_problems(host, locked, files), *folder.problems()),
-    )
-
-
-def _problems(host: HostDescription, locked: int | None, files: int | None) -> Iterator[str]:
-    if host.shared_memory_free_bytes < _LEAST_SHARED_MEMORY:
-        yield (
-            f"{host.shared_memory} has {host.shared_memory_free_bytes >> 20} MiB free: weights are kept there twice; "
-            "name a larger folder in FLEXMARL_RUNTIME_BASE"
-        )
-    if host.gpus and locked is not None and locked < _LEAST_SHARED_MEMORY:
-        yield f"a process may pin {locked >> 20} MiB: raise `ulimit -l` for fast copies to the devices"
-    if files is not None and files < _LEAST_OPEN_FILES:
-        yield f"a process may have {files} files open: raise `ulimit -n` to {_LEAST_OPEN_FILES} or more"
-    for gpu in host.gpus:
-        for user in gpu.users:
-            yield (
-                f"GPU {gpu.index} ({gpu.uuid}) is used by {user}: a run leaves it out, unless hosts.share_gpus=true"
-            )
-
-
-def _limit(kind: int) -> int | None:
-    limit, _ = resource.getrlimit(kind)
-    return None if limit == resource.RLIM_INFINITY else limit
+from .diagnosis import Diagnosis, diagnose
+from .nodes.hosts_file import read_hosts
+from .nodes.probing import HostFinding, probe
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="The folder of all runs.")
-def doctor(as_json: bool, runs: Path) -> int:
+@click.option(
+    "--hosts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Look at these hosts too, by ssh, and compare them: versions, clocks, connections both ways, the folder of "
+    "all runs. The file is that of `flexmarl train --hosts`.",
+)
+def doctor(as_json: bool, runs: Path, hosts: Path | None) -> int:
     """Show what this machine has for a run: memory, packages, devices, disk; and what a run would stumble over.
 
     \b
@@ -87,13 +32,19 @@ def doctor(as_json: bool, runs: Path) -> int:
       flexmarl doctor
       flexmarl doctor --json
       flexmarl doctor --runs /shared/runs
+      flexmarl doctor --runs /shared/runs --hosts hosts.txt
     """
+    others = () if hosts is None else read_hosts(hosts)
     found = diagnose(runs)
+    findings = asyncio.run(probe(others, found)) if others else []
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        listed = [asdict(finding) for finding in findings]
+        click.echo(json.dumps(asdict(found) if hosts is None else {"here": asdict(found), "hosts": listed}))
     else:
         _show(Console(), found)
-    return 1 if found.problems else 0
+        for finding in findings:
+            _show_host(Console(), finding)
+    return 1 if found.problems or any(finding.problems for finding in findings) else 0
 
 
 def _show(console: Console, found: Diagnosis) -> None:
@@ -121,6 +72,19 @@ def _show(console: Console, found: Diagnosis) -> None:
         table.add_row("GPUs", f"{len(host.gpus) or 'none'}: {host.gpus_note}")
     console.print(table)
     for problem in found.problems:
+        console.print(problem, style="yellow", markup=False)
+
+
+def _show_host(console: Console, finding: HostFinding) -> None:
+    console.print(f"\n{finding.name} ({finding.destination})", markup=False)
+    if finding.diagnosis is not None:
+        shown = replace(finding.diagnosis, problems=())  # ``finding`` has them, with the host's name
+        _show(console, shown)
+    if finding.clock_ahead_s is not None:
+        console.print(
+            f"clock {finding.clock_ahead_s:+.3f} s against this host's, +- {finding.clock_error_s:.3f} s"
+        )
+    for problem in finding.problems:
         console.print(problem, style="yellow", markup=False)
 
 

@@ -37,7 +37,11 @@ class SshNodes:
             with os.fdopen(_file_in_memory(self._run.text())) as keys, self._log(host).open("ab") as output:
                 try:
                     self._processes[host] = await asyncio.create_subprocess_exec(
-                        *_command(host), stdin=keys, stdout=output, stderr=output, start_new_session=True
+                        *ssh_command(host, _node(host)),
+                        stdin=keys,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
                     )
                 except FileNotFoundError:
                     raise NodesNotStarted(["there is no program ssh here"]) from None
@@ -88,8 +92,12 @@ def _file_in_memory(content: str) -> int:
     return descriptor
 
 
-def _command(host: SshHost) -> list[str]:
+def _node(host: SshHost) -> list[str]:
+    return ["-m", "flexmarl.launch.cli", "node", "--join", "-", "--name", host.name]
+
+
+def ssh_command(host: SshHost, arguments: Sequence[str]) -> list[str]:
+    """The command that runs Python with ``arguments`` on a host. Nothing is imported from the folder that it is in."""
     port = [] if host.port is None else ["-p", str(host.port)]
-    node = [host.python, "-P", "-m", "flexmarl.launch.cli", "node", "--join", "-", "--name", host.name]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", *port]
-    return ["ssh", *options, "--", host.destination, shlex.join(node)]
+    return ["ssh", *options, "--", host.destination, shlex.join([host.python, "-P", *arguments])]

@@ -7,10 +7,11 @@ from resource import RLIMIT_NOFILE
 import pytest
 from click.testing import CliRunner
 
-from flexmarl.launch import doctor as module
+from flexmarl.launch import diagnosis as module
 from flexmarl.launch import host_description
 from flexmarl.launch.commands import cli
-from flexmarl.launch.doctor import diagnose, doctor
+from flexmarl.launch.diagnosis import diagnose
+from flexmarl.launch.doctor import doctor
 from flexmarl.transport.devices.nvidia import NvidiaDevice, NvidiaDevices
 
 from .fake_nvml import FakeGpu, devices_of

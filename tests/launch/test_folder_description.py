@@ -10,7 +10,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from flexmarl.launch.doctor import diagnose, doctor
+from flexmarl.launch.diagnosis import diagnose
+from flexmarl.launch.doctor import doctor
 from flexmarl.launch.folder_description import FolderDescription, describe_folder
 
 Mount = namedtuple("Mount", ["mountpoint", "fstype"])

@@ -1,0 +1,99 @@
+"""The far side of ``flexmarl doctor --hosts``, started by ssh: describes its host and tries the connections.
+
+    standard input     standard output
+    a ProbeRequest ──> a ProbeAnswer
+    any line       ──> the time of this host, at once
+    its end        ──> (the process ends)
+
+Each answer is one line of JSON behind ``MARK``: a shell may print lines of its own.
+"""
+
+import json
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter
+
+from ..diagnosis import Diagnosis, diagnose
+from ..own_address import own_address_toward
+
+MARK: Final = "flexmarl-probe "
+CONNECT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """``address``, ``port``: at which the asking host listens; empty and 0 if it has no address. ``runs``: the folder
+    of all runs. ``proof``: a file in it with the text ``text``; empty if there is none."""
+
+    address: str
+    port: int
+    runs: str
+    proof: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """``not_reached``: the reason why the asking host is not reached from here, or empty. ``folder_problem``: the
+    reason why the folder of runs is not the asking host's. ``address``, ``port``: at which this host listens."""
+
+    diagnosis: Diagnosis
+    not_reached: str
+    folder_problem: str
+    address: str
+    port: int
+
+
+def connection_problem(address: str, port: int) -> str:
+    """Empty if a connection is made within 5 s."""
+    try:
+        with socket.create_connection((address, port), CONNECT_S):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error) or "it does not answer"
+
+
+def folder_problem(request: ProbeRequest) -> str:
+    if not request.proof:
+        return ""
+    try:
+        seen = Path(request.proof).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        return str(error)
+    return "" if seen == request.text else "it is another folder there"
+
+
+def answer(request: ProbeRequest) -> tuple[ProbeAnswer, socket.socket]:
+    """The answer, and the socket that listens. Raises OSError if there is none."""
+    not_reached, own = "", ""
+    if request.port:
+        not_reached = connection_problem(request.address, request.port)
+        own = own_address_toward(request.address)
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    listening = socket.create_server((own, 0), family=family)
+    port = listening.getsockname()[1]
+    found = ProbeAnswer(diagnose(Path(request.runs)), not_reached, folder_problem(request), own, port)
+    return found, listening
+
+
+def main() -> None:
+    request = TypeAdapter(ProbeRequest).validate_json(sys.stdin.readline())
+    found, listening = answer(request)
+    with listening:
+        _write(MARK + json.dumps(asdict(found)))
+        for _ in sys.stdin:
+            _write(f"{MARK}{time.time()!r}")
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
