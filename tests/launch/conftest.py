@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -18,6 +18,9 @@ import pytest
 from flexmarl.launch import env
 
 from ..patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from .in_process import RunsHere
 
 TINY = Path(__file__).parent / "recipes" / "tiny"
 SOURCES = Path(__file__).parents[2] / "scripts" / "src"
@@ -243,3 +246,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path_factory.mktemp("runs"))
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(scope="module")
+def runs_here(tmp_path_factory: pytest.TempPathFactory) -> "RunsHere":
+    from .in_process import RunsHere
+
+    return RunsHere(tmp_path_factory.mktemp("runs"))

@@ -1,10 +1,11 @@
-"""Whole runs in ``mode=async``, in real processes: turns that new weights interrupt are resumed."""
+"""Whole runs in ``mode=async``: turns that new weights interrupt are resumed."""
 
 from pathlib import Path
 
 from flexmarl.launch.bench.pipeline import RECIPE
 
-from .conftest import TINY, Launched, Launcher
+from .conftest import TINY
+from .in_process import Finished, RunsHere
 
 # A batch so small that most turns of a step wait behind others, while the step before is trained: then the weights that
 # come of it find turns under way.
@@ -18,24 +19,23 @@ SIMULATED_ENGINE = (
 )  # fmt: skip
 
 
-def _carries_turns_on(launcher: Launcher, name: str, recipe: Path, *settings: str) -> Launched:
-    run = launcher.train(name, "mode=async", "max_staleness=2", *settings, recipe=recipe)
-    assert run.wait() == 0, run.text
+def _carries_turns_on(runs_here: RunsHere, name: str, recipe: Path, *settings: str) -> Finished:
+    run = runs_here.train(name, "mode=async", "max_staleness=2", *settings, recipe=recipe)
+    assert run.status == 0 and not run.problems, run.text
     assert sum(line["resumed_turns"] for line in run.metrics) > 0
     for line in run.metrics:
         assert line["max_staleness"] <= 2 and line["failed_trajectories"] == 0
         assert "overlap_s" not in line, "it would be that with the step's own rollout"
         assert (line["resumed_tokens"] >= line["resumed_turns"]) and line["tokens"] > line["resumed_tokens"]
-    run.assert_logs_are_clean()
     return run
 
 
-def test_turns_of_a_real_engine_are_carried_on(launcher: Launcher) -> None:
-    run = _carries_turns_on(launcher, "real", TINY, *REAL_ENGINE)
+def test_turns_of_a_real_engine_are_carried_on(runs_here: RunsHere) -> None:
+    run = _carries_turns_on(runs_here, "real", TINY, *REAL_ENGINE)
     assert [line["samples/solver"] for line in run.metrics] == [32] * 8
 
 
-def test_turns_of_simulated_engines_are_carried_on(launcher: Launcher) -> None:
-    run = _carries_turns_on(launcher, "simulated", RECIPE, *SIMULATED_ENGINE)
+def test_turns_of_simulated_engines_are_carried_on(runs_here: RunsHere) -> None:
+    run = _carries_turns_on(runs_here, "simulated", RECIPE, *SIMULATED_ENGINE)
     calls = {"planner": 1, "solver": 2, "checker": 6}
     assert all(line[f"samples/{agent}"] == 8 * n for line in run.metrics for agent, n in calls.items())

@@ -27,7 +27,8 @@ from flexmarl.launch.errors import RunDirectoryError
 from flexmarl.launch.run_directory import RunDirectory
 from flexmarl.launch.stored_runs.export import export
 
-from .conftest import REPRODUCIBLE, TINY, Launched, Launcher
+from .conftest import REPRODUCIBLE, TINY
+from .in_process import RunsHere
 from .stored_runs.runs import make_run, save_checkpoint
 
 torch.set_num_threads(1)
@@ -230,21 +231,19 @@ def test_a_policy_starts_from_the_weights_alone(first: RunDirectory) -> None:
     assert all(torch.equal(reference[name], tensor) for name, tensor in saved.items())
 
 
-def test_a_run_starts_from_another_and_an_export_of_it_generates(launcher: Launcher, whole: Launched) -> None:
+def test_a_run_starts_from_another_and_an_export_of_it_generates(runs_here: RunsHere) -> None:
     """Whole runs: the evaluation before training equals the last one of the other run."""
+    whole = runs_here.train("first", *REPRODUCIBLE)
     no_sft = "agent_defaults.sft.batches=0"
-    run = launcher.train("second", f"init_from={whole.directory}", *REPRODUCIBLE, no_sft, "training.steps=1")
-    assert run.wait() == 0, run.text
-    evaluations = {
-        launched: [event for event in launched.events if event["event"] == "evaluated"]
-        for launched in (whole, run)
-    }
+    run = runs_here.train("second", f"init_from={whole.directory}", *REPRODUCIBLE, no_sft, "training.steps=1")
+    assert whole.status == run.status == 0, f"{whole.text}{run.text}"
+    evaluations = [[event for event in each.events if event["event"] == "evaluated"] for each in (whole, run)]
     figures = [
         {key: value for key, value in event.items() if key not in ("time", "step", "eval_s")}
-        for event in (evaluations[whole][-1], evaluations[run][0])
+        for event in (evaluations[0][-1], evaluations[1][0])
     ]
     assert figures[0] == figures[1]
-    target = launcher.runs / "exported"
+    target = runs_here.runs / "exported"
     assert main(["export", str(whole.directory), "solver", str(target), "--step", "4"]) == 0
     loaded: Any = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
     model, info = loaded

@@ -1,4 +1,4 @@
-"""Whole runs in real processes: their files, and their continuation."""
+"""Whole runs: their files, and their continuation."""
 
 import re
 import shutil
@@ -16,6 +16,7 @@ from flexmarl.launch.cli import main
 from flexmarl.launch.formatting import duration
 
 from .conftest import REPRODUCIBLE, SIMULATED_POLICIES, Launched, Launcher, wait_until
+from .in_process import Finished, RunsHere
 
 ESCAPE = re.compile(r"\x1b")
 
@@ -234,26 +235,26 @@ DETERMINISTIC = (
 
 
 @pytest.fixture(scope="module")
-def unbroken(launcher: Launcher) -> Launched:
+def unbroken(runs_here: RunsHere) -> Finished:
     """A deterministic run that nothing disturbs."""
-    run = launcher.train("unbroken", *DETERMINISTIC)
-    assert run.wait() == 0, run.text
+    run = runs_here.train("unbroken", *DETERMINISTIC)
+    assert run.status == 0, run.text
     assert "deterministic: engines generate one turn at a time" in run.text
     return run
 
 
 def test_a_deterministic_run_and_its_resumed_half_with_more_rollout_workers_have_bit_equal_losses(
-    launcher: Launcher, unbroken: Launched
+    runs_here: RunsHere, unbroken: Finished
 ) -> None:
     """As after a kill of all processes behind the checkpoint of step 2: the files that are written later go.
 
     Each trajectory has its random numbers from its own name, whichever worker runs it.
     """
-    broken = shutil.copytree(unbroken.directory, launcher.runs / "resumed")
+    broken = shutil.copytree(unbroken.directory, runs_here.runs / "resumed")
     shutil.rmtree(broken / "checkpoints" / "step_000004")
     (broken / "report.html").unlink()
-    resumed = launcher.resume("resumed", "rollout.workers=3")
-    assert resumed.wait() == 0, resumed.text
+    resumed = runs_here.resume("resumed", "rollout.workers=3")
+    assert resumed.status == 0, resumed.text
     assert "deterministic: engines generate one turn at a time" in resumed.text
     dealt = [
         {name for name in run.metrics[-1] if name.startswith("cpu_s/rollout-")} for run in (unbroken, resumed)
@@ -263,11 +264,11 @@ def test_a_deterministic_run_and_its_resumed_half_with_more_rollout_workers_have
 
 
 def assert_bit_equal(
-    run: Launched, other: Launched, steps: int, policies: Iterable[str], measured_names: int
+    run: Finished, other: Finished, steps: int, policies: Iterable[str], measured_names: int
 ) -> None:
     """Losses, norms of the gradients and rewards of all steps, and the last weights."""
 
-    def measured(run: Launched) -> list[tuple[float, ...]]:
+    def measured(run: Finished) -> list[tuple[float, ...]]:
         names = [name for name in run.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
         assert len(names) >= measured_names and len(run.metrics) == steps
         return [tuple(line[name] for name in names) for line in run.metrics]
@@ -306,19 +307,18 @@ def test_sync_with_agents_called_unevenly_and_two_instances(launcher: Launcher, 
     run.assert_logs_are_clean()
 
 
-def test_groups_of_turns_and_a_critic_are_trained_on_while_rollouts_run(launcher: Launcher) -> None:
-    run = launcher.train(
+def test_groups_of_turns_and_a_critic_are_trained_on_while_rollouts_run(runs_here: RunsHere) -> None:
+    run = runs_here.train(
         "streaming",
         "data.shape=uneven",
         "training.steps=2",
         "agents.solver.algorithm.name=at_grpo",
         "agents.checker.algorithm={name: ppo, critic: {lr: 1.0e-3}, kl_coefficient: 0.1}",
     )
-    assert run.wait() == 0, run.text
-    run.assert_logs_are_clean()
+    assert run.status == 0 and not run.problems, run.text
     assert "can't train" not in run.text, "nothing waits for the step's rollout"
     for line in run.metrics:
         assert line["value_loss/checker"] > 0 and "value_loss/solver" not in line
         assert line["samples/solver"] == 16 and line["samples/checker"] == 4
-    critics = launcher.runs.glob("streaming/checkpoints/step_000002/*/critic.safetensors")
+    critics = runs_here.runs.glob("streaming/checkpoints/step_000002/*/critic.safetensors")
     assert [path.parent.name for path in critics] == ["checker"]

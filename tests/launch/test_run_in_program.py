@@ -25,6 +25,7 @@ from flexmarl.launch.run import Run
 
 from ..patience import PATIENCE_S
 from .conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines
+from .in_process import actors_in_tasks, end_of
 
 FINDINGS = preflight._findings
 # An actor that calls a lost one may fail before the loss is seen: both count as a loss.
@@ -43,6 +44,13 @@ def runtime_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
         yield Path(folder)
         assert not list(Path(folder).iterdir())
     assert not psutil.Process().children()
+
+
+@pytest.fixture
+def in_tasks() -> Iterator[None]:
+    """Actors are tasks, not processes."""
+    with actors_in_tasks():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +101,7 @@ async def test_its_steps_and_events_are_those_of_its_files_and_nothing_else_is_c
         await whole.__aenter__()
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_two_at_once_and_a_third_one_afterwards() -> None:
     async def trained(name: str, steps: int) -> list[int]:
         async with run(name, *SIMULATED, f"training.steps={steps}") as one:
@@ -103,6 +112,7 @@ async def test_two_at_once_and_a_third_one_afterwards() -> None:
     assert await trained("c", 1) == [1]
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_stop_ends_it_after_the_steps_under_way_with_a_checkpoint() -> None:
     async with run("stopped", *ENDLESS) as stopped:
         result = None
@@ -114,6 +124,7 @@ async def test_stop_ends_it_after_the_steps_under_way_with_a_checkpoint() -> Non
     assert json_lines(stopped.directory.events)[-1]["stopped"] is True
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_leaving_the_block_stops_it_in_good_order() -> None:
     async with run("left", *ENDLESS) as left:
         async for _ in left.steps():
@@ -121,6 +132,7 @@ async def test_leaving_the_block_stops_it_in_good_order() -> None:
     assert left.result is not None and left.result.stopped and Path(left.result.checkpoint).exists()
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_it_is_resumed_from_its_newest_checkpoint() -> None:
     settings = [*SIMULATED, "training.steps=4"]
     async with run("resumed", *settings) as first:
@@ -136,6 +148,7 @@ async def test_it_is_resumed_from_its_newest_checkpoint() -> None:
             pytest.fail("it has begun")
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_an_error_of_the_block_stops_it_in_good_order_too() -> None:
     with pytest.raises(ZeroDivisionError):
         async with run("broken", *ENDLESS) as broken:
@@ -144,6 +157,7 @@ async def test_an_error_of_the_block_stops_it_in_good_order_too() -> None:
     assert broken.result is not None and broken.result.stopped
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_steps_that_take_longer_than_the_bound_are_given_up(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.write_text("2")  # the workflows of the second step wait
@@ -155,6 +169,7 @@ async def test_steps_that_take_longer_than_the_bound_are_given_up(tmp_path: Path
     assert json_lines(held.directory.events)[-1]["stopped"] is True
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_a_cancelled_block_ends_at_once() -> None:
     inside = asyncio.Event()
 
@@ -170,6 +185,7 @@ async def test_a_cancelled_block_ends_at_once() -> None:
         await task
 
 
+@pytest.mark.usefixtures("in_tasks")
 async def test_one_that_is_stopped_before_it_begins_has_no_result() -> None:
     async with run("early", *ENDLESS) as early:
         assert await early.stop() is None
@@ -185,6 +201,7 @@ async def test_a_loss_before_the_checkpoint_of_a_stop_is_an_error() -> None:
             _process_of("store").kill()
 
 
+@pytest.mark.usefixtures("in_tasks")
 @pytest.mark.parametrize("reads", [True, False])
 async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: bool) -> None:
     caught = []
@@ -192,7 +209,7 @@ async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: 
         async with run("lost", *ENDLESS) as lost:
             steps = lost.steps()
             await anext(steps)
-            _process_of("store").kill()
+            end_of("store")
             if reads:
                 try:
                     async for _ in steps:

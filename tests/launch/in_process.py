@@ -1,0 +1,139 @@
+"""Whole runs in the process of the tests: the command ``flexmarl train``, with actors that are tasks, not processes.
+
+All else is as in any run: the actors, their sockets, the files and the words. Each process of a run would import torch
+and transformers again, which takes much longer than the training of a test. Tests of processes (signals, deaths, logs,
+shared memory) have real ones: ``conftest.Launcher``.
+"""
+
+import asyncio
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import structlog
+
+from flexmarl.core.hosted_actor import HostedActor
+from flexmarl.core.supervision.node import Launch, Running
+from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.worker_init import WorkerInit, read_init, write_init
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.curve import Keys
+from flexmarl.core.wire.zeromq import ZmqWire, ipc_address
+from flexmarl.launch import run as run_module
+from flexmarl.launch.cli import main
+from flexmarl.launch.preflight import preflight
+
+from .conftest import NO_FINDINGS, TINY, json_lines
+
+
+class TaskNode(ProcessNode):
+    """Each actor in a task of this loop. It listens where its process would, and is made from the same bytes."""
+
+    async def launch(self, launch: Launch) -> "RunningTask":  # type: ignore[override]  # no child process
+        init = read_init(io.BytesIO(write_init(self._init(launch, self._listening.get(launch.name)))))
+        return RunningTask(launch.name, init, self._directory)
+
+
+class RunningTask(Running):
+    """One incarnation."""
+
+    def __init__(self, name: str, init: WorkerInit, directory: Path) -> None:
+        super().__init__(name, init.epoch, "task")
+        self._init = init
+        self._directory = directory
+        self._task = asyncio.create_task(self._live(), name=f"actor {name}")
+
+    def has_exited(self) -> bool:
+        return self._task.done()
+
+    async def wait_exit(self) -> str:
+        await asyncio.wait([self._task])
+        stopped = not self._task.cancelled() and self._task.result()
+        return f"exit status {0 if stopped else 1}"
+
+    def terminate(self) -> None:
+        self._task.cancel()
+
+    end = terminate
+
+    async def _live(self) -> bool:
+        """As ``worker_main`` does."""
+        init, name = self._init, self.name
+        keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
+        wire = ZmqWire(init.tcp or ipc_address(self._directory, name), keys, init.epoch, init.listening)
+        async with ActorSystem(
+            name, self._directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
+        ) as system:
+            return await HostedActor(name, init, owns_process=False).serve(system)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that has ended. ``status``: of the command. ``text``: all that it has written. ``problems``: what asyncio
+    has logged, such as an error that no task has taken."""
+
+    directory: Path
+    status: int
+    text: str
+    problems: str
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return json_lines(self.directory / "metrics.jsonl")
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return json_lines(self.directory / "events.jsonl")
+
+
+class RunsHere:
+    """Runs that are trained in this process, until they end, in a folder of their own."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+
+    def train(self, name: str, *settings: str, recipe: Path = TINY) -> Finished:
+        return self._run(name, "train", str(recipe), "--runs", str(self.runs), "--name", name, *settings)
+
+    def resume(self, name: str, *words: str) -> Finished:
+        return self._run(name, "train", "--resume", str(self.runs / name), *words)
+
+    def _run(self, name: str, *arguments: str) -> Finished:
+        output, problems = io.StringIO(), io.StringIO()
+        with (
+            actors_in_tasks(),
+            patch.object(preflight, "_findings", lambda config: NO_FINDINGS),  # it has tests of its own
+            structlog.testing.capture_logs(),
+            redirect_stdout(output),
+            redirect_stderr(output),
+            _asyncio_logs_to(problems),
+        ):
+            status = main(arguments)
+        return Finished(self.runs / name, status, output.getvalue(), problems.getvalue())
+
+
+def actors_in_tasks() -> AbstractContextManager[object]:
+    """The actors of runs that start within it are tasks."""
+    return patch.object(run_module, "ProcessNode", TaskNode)
+
+
+def end_of(actor: str) -> None:
+    """Ends an actor of this loop, as SIGTERM ends its process."""
+    (task,) = (task for task in asyncio.all_tasks() if task.get_name() == f"actor {actor}")
+    task.cancel()
+
+
+@contextmanager
+def _asyncio_logs_to(stream: io.StringIO) -> Iterator[None]:
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
