@@ -8,8 +8,14 @@ shared memory) have real ones: ``conftest.Launcher``.
 import asyncio
 import io
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +33,7 @@ from flexmarl.core.wire.zeromq import ZmqWire, ipc_address
 from flexmarl.launch import run as run_module
 from flexmarl.launch.cli import main
 from flexmarl.launch.preflight import preflight
+from flexmarl.launch.run import Run
 
 from .conftest import NO_FINDINGS, TINY, json_lines
 
@@ -107,7 +114,7 @@ class RunsHere:
         output, problems = io.StringIO(), io.StringIO()
         with (
             actors_in_tasks(),
-            patch.object(preflight, "_findings", lambda config: NO_FINDINGS),  # it has tests of its own
+            _unchecked(),
             structlog.testing.capture_logs(),
             redirect_stdout(output),
             redirect_stderr(output),
@@ -120,6 +127,26 @@ class RunsHere:
 def actors_in_tasks() -> AbstractContextManager[object]:
     """The actors of runs that start within it are tasks."""
     return patch.object(run_module, "ProcessNode", TaskNode)
+
+
+def _unchecked() -> AbstractContextManager[object]:
+    """Without the process of the checks before a start, which has tests of its own."""
+    return patch.object(preflight, "_findings", lambda config: NO_FINDINGS)
+
+
+@asynccontextmanager
+async def run_in_loop(runs: Path, name: str, *settings: str) -> AsyncIterator[Run]:
+    """A run of the tiny recipe with its actors in this loop. It is stopped at the end of the block."""
+    with actors_in_tasks(), _unchecked():
+        async with Run(TINY, settings=settings, runs=runs, name=name) as run:
+            yield run
+
+
+async def wait_for_step(run: Run, step: int) -> None:
+    """Returns when step ``step`` is complete. Raises the error of a run that ends before."""
+    while len(json_lines(run.directory.metrics)) < step:
+        assert run.result is None, f"the run ended before step {step}"
+        await asyncio.sleep(0.02)
 
 
 def end_of(actor: str) -> None:

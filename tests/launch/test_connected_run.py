@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import flexmarl
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.run_events import RunEnded, RunStarted
 from flexmarl.actors.step_metrics import StepMetrics
-from flexmarl.core.errors import ActorDead, CallNotAllowed, UnsafeKeys
+from flexmarl.core.errors import ActorDead, ActorFailed, CallNotAllowed, UnsafeKeys
 from flexmarl.core.wire.curve import Keys
 from flexmarl.launch.cli import main
 from flexmarl.launch.connected_run import ConnectedRun
@@ -21,7 +22,8 @@ from flexmarl.launch.json_lines import metrics_from_json
 from flexmarl.launch.run_address import RunAddress
 
 from ..patience import PATIENCE_S
-from .conftest import SIMULATED, Launched, Launcher
+from .conftest import SIMULATED, Launched, Launcher, json_lines
+from .in_process import end_of, run_in_loop, wait_for_step
 
 ENDLESS = (*SIMULATED, "training.steps=100000")
 JUDGED = "agents.solver.columns.judged={type: float, required: true, written_by: external, timeout_s: 60}"
@@ -38,18 +40,21 @@ async def waited(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def held(launcher: Launcher, name: str, step: int, *settings: str) -> tuple[Launched, Path]:
-    """A run whose step ``step`` waits until the file is removed."""
-    hold = launcher.runs / f"{name}.hold"
+@asynccontextmanager
+async def held(runs: Path, step: int, *settings: str) -> AsyncIterator[tuple[flexmarl.Run, Path]]:
+    """A run in this loop, whose step ``step`` waits until the file is removed."""
+    hold = runs / "hold"
     hold.write_text(str(2 * (step - 1)))  # queries_per_step
-    run = launcher.train(name, *SIMULATED, f"data.hold={hold}", *settings)
-    await asyncio.to_thread(run.wait_for_step, step - 1)
-    return run, hold
+    async with run_in_loop(runs, "held", *SIMULATED, f"data.hold={hold}", *settings) as run:
+        await wait_for_step(run, step - 1)
+        yield run, hold
 
 
-async def test_steps_and_events_are_those_of_the_files_and_end_with_the_run(launcher: Launcher) -> None:
-    run, hold = await held(launcher, "followed", 3, "training.steps=4")
-    async with flexmarl.connect(run.directory) as followed:
+async def test_steps_and_events_are_those_of_the_files_and_end_with_the_run(tmp_path: Path) -> None:
+    async with (
+        held(tmp_path, 3, "training.steps=4") as (run, hold),
+        flexmarl.connect(run.directory.path) as followed,
+    ):
         assert (await followed.status()).step == 2
         all_steps, events = followed.steps(after=0), followed.events(after=0)
         first = [await anext(all_steps), await anext(all_steps)]
@@ -64,12 +69,12 @@ async def test_steps_and_events_are_those_of_the_files_and_end_with_the_run(laun
         assert await later == steps[2] and await third == steps[2:]
         seen = await reading
         assert await end == seen[-1]
-    assert run.wait() == 0
-    assert steps == [metrics_from_json(line) for line in run.metrics] and len(steps) == 4
+        assert (await run.wait()).last_step == 4
+    lines, events_written = json_lines(run.directory.metrics), json_lines(run.directory.events)
+    assert steps == [metrics_from_json(line) for line in lines] and len(steps) == 4
     assert isinstance(seen[0], RunStarted) and isinstance(seen[-1], RunEnded) and seen[-1].step == 4
-    assert [event.event for event in seen] == [line["event"] for line in run.events]
-    assert seen[-1].checkpoint == run.events[-1]["checkpoint"]
-    run.assert_logs_are_clean()
+    assert [event.event for event in seen] == [line["event"] for line in events_written]
+    assert seen[-1].checkpoint == events_written[-1]["checkpoint"]
 
 
 async def _next(items: AsyncIterator[StepMetrics]) -> StepMetrics:
@@ -80,31 +85,30 @@ async def _list(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
 
 
-async def test_a_follower_that_reads_nothing_delays_nothing(launcher: Launcher) -> None:
+async def test_a_follower_that_reads_nothing_delays_nothing(tmp_path: Path) -> None:
     """More steps than its window holds; it reads the first ones, and then the run is over."""
-    run = launcher.train("unread", *SIMULATED, "training.steps=300")
-    await asyncio.to_thread(run.wait_for_step, 1)
-    async with flexmarl.connect(run.directory) as followed:
-        slow = followed.steps(after=0)
-        read = [await anext(slow)]
-        assert await asyncio.to_thread(run.wait) == 0
-        with pytest.raises(ActorDead):
-            async for step in slow:
-                read.append(step)  # noqa: PERF401  # those before the error count
-    assert len(run.metrics) == 300
-    assert 1 <= len(read) < 300 and read == [metrics_from_json(line) for line in run.metrics[: len(read)]]
-    run.assert_logs_are_clean()
+    async with run_in_loop(tmp_path, "unread", *SIMULATED, "training.steps=300") as run:
+        await wait_for_step(run, 1)
+        async with flexmarl.connect(run.directory.path) as followed:
+            slow = followed.steps(after=0)
+            read = [await anext(slow)]
+            assert (await run.wait()).last_step == 300
+            with pytest.raises(ActorDead):
+                async for step in slow:
+                    read.append(step)  # noqa: PERF401  # those before the error count
+    lines = json_lines(run.directory.metrics)
+    assert len(lines) == 300
+    assert 1 <= len(read) < 300 and read == [metrics_from_json(line) for line in lines[: len(read)]]
 
 
-async def test_the_error_of_a_run_is_raised_at_the_end(launcher: Launcher) -> None:
-    run, hold = await held(launcher, "failing", 2)
-    async with flexmarl.connect(run.directory) as followed:
+async def test_the_error_of_a_run_is_raised_at_the_end(tmp_path: Path) -> None:
+    async with held(tmp_path, 2) as (run, hold), flexmarl.connect(run.directory.path) as followed:
         events, steps = followed.events(after=0), followed.steps()
         waiting = asyncio.create_task(followed.wait())
         assert isinstance(await anext(events), RunStarted)
         reading = asyncio.create_task(_list(steps))
         await followed.status()
-        run.actors()["store"].kill()
+        end_of("store")
         with pytest.raises(RunFailed, match="actor store died"):
             async for event in events:
                 last = event
@@ -112,9 +116,10 @@ async def test_the_error_of_a_run_is_raised_at_the_end(launcher: Launcher) -> No
         for task in (waiting, reading):
             with pytest.raises(RunFailed, match="actor store died"):
                 await task
-    hold.unlink()
-    assert run.wait() == 1
-    assert run.events[-1]["error"] == last.error
+        hold.unlink()
+        with pytest.raises((ActorDead, ActorFailed), match="actor store died"):
+            await run.wait()
+    assert json_lines(run.directory.events)[-1]["error"] == last.error
 
 
 async def test_a_killed_launcher_is_noticed(launcher: Launcher) -> None:
@@ -144,11 +149,10 @@ async def test_stop_ends_it_after_the_steps_under_way(launcher: Launcher) -> Non
         end = await waiting
         assert end.stopped and end.checkpoint is not None and Path(end.checkpoint).exists()
     assert run.wait() == 130
+    run.assert_logs_are_clean()
 
 
-async def test_a_judge_sees_the_samples_and_writes_its_column(launcher: Launcher) -> None:
-    run = launcher.train("judged", *SIMULATED, "training.steps=3", JUDGED)
-    await waited((run.directory / "address").exists)
+async def test_a_judge_sees_the_samples_and_writes_its_column(tmp_path: Path) -> None:
     judged: set[str] = set()
 
     async def judge(connected: ConnectedRun) -> None:
@@ -162,17 +166,19 @@ async def test_a_judge_sees_the_samples_and_writes_its_column(launcher: Launcher
             )
             judged.update(names)
 
-    async with flexmarl.connect(run.directory) as connected:
-        ended = asyncio.create_task(connected.wait())
-        judging = asyncio.create_task(judge(connected))
-        with pytest.raises(StoreError, match="there is no sample 'none'"):
-            await connected.write("solver", {"sample_id": ["none"], "judged": [1.0]})
-        with pytest.raises(StoreError, match="there is no column rewrd"):
-            await connected.samples("rewrd > 1")
-        assert (await ended).step == 3
-        with pytest.raises(ActorDead):
-            await judging
-    assert run.wait() == 0
+    async with run_in_loop(tmp_path, "judged", *SIMULATED, "training.steps=3", JUDGED) as run:
+        await waited((run.directory.path / "address").exists)
+        async with flexmarl.connect(run.directory.path) as connected:
+            ended = asyncio.create_task(connected.wait())
+            judging = asyncio.create_task(judge(connected))
+            with pytest.raises(StoreError, match="there is no sample 'none'"):
+                await connected.write("solver", {"sample_id": ["none"], "judged": [1.0]})
+            with pytest.raises(StoreError, match="there is no column rewrd"):
+                await connected.samples("rewrd > 1")
+            assert (await ended).step == 3
+            with pytest.raises(ActorDead):
+                await judging
+        assert (await run.wait()).last_step == 3
     assert len(judged) == 3 * 8
 
 
@@ -249,10 +255,10 @@ class TestOverTcp:
                 await flexmarl.connect(found.address, keys).__aenter__()
 
 
-async def test_a_run_without_tcp_admits_no_one_from_outside(launcher: Launcher, tmp_path: Path) -> None:
-    run = launcher.train("local", *ENDLESS)
-    await asyncio.to_thread(run.wait_for_step, 1)
-    async with flexmarl.connect(run.directory) as owner:
-        with pytest.raises(RunUnreachable, match="Start it with network.listen=ADDRESS"):
-            await owner.admit(tmp_path / "file", ["watch"])
+async def test_a_run_without_tcp_admits_no_one_from_outside(tmp_path: Path) -> None:
+    async with run_in_loop(tmp_path, "local", *ENDLESS) as run:
+        await wait_for_step(run, 1)
+        async with flexmarl.connect(run.directory.path) as owner:
+            with pytest.raises(RunUnreachable, match="Start it with network.listen=ADDRESS"):
+                await owner.admit(tmp_path / "file", ["watch"])
     assert not (tmp_path / "file").exists()

@@ -18,7 +18,8 @@ from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.errors import ResumeRefused
 from flexmarl.launch.run_directory import RunDirectory
 
-from .conftest import SIMULATED, TINY, Launcher
+from .conftest import SIMULATED, TINY
+from .in_process import RunsHere
 
 
 @pytest.fixture
@@ -225,21 +226,21 @@ SMALL = (
 )
 
 
-def test_a_finished_run_continues_with_more_steps(launcher: Launcher, recipe: Path) -> None:
+def test_a_finished_run_continues_with_more_steps(runs_here: RunsHere, recipe: Path) -> None:
     (recipe / "digits").write_text("123 456 789 987")
     name = "longer"
-    run = launcher.train(name, *SMALL, f"data.digits={recipe / 'digits'}", recipe=recipe)
-    assert run.wait() == 0, run.text
+    run = runs_here.train(name, *SMALL, f"data.digits={recipe / 'digits'}", recipe=recipe)
+    assert run.status == 0, run.text
 
-    again = launcher.resume(name)
-    assert again.wait() == 0
+    again = runs_here.resume(name)
+    assert again.status == 0
     assert "is complete: all 2 steps are trained" in again.text
 
     path = run.directory / "metrics.jsonl"
     first, second = path.read_text().splitlines()
     path.write_text(f'{first[:40]}\n{second}\n{{"no": "step"}}\n')
-    more = launcher.resume(name, "training.steps=4")
-    assert more.wait() == 0, more.text
+    more = runs_here.resume(name, "training.steps=4")
+    assert more.status == 0, more.text
     assert f"{path}, line 1: damaged, was removed: {first[:40]!r}" in more.text
     assert f"{path}, line 3: damaged" in more.text
     assert "changed: training.steps 2 -> 4" in more.text
@@ -249,17 +250,17 @@ def test_a_finished_run_continues_with_more_steps(launcher: Launcher, recipe: Pa
     assert read_yaml(more.directory / "config.yaml")["training"]["steps"] == 4
 
     (recipe / "digits").write_text("321 456 789 987")  # the first of the run's queries
-    refused = launcher.resume(name, "training.steps=6")
-    assert refused.wait() == 1
+    refused = runs_here.resume(name, "training.steps=6")
+    assert refused.status == 1
     assert "the data has changed since the checkpoint was made: train_query(0) now returns" in refused.text
     assert "--accept data" in refused.text
 
     with (recipe / "workflow.py").open("a") as file:
         file.write("# a remark\n")
-    named = launcher.resume(name, "--accept", "data")
-    assert named.wait() == 2
+    named = runs_here.resume(name, "--accept", "data")
+    assert named.status == 2
     assert "workflow.py of the recipe" in named.text and "has changed" in named.text
 
-    accepted = launcher.resume(name, "--accept", "data", "--accept", "workflow.py")
-    assert accepted.wait() == 0, accepted.text
+    accepted = runs_here.resume(name, "--accept", "data", "--accept", "workflow.py")
+    assert accepted.status == 0, accepted.text
     assert [line["step"] for line in accepted.metrics] == [2, 3, 4, 5, 6]

@@ -32,7 +32,7 @@ OVERRIDES = (
 TROUBLES = Troubles(every_s=0.5, most=6, lasts_s=0.5, silence_s=0.4)
 HOSTS = 3
 # Three a second. More of them: FLEXMARL_SIMULATED_SEEDS=500 scripts/test tests/launch/test_simulation.py
-SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "160"))
+SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "80"))
 AT_ONCE = 20
 
 

@@ -15,10 +15,12 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch import store_view
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.run import Run
 from flexmarl.launch.run_directory import RunDirectory
 
 from ..patience import PATIENCE_S
-from .conftest import SIMULATED_POLICIES, TINY, Launched, Launcher
+from .conftest import SIMULATED_POLICIES, TINY, Launched, Launcher, json_lines
+from .in_process import RunsHere, run_in_loop
 
 SIMULATED = (
     *SIMULATED_POLICIES,
@@ -126,12 +128,12 @@ def test_a_table_leaves_out_empty_columns(capsys: pytest.CaptureFixture[str]) ->
 JUDGED = "agents.solver.columns.judged={{type: float, required: true, written_by: external, timeout_s: {}}}"
 
 
-async def judge(run: Launched) -> int:
+async def judge(run: Run) -> int:
     """Writes ``judged`` of every row that waits for it, until the run has ended; returns how many rows waited."""
-    address, judged = run.directory / "store" / "address", set[str]()
+    address, judged = run.directory.store_address, set[str]()
     impatient = Settings(connect_timeout_s=0.5)
     async with asyncio.timeout(PATIENCE_S), ActorSystem("judge", settings=impatient) as system:
-        while run.process.poll() is None:
+        while run.result is None:
             await asyncio.sleep(0.01)
             # The run may be starting, or ending just now.
             with suppress(FileNotFoundError, FlexmarlError):
@@ -144,20 +146,24 @@ async def judge(run: Launched) -> int:
 
 
 @pytest.mark.parametrize("mode", ["strict", "async"])
-def test_a_run_continues_as_a_judge_writes(launcher: Launcher, flexmarl: Flexmarl, mode: str) -> None:
+def test_a_run_continues_as_a_judge_writes(tmp_path: Path, flexmarl: Flexmarl, mode: str) -> None:
     settings = ("training.steps=3", f"mode={mode}", JUDGED.format(60))
-    run = launcher.train(f"judged-{mode}", *SIMULATED, *settings)
-    judged = asyncio.run(judge(run))
-    assert run.wait() == 0, run.text
-    assert judged == 3 * 8 and [line["samples/solver"] for line in run.metrics] == [8] * 3
+
+    async def trained() -> int:
+        async with run_in_loop(tmp_path, f"judged-{mode}", *SIMULATED, *settings) as run:
+            return await judge(run)
+
+    assert asyncio.run(trained()) == 3 * 8
+    folder = tmp_path / f"judged-{mode}"
+    assert [line["samples/solver"] for line in json_lines(folder / "metrics.jsonl")] == [8] * 3
     if mode == "strict":  # the answer takes the seconds of a connection that is not made
-        status, out, err = flexmarl(str(run.directory))
+        status, out, err = flexmarl(str(folder))
         assert status == 2 and not out
         assert f"judged-{mode} can't be read, as the run has ended: " in err
 
 
-def test_a_judge_that_never_comes_ends_the_run_with_its_column(launcher: Launcher) -> None:
-    run = launcher.train("unjudged", *SIMULATED, JUDGED.format(0.3))
-    assert run.wait() == 1
+def test_a_judge_that_never_comes_ends_the_run_with_its_column(runs_here: RunsHere) -> None:
+    run = runs_here.train("unjudged", *SIMULATED, JUDGED.format(0.3))
+    assert run.status == 1
     assert "lacks judged, which an external writer has to write" in run.text
     assert "agents.solver.columns.judged.timeout_s" in run.text

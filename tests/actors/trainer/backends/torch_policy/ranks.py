@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import peft  # noqa: F401  # for the forks, each of which would import it
 import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
