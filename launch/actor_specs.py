@@ -25,7 +25,7 @@ from ..actors.messages import (
 from ..actors.names import PolicyName
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.orchestrator.evaluation import EvaluationRules
-from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from ..actors.orchestrator.orchestrator_setup import FrozenPolicy, OrchestratorPolicy, OrchestratorSetup
 from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.pool_config import SharedPoolConfig
@@ -121,6 +121,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
                 grouping=agent.algorithm.row.grouping,
                 columns=agent.columns,
                 advantage=agent.algorithm.group_advantage,
+                trained=config.policies[agent.policy].train,
             )
             for name, agent in config.agents.items()
         },
@@ -138,7 +139,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
 
 def _store_setup(config: RunConfig, references: References, store_dir: Path) -> StoreSetup:
     return StoreSetup(
-        policies={name: agent.policy for name, agent in config.agents.items()},
+        policies={name: agent.policy for name, agent in config.trained_agents.items()},
         store_dir=store_dir,
         max_staleness=config.staleness,
         order="query" if config.deterministic else "arrival",
@@ -164,8 +165,10 @@ def _trainer_setup(
             console=references.console,
             spill_dir=directory.suspended,
         )
+    setups = config.policy_setups()
     return TrainerSetup(
-        policies=config.policy_setups(),
+        policies={name: setup for name, setup in setups.items() if name in config.trained},
+        frozen={name: setup for name, setup in setups.items() if name not in config.trained},
         recipe=config.recipe_config(),
         total_steps=config.training.steps,
         store=references.store,
@@ -184,7 +187,12 @@ def _orchestrator_setup(
         plan=config.plan(),
         policies={
             name: OrchestratorPolicy(agents=config.agents_of(name), sft_batches=policy.sft.batches)
+            for name, policy in config.trained.items()
+        },
+        frozen={
+            name: FrozenPolicy(config.agents_of(name))
             for name, policy in config.policies.items()
+            if not policy.train
         },
         trajectories_per_query=config.training.trajectories_per_query,
         max_failed_share=config.rollout.max_failed_share,

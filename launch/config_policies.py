@@ -18,6 +18,7 @@ from typing import Any
 
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, divided_algorithm
 from .config_sections import AgentConfig, PolicyConfig
+from .frozen_policies import defaults_of_frozen, is_frozen
 
 Raw = dict[str, Any]
 
@@ -67,19 +68,23 @@ def with_defaults(raw: Raw, defaults: Raw) -> Raw:
     """``defaults`` merged under each agent and each policy.
 
     An agent that names its policy gets neither the settings of policies nor the algorithm's name: its policy has them.
+    Frozen ones do not get those of training.
     """
-    of_agent, of_policy = _divided(defaults)
     merged_raw = dict(raw)
     if isinstance(agents := raw.get("agents"), dict):
         merged_raw["agents"] = {}
         for name, written in agents.items():
             agent = {} if written is None else written
+            frozen = is_frozen(agent, raw) or is_frozen(merged(defaults, agent), raw)
+            own = defaults_of_frozen(defaults) if frozen else defaults
+            of_agent, _ = _divided(own)
             names_policy = isinstance(agent, dict) and merged(of_agent, agent).get("policy") is not None
-            merged_raw["agents"][name] = merged(_without_name(of_agent) if names_policy else defaults, agent)
+            merged_raw["agents"][name] = merged(_without_name(of_agent) if names_policy else own, agent)
     if isinstance(policies := raw.get("policies"), dict):
-        merged_raw["policies"] = {
-            name: merged(of_policy, {} if policy is None else policy) for name, policy in policies.items()
-        }
+        merged_raw["policies"] = {}
+        for name, policy in policies.items():
+            _, of_policy = _divided(defaults_of_frozen(defaults) if is_frozen(policy, raw) else defaults)
+            merged_raw["policies"][name] = merged(of_policy, {} if policy is None else policy)
     return merged_raw
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..actors.config_base import Config, Count, Natural, Seconds
@@ -27,6 +27,9 @@ from ..core.protocol.session import DEFAULT_SETTINGS, Settings
 from ..core.supervision.restart_policy import Intensity
 from ..core.wire.zeromq import Tcp
 from .own_address import AUTO, own_address
+
+OF_TRAINING: Final = ("optimizer", "algorithm", "sft", "global_batch")
+"""Keys of a policy that a frozen one does not have."""
 
 
 @contextmanager
@@ -63,14 +66,15 @@ class AgentConfig(Config):
 
 
 class PolicyConfig(Config):
-    """One set of trainable weights, for one agent or several. ``instances`` engines generate with it. A policy whose
+    """One set of weights, for one agent or several. ``instances`` engines generate with it. A policy whose
     engine and trainer are simulated needs no model, and uses none. ``lora``: the policy is an adapter over its model,
     which stays as it is; policies with the same ``model`` share it in memory, and their instances if the engine serves
     adapters.
 
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
     samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
-    ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``).
+    ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``). ``train``: false
+    for a frozen policy, whose weights stay as they are; none of the keys ``OF_TRAINING`` is for it.
     """
 
     model: ModelConfig | None = None
@@ -83,6 +87,26 @@ class PolicyConfig(Config):
     sft: SftConfig = SftConfig()
     global_batch: Count | None = None
     init_from: Path | None = None
+    train: bool = True
+
+    @model_validator(mode="after")
+    def _trains_or_has_no_training(self) -> "PolicyConfig":
+        written = [key for key in OF_TRAINING if key in self.model_fields_set]
+        if written and not self.train:
+            raise ValueError(
+                f"{written[0]} is for policies that are trained, and train=false: leave one of the two out"
+            )
+        if not self.train and not self.simulated and self.trainer != TorchTrainerConfig():
+            raise ValueError(
+                "trainer is for policies that are trained, and train=false: leave one of the two out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_training(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A frozen policy is written without the keys that it may not have."""
+        found: dict[str, Any] = plain(self)
+        return found if self.train else {key: each for key, each in found.items() if key not in OF_TRAINING}
 
     @model_validator(mode="after")
     def _has_a_model(self) -> "PolicyConfig":

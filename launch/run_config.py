@@ -31,6 +31,7 @@ from .config_sections import (
     SupervisionConfig,
     config_errors,
 )
+from .frozen_policies import frozen_problems
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 # ``rollout-0`` and ``slot-0`` are the names of other actors than instances.
@@ -181,8 +182,16 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _something_is_trained(self) -> "RunConfig":
+        if not self.trained:
+            raise ValueError("all policies have train=false: at least one has to be trained")
+        for problem in frozen_problems(self.policies, self.agents):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _groups_compare(self) -> "RunConfig":
-        for name, agent in self.agents.items():
+        for name, agent in self.trained_agents.items():
             compares = agent.algorithm.row.baseline in ("group_mean", "leave_one_out")
             if compares and self.training.trajectories_per_query == 1:
                 raise ValueError(
@@ -198,7 +207,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _credit_fits_the_loss(self) -> "RunConfig":
-        for name, agent in self.agents.items():
+        for name, agent in self.trained_agents.items():
             loss = self.policies[agent.policy].algorithm
             if problem := credit_problem(agent.algorithm, loss):
                 raise ValueError(
@@ -247,6 +256,11 @@ class RunConfig(Config):
                 "weights.path=cuda_ipc is for pool.name=static: a shared pool publishes from the host's memory, which "
                 "outlives its slot workers: write shm"
             )
+        if frozen := [name for name, policy in self.policies.items() if not policy.train]:
+            raise ValueError(
+                f"weights.path=cuda_ipc, and policies.{frozen[0]}.train=false: a frozen policy is published from the "
+                "host's memory: write shm"
+            )
         for name, policy in self.policies.items():
             device = "a simulated one" if policy.used_model is None else policy.used_model.device
             if not device.startswith("cuda"):
@@ -270,9 +284,19 @@ class RunConfig(Config):
         """The agents that use ``policy``, in the order of the config; at least one."""
         return tuple(name for name, agent in self.agents.items() if agent.policy == policy)
 
+    @property
+    def trained(self) -> dict[PolicyName, PolicyConfig]:
+        """The policies that are not frozen."""
+        return {name: policy for name, policy in self.policies.items() if policy.train}
+
+    @property
+    def trained_agents(self) -> dict[AgentName, AgentConfig]:
+        """The agents whose policies are trained: only their turns become samples."""
+        return {name: agent for name, agent in self.agents.items() if self.policies[agent.policy].train}
+
     def columns(self) -> dict[AgentName, dict[str, Column]]:
-        """The columns that the run declares, by agent."""
-        return {name: agent.columns for name, agent in self.agents.items()}
+        """The columns that the run declares, by agent that is trained."""
+        return {name: agent.columns for name, agent in self.trained_agents.items()}
 
     # ------------------------------------------------------------------ for the roles
 
@@ -286,7 +310,7 @@ class RunConfig(Config):
         return all(policy.simulated for policy in self.policies.values())
 
     def policy_setups(self) -> dict[PolicyName, PolicySetup]:
-        """The trainer's part of each policy."""
+        """The trainer's part of each policy, the frozen ones included."""
         return {name: self._policy_setup(name, policy) for name, policy in self.policies.items()}
 
     def _policy_setup(self, name: PolicyName, policy: PolicyConfig) -> PolicySetup:
@@ -309,7 +333,7 @@ class RunConfig(Config):
         """The orchestrator's plan of the whole run; a resumed run begins later."""
         return Plan(
             mode=self.mode,
-            policies=tuple(self.policies),
+            policies=tuple(self.trained),
             first_step=Step(1),
             last_step=Step(self.training.steps),
             queries=self.training.queries_per_step,
@@ -322,7 +346,7 @@ class RunConfig(Config):
                 for name, policy in self.policies.items()
                 if policy.global_batch is not None
             },
-            whole_step=tuple(name for name, policy in self.policies.items() if not policy.algorithm.streams),
+            whole_step=tuple(name for name, policy in self.trained.items() if not policy.algorithm.streams),
             replacement_queries=self.rollout.replacement_queries,
         )
 
@@ -391,7 +415,7 @@ class RunConfig(Config):
                     f"policy {name}: the engine {policy.engine.name} can't resume turns: those that new weights "
                     "interrupt begin again"
                 )
-            if self.mode == "async" and policy.algorithm.correction == "none":
+            if self.mode == "async" and policy.train and policy.algorithm.correction == "none":
                 found.append(
                     f"policy {name}: samples that are older than the policy are trained as if they were not; its "
                     "algorithm.correction=decoupled accounts for that (AReaL, arXiv 2505.24298)"

@@ -60,7 +60,7 @@ class GroupClosed:
     step: Step
     query: str
     samples: dict[AgentName, int]
-    """Rows that were put into the store, by agent; all agents are in it."""
+    """Rows that were put into the store, by agent; all agents that are trained are in it."""
     turns: dict[AgentName, AgentTurns]
     """All agents are in it."""
     waited_s: float

@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
-from ..errors import RecipeError, SamplesUnreachable, StoreError, TooFewRows, TooManyFailures
+from ..errors import SamplesUnreachable, StoreError, TooFewRows, TooManyFailures
 from ..messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
@@ -48,7 +48,7 @@ from ..messages import (
 )
 from ..names import PolicyName, Step, Version
 from ..recipe import Recipe
-from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, SftDone, TrajectoryFailed, WorkerLost
+from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, TrajectoryFailed, WorkerLost
 from ..step_metrics import StepMetrics
 from . import checkpoint, query_digests, query_order
 from .checkpoint import RunState
@@ -65,6 +65,7 @@ from .decisions import (
     StepOptimizer,
     Train,
 )
+from .fine_tuning import fine_tune
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
 from .query_digests import QueryDigests
@@ -72,7 +73,6 @@ from .query_order import ClosingOrder, QueryOrder
 from .recorder import StepRecord
 from .rollout_workers import GroupWork, RolloutWorkers
 
-_SFT_CHUNK = 10
 _LOSS_KNOWN_S = 60.0
 _TRAIN_AGAIN_S = 0.1
 
@@ -99,6 +99,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._policy_of = {
             agent: policy for policy, settings in setup.policies.items() for agent in settings.agents
         }
+        self._agents = [*self._policy_of, *(agent for each in setup.frozen.values() for agent in each.agents)]
         self._records: dict[Step, StepRecord] = {}
         self._unreported: dict[Step, StepMetrics] = {}
         self._published: dict[PolicyName, Published] = {}
@@ -172,7 +173,13 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _run(self) -> None:
         resumed = self._setup.resume_from
         if resumed is None:
-            await self._sft()
+            await fine_tune(
+                self._setup.policies,
+                self._recipe,
+                self._trainer,
+                self._tell_console,
+                lambda: self._stop_asked,
+            )
         else:
             await self.system.run_blocking(self._check_data, resumed)
         await self._workers.start()
@@ -198,29 +205,13 @@ class Orchestrator(Actor, OrchestratorApi):
         if resumed.evaluation_queries:
             query_digests.check_evaluation(resumed.evaluation_queries, self._recipe.eval_queries())
 
-    async def _sft(self) -> None:
-        """Trains the recipe's supervised batches, in chunks, so that progress shows."""
-        for policy, settings in self._setup.policies.items():
-            batches = settings.sft_batches
-            if batches and not self._recipe.has_sft:
-                raise RecipeError(
-                    f"policy {policy} has sft.batches={batches}, but the recipe's workflow.py defines no sft"
-                )
-            for done in range(0, batches, _SFT_CHUNK):
-                if self._stop_asked:
-                    return
-                await self._tell_console("phase", f"supervised fine-tuning of {policy}", done, batches)
-                loss = await self._trainer.sft(policy, done, min(_SFT_CHUNK, batches - done))
-            if batches:
-                await self._tell_console("event", SftDone(policy, batches, loss))
-
     async def _publish_all(self) -> dict[PolicyName, Version]:
         """Brings the first weights of every policy to its instances."""
-        for policy in self._setup.policies:
+        for policy in (*self._setup.policies, *self._setup.frozen):
             published = await self._trainer.publish(policy)
             await self._router.publish(published)
             self._published[policy] = published
-        return {policy: published.version for policy, published in self._published.items()}
+        return {policy: self._published[policy].version for policy in self._setup.policies}
 
     # ------------------------------------------------------------------ carrying out decisions
 
@@ -262,7 +253,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._records[decision.step] = StepRecord(
             decision.step,
             decision.versions,
-            self._policy_of,
+            self._agents,
             self.system.clock(),
             overlaps_itself=self._plan.mode != "async",
         )
@@ -282,7 +273,8 @@ class Orchestrator(Actor, OrchestratorApi):
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
             versions = {
-                policy: self._range(version) for policy, version in self._records[step].versions.items()
+                policy: self._range(version)
+                for policy, version in self._with_frozen(self._records[step].versions).items()
             }
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
@@ -290,6 +282,10 @@ class Orchestrator(Actor, OrchestratorApi):
                 for position, query in zip(positions, queries, strict=True)
             )
             self._query_digests.drew(positions, queries)
+
+    def _with_frozen(self, versions: Mapping[PolicyName, Version]) -> dict[PolicyName, Version]:
+        """``versions`` of the policies that are trained, and those of the others."""
+        return {**versions, **{policy: self._published[policy].version for policy in self._setup.frozen}}
 
     def _range(self, version: Version) -> VersionRange:
         """The versions that may generate turns of a step that began with ``version``."""
@@ -355,7 +351,8 @@ class Orchestrator(Actor, OrchestratorApi):
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
         query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
         rules = self._setup.evaluation
-        ends = await self._workers.evaluate(decision.step, rules.work(queries), decision.versions)
+        versions = self._with_frozen(decision.versions)
+        ends = await self._workers.evaluate(decision.step, rules.work(queries), versions)
         result = rules.result(queries, ends)
         for failure in result.failures:
             await self._report_failure(failure, decision.step)

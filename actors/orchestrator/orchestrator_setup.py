@@ -22,6 +22,13 @@ class OrchestratorPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class FrozenPolicy:
+    """A policy that is not trained. ``agents``: those that use it."""
+
+    agents: tuple[AgentName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OrchestratorSetup:
     """``plan``: of the whole run; one that is resumed begins after the step of ``resume_from``.
 
@@ -45,3 +52,4 @@ class OrchestratorSetup:
     checkpoints_kept: int
     resume_from: RunState | None
     evaluation: EvaluationRules = field(default_factory=EvaluationRules)
+    frozen: dict[PolicyName, FrozenPolicy] = field(default_factory=dict)

@@ -79,6 +79,7 @@ class Rollout(Actor, RolloutApi):
         self._closing = ClosingRules(
             {agent: settings.grouping for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
+            frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
         )
         self._calls = CallGraph()
         self._texts = TurnTexts()
@@ -275,7 +276,7 @@ class Rollout(Actor, RolloutApi):
             if agent not in self._agents:
                 raise _unknown_agent(agent, self._agents, "the workflow rewards")
         for agent in trajectory.agents_used():
-            if agent not in rewards.by_agent:
+            if agent not in rewards.by_agent and self._agents[agent].trained:
                 raise RecipeError(f"the workflow used agent {agent!r} and returned no reward for it")
         trajectory.check_columns()
         return rewards.checked()

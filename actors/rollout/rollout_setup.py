@@ -15,13 +15,15 @@ from .rollout_config import RolloutConfig, SamplingConfig
 @dataclass(frozen=True, slots=True)
 class RolloutAgent:
     """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``advantage``:
-    for the record of its samples; None: the trainer computes it later."""
+    for the record of its samples; None: the trainer computes it later. ``trained``: its turns become samples; those of
+    a frozen policy do not."""
 
     policy: PolicyName
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     grouping: Grouping = "trajectory"
     columns: dict[str, Column] = field(default_factory=dict)
     advantage: AdvantageRule | None = None
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ class Trajectory:
     def samples(
         self, step: Step, query_position: int, group_rewards: Mapping[AgentName, tuple[float, ...]]
     ) -> list[Sample]:
-        """Its turns as rows; ``group_rewards`` are those of all surviving trajectories, by agent."""
+        """Its turns as rows, those of the agents in ``group_rewards``: the rewards of all surviving trajectories."""
         return [
             Sample(
                 sample_id=turn.request.sample_id,
@@ -242,6 +242,7 @@ class Trajectory:
                 columns=self._columns[turn.request.sample_id].values,
             )
             for agent, turn in self._turns
+            if agent in group_rewards
         ]
 
 

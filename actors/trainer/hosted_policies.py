@@ -29,7 +29,7 @@ ALONE: Final = GangPlace(0, 1, "")
 class HostedPolicies:
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
-        self.backends = _backends(setup)
+        self.backends = backends_of(setup)
         self._setup = setup
         self._recipe = Recipe(setup.recipe)
         self._hosted: dict[PolicyName, PolicyBackend] = {}
@@ -120,8 +120,8 @@ class HostedPolicies:
         self._hosted[policy].save(folder, self._tokenizers[policy])
 
 
-def _backends(setup: TrainerSetup) -> PolicyBackends:
-    """Those of the kind that the setup's policies, all of one kind, name."""
+def backends_of(setup: TrainerSetup) -> PolicyBackends:
+    """The backends of the kind that the setup's policies, all of one kind, name."""
     # Imported here, so that a simulated trainer does not import transformers: that takes seconds.
     if all(isinstance(policy.trainer, SimulatedTrainerConfig) for policy in setup.policies.values()):
         from .backends.simulated_policies import SimulatedPolicies

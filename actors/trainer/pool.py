@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...transport.state import StateTransport
 from ..messages import LeasedBatch, MicroBatchTrained, PoolFigures, Published, StepStats
 from ..names import PolicyName, Step, Version
 
@@ -45,6 +46,11 @@ class TrainingPool(ABC):
     @abstractmethod
     async def save(self, policy: PolicyName, folder: Path) -> None:
         """See ``PolicyBackend.save``."""
+
+    @property
+    @abstractmethod
+    def transport(self) -> StateTransport:
+        """The one of this process, once ``start`` has begun."""
 
     @abstractmethod
     def rows_committed(self, policy: PolicyName) -> None:

@@ -141,6 +141,10 @@ class SharedPool(TrainingPool):
 
         await self._computed(policy, Computation("save", run))
 
+    @property
+    def transport(self) -> StateTransport:
+        return self._transport
+
     def rows_committed(self, policy: PolicyName) -> None:
         """The slot workers notice it themselves."""
 

@@ -108,6 +108,10 @@ class StaticPool(TrainingPool):
     async def save(self, policy: PolicyName, folder: Path) -> None:
         await self._policies.backends.compute(lambda: self._policies.save(policy, folder))
 
+    @property
+    def transport(self) -> StateTransport:
+        return self._transport
+
     def rows_committed(self, policy: PolicyName) -> None:
         self._experience.forget_consumed()
 

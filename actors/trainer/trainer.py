@@ -14,6 +14,7 @@ from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import PolicyName, Step
 from .arrival_order import ArrivalOrder
+from .frozen_weights import FrozenWeights
 from .pool import TrainingPool
 from .trainer_setup import TrainerSetup
 
@@ -29,6 +30,7 @@ class Trainer(Actor, TrainerApi):
     async def on_start(self) -> None:
         self._pool = self._made_pool()
         await self._pool.start()
+        self._frozen = FrozenWeights(self._setup, self._pool.transport)
 
     async def on_stop(self) -> None:
         if self._pool is not None:
@@ -50,6 +52,8 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def publish(self, policy: PolicyName) -> Published:
+        if policy in self._setup.frozen:
+            return await self._frozen.publish(policy)
         await self._computing.end_sft(policy)
         return await self._computing.publish(policy)
 

@@ -60,7 +60,8 @@ class SharedPoolSetup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """The argument of the trainer and of slot workers. ``pool``: the shared pool that the trainer computes with; None
+    """The argument of the trainer and of slot workers. ``frozen``: policies that the trainer publishes without training
+    them. ``pool``: the shared pool that the trainer computes with; None
     if it computes in its own process, as a slot worker does.
 
     ``store_dir``: the store's folder on the disk.
@@ -78,6 +79,7 @@ class TrainerSetup:
     pool: SharedPoolSetup | None = None
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     encrypted: bool = True
+    frozen: dict[PolicyName, PolicySetup] = field(default_factory=dict)
 
     @property
     def devices(self) -> list[str]:

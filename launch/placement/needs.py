@@ -59,9 +59,10 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     if not isinstance(config.pool, SharedPoolConfig):
         return
     slots = config.pool.slots
-    ranks = max(policy.trainer.ranks for policy in config.policies.values())
-    on_gpus = any(device_of(policy) != "cpu" for policy in config.policies.values())
-    held = max(weights.get(name, 0) // _parts(policy) for name, policy in config.policies.items())
+    trained = config.trained
+    ranks = max(policy.trainer.ranks for policy in trained.values())
+    on_gpus = any(device_of(policy) != "cpu" for policy in trained.values())
+    held = max(weights.get(name, 0) // _parts(policy) for name, policy in trained.items())
     on_head = ranks > 1 or not config.hosts.spread
     for slot in range(slots):
         gang = slot // ranks if ranks > 1 and slot < slots // ranks * ranks else None

@@ -23,10 +23,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ClosingRules:
-    """``grouping``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``."""
+    """``grouping``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
+    agents that are not trained, and leave no samples."""
 
     grouping: Mapping[AgentName, Grouping]
     drop_zero_advantage: bool
+    frozen: Collection[AgentName] = ()
 
     @property
     def agents(self) -> Collection[AgentName]:
@@ -78,7 +80,7 @@ class GroupRun:
         return kept, GroupClosed(
             step=self.step,
             query=self.query.id,
-            samples={agent: counts[agent] for agent in rules.agents},
+            samples={agent: counts[agent] for agent in rules.agents if agent not in rules.frozen},
             turns={agent: _turns_of(members, agent) for agent in rules.agents},
             waited_s=self._waited_s(),
             rewards=rewards,
@@ -100,7 +102,8 @@ class GroupRun:
     ) -> list[Sample]:
         """All turns of ``members``, each with the rewards that its own is compared with."""
         of_all = {agent: tuple(values) for agent, values in rewards.items()}
-        turns = [sample for m in members for sample in m.samples(self.step, self.position, of_all)]
+        of_trained = {agent: each for agent, each in of_all.items() if agent not in rules.frozen}
+        turns = [sample for m in members for sample in m.samples(self.step, self.position, of_trained)]
         return grouped(turns, rules.grouping)
 
     def _waited_s(self) -> float:

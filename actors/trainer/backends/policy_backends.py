@@ -1,7 +1,7 @@
 """The backends of all policies of a trainer, and the place that they compute at."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +28,11 @@ class PolicyBackends(ABC):
 
         ``gang``: the ranks that this process computes the policy with, None: it does so alone.
         """
+
+    @abstractmethod
+    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, Any]:
+        """The weights to publish of a policy that is not trained: those of ``setup.init_from``, or its initial ones.
+        There is no optimizer. To be called within ``compute``. Raises CheckpointIncomplete, CheckpointMismatch."""
 
     @abstractmethod
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Simulated policies of a trainer: their computing time is slept on the event loop's clock."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -39,6 +39,12 @@ class SimulatedPolicies(PolicyBackends):
         return SimulatedPolicy(
             policy, setup.trainer, seed=self._seed, sleep=self._owe, max_staleness=setup.max_staleness
         )
+
+    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, Any]:
+        made = self.build(policy, setup)
+        if setup.init_from is not None:
+            made.start_from(setup.init_from)
+        return made.weights()
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
         return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors}

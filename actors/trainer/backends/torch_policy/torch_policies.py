@@ -1,7 +1,7 @@
 """Policies that PyTorch trains, in one thread."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +16,9 @@ from ....names import PolicyName
 from ...trainer_setup import PolicySetup
 from ..policy_backend import PolicyBackend
 from ..policy_backends import PolicyBackends
+from .completion_model import derived_seed
 from .frozen_base import FrozenBases
+from .frozen_model import frozen_model
 from .gang_rank import ALONE, GangRank, joined
 from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
@@ -48,6 +50,14 @@ class TorchPolicies(PolicyBackends):
             gang=gang or ALONE,
             bases=self._bases,
         )
+
+    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, torch.Tensor]:
+        if setup.lora is None:
+            return frozen_model(setup, derived_seed(self._seed, policy))
+        made = self.build(policy, setup)  # the gradients and moments of an adapter are small
+        if setup.init_from is not None:
+            made.start_from(setup.init_from)
+        return made.weights()
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
         return self._kept.take(tensors, torch.device(setup.real_model.device)).tensors

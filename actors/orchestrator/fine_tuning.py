@@ -1,0 +1,37 @@
+"""The recipe's supervised batches, before the first step."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from ..errors import RecipeError
+from ..messages import TrainerApi
+from ..names import PolicyName
+from ..recipe import Recipe
+from ..run_events import SftDone
+from .orchestrator_setup import OrchestratorPolicy
+
+_CHUNK: Final = 10
+
+
+async def fine_tune(
+    policies: Mapping[PolicyName, OrchestratorPolicy],
+    recipe: Recipe,
+    trainer: TrainerApi,
+    tell_console: Callable[..., Awaitable[None]],
+    is_stopped: Callable[[], bool],
+) -> None:
+    """Trains the supervised batches of all policies, in chunks, so that progress shows. ``is_stopped``: True once the
+    run has been asked to end. Raises RecipeError if the recipe has no batches."""
+    for policy, settings in policies.items():
+        batches = settings.sft_batches
+        if batches and not recipe.has_sft:
+            raise RecipeError(
+                f"policy {policy} has sft.batches={batches}, but the recipe's workflow.py defines no sft"
+            )
+        for done in range(0, batches, _CHUNK):
+            if is_stopped():
+                return
+            await tell_console("phase", f"supervised fine-tuning of {policy}", done, batches)
+            loss = await trainer.sft(policy, done, min(_CHUNK, batches - done))
+        if batches:
+            await tell_console("event", SftDone(policy, batches, loss))
