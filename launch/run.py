@@ -33,6 +33,7 @@ from ..core.supervision.process_node import ProcessNode
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
 from . import env
+from .config_warnings import warnings_about
 from .console.display import Display
 from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
@@ -168,7 +169,7 @@ class Run:
         life, display = self._prepared.life, self._broadcast
         try:
             with display:
-                for text in [*life.warnings, *life.config.warnings()]:
+                for text in [*life.warnings, *warnings_about(life.config)]:
                     display.warn(text)
                 display.phase("starting actors")
                 result = await self._until_the_end()

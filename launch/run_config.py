@@ -19,7 +19,6 @@ from ..actors.orchestrator.plan import Mode, Plan
 from ..actors.recipe import RecipeConfig
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
-from ..actors.trainer.algorithms import sync_warning
 from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
@@ -397,27 +396,3 @@ class RunConfig(Config):
 
     def recipe_config(self) -> RecipeConfig:
         return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)
-
-    def warnings(self) -> list[str]:
-        """Remarks for the person who starts the run."""
-        found = []
-        if self.deterministic and any(policy.engine.max_batch > 1 for policy in self.policies.values()):
-            found.append(
-                "deterministic: engines generate one turn at a time and keep nothing of it for later prompts: "
-                "turns that are computed together round together"
-            )
-        for name, policy in self.policies.items():
-            reason = policy.algorithm.whole_batch_reason
-            if reason is not None and self.mode != "sync":
-                found.append(sync_warning(name, policy.algorithm.name, reason))
-            if self.mode == "async" and not policy.engine.resumable:
-                found.append(
-                    f"policy {name}: the engine {policy.engine.name} can't resume turns: those that new weights "
-                    "interrupt begin again"
-                )
-            if self.mode == "async" and policy.train and policy.algorithm.correction == "none":
-                found.append(
-                    f"policy {name}: samples that are older than the policy are trained as if they were not; its "
-                    "algorithm.correction=decoupled accounts for that (AReaL, arXiv 2505.24298)"
-                )
-        return found

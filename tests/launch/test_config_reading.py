@@ -15,6 +15,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch import config_reading as config_module
 from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
+from flexmarl.launch.config_warnings import warnings_about
 from flexmarl.launch.run_config import RunConfig
 
 from .conftest import TINY
@@ -65,12 +66,12 @@ class TestResolving:
     def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
         config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
         assert config.plan().whole_step == ("solver",)
-        assert "solver: reinforce_pp can't train" in config.warnings()[0]
+        assert "solver: reinforce_pp can't train" in warnings_about(config)[0]
 
     @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
     def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
         config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
-        assert config.plan().whole_step == () and config.warnings() == []
+        assert config.plan().whole_step == () and warnings_about(config) == []
 
     def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
         config = resolve(

@@ -7,6 +7,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config_reading import check, resolve, to_yaml
+from flexmarl.launch.config_warnings import warnings_about
 
 from .conftest import TINY
 
@@ -310,10 +311,10 @@ class TestEngines:
 
     def test_an_engine_that_can_not_resume_turns_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         note = "policy solver: the engine embedded can't resume turns: those that new weights interrupt begin again"
-        assert note not in resolve(str(TINY), ["mode=async"]).warnings()
+        assert note not in warnings_about(resolve(str(TINY), ["mode=async"]))
         monkeypatch.setattr(EmbeddedEngineConfig, "resumable", False)
-        assert note in resolve(str(TINY), ["mode=async"]).warnings()
-        assert note not in resolve(str(TINY), []).warnings()
+        assert note in warnings_about(resolve(str(TINY), ["mode=async"]))
+        assert note not in warnings_about(resolve(str(TINY), []))
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "*", "::"])

@@ -185,7 +185,7 @@ class House:
             config=RolloutConfig(**config),
             store_dir=self.folder / "store",
             logs=self.folder,
-            archive=self.archive and await self.system.add(self.archive, "archive"),
+            archive=None if self.archive is None else await self.system.add(self.archive, "archive"),
         )
         rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")

@@ -59,10 +59,8 @@ async def test_a_group_is_recorded_with_texts_rewards_and_advantages(house: Hous
     sample = samples["5:q7_0_3"]
     assert (solver.prompt, solver.text, solver.tokens) == (("2+2",), "x" * len(sample.tokens), sample.tokens)
     mean = sum(sample.group_rewards) / len(sample.group_rewards)
-    assert (solver.reward, solver.advantage) == (
-        sample.reward,
-        pytest.approx(sample.reward - mean, abs=1e-12),
-    )
+    assert solver.reward == sample.reward
+    assert solver.advantage == pytest.approx(sample.reward - mean, abs=1e-12)
     assert (judge.agent, judge.prompt, judge.version, judge.finish_reason) == ("judge", (0, "?"), 4, "stop")
     assert solver.logprobs == (-0.5,) * len(solver.tokens)
 
