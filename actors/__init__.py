@@ -1,5 +1,5 @@
-"""The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``; for a client of the
-experience store: ``StoreApi``.
+"""The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
+``Ask``, ``LimitReached``, ``in_process``, ``run_tools``; for a client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
 """
@@ -9,11 +9,34 @@ from typing import TYPE_CHECKING
 from ..core.front_door import lazy_exports
 
 if TYPE_CHECKING:
+    from .environment import Ask, Environment
+    from .errors import LimitReached
     from .messages import Query, StoreApi
+    from .process_pool import in_process
+    from .tool_runs import run_tools
     from .workflow import Agent, Rewards, Turn
 else:
     __getattr__ = lazy_exports(
-        __name__, {"messages": ["Query", "StoreApi"], "workflow": ["Agent", "Rewards", "Turn"]}
+        __name__,
+        {
+            "environment": ["Ask", "Environment"],
+            "errors": ["LimitReached"],
+            "process_pool": ["in_process"],
+            "messages": ["Query", "StoreApi"],
+            "tool_runs": ["run_tools"],
+            "workflow": ["Agent", "Rewards", "Turn"],
+        },
     )
 
-__all__ = ["Agent", "Query", "Rewards", "StoreApi", "Turn"]
+__all__ = [
+    "Agent",
+    "Ask",
+    "Environment",
+    "LimitReached",
+    "Query",
+    "Rewards",
+    "StoreApi",
+    "Turn",
+    "in_process",
+    "run_tools",
+]

@@ -35,6 +35,38 @@ class InvalidColumn(FlexmarlError):
     """A workflow wrote what a column of a turn's sample does not take, wrote it twice, or left out a required one."""
 
 
+class LimitReached(FlexmarlError):
+    """An agent was asked for a turn beyond one of its trajectory's limits. A workflow that catches it and returns
+    rewards ends its trajectory there; otherwise the trajectory fails.
+
+    ``key``: the setting. ``limit``: its value, in turns or generated tokens.
+    """
+
+    def __init__(self, agent: str, key: str, limit: int) -> None:
+        super().__init__(
+            f"agent {agent}: no further turn, the trajectory has reached {key}={limit}; catch LimitReached to give it "
+            "rewards, or raise the limit"
+        )
+        self.agent = agent
+        self.key = key
+        self.limit = limit
+
+
+class InvalidEnvironment(FlexmarlError):
+    """An environment returned neither prompts nor rewards, or was used after its end: its trajectory fails."""
+
+
+class ProcessFailed(FlexmarlError):
+    """A function of ``in_process`` raised, or its process has ended. ``problem``: the error's class and text, or the
+    end. ``remote_traceback``: of the error; empty if there is none."""
+
+    def __init__(self, function: str, problem: str, remote_traceback: str = "") -> None:
+        super().__init__(f"{function}: {problem}")
+        self.function = function
+        self.problem = problem
+        self.remote_traceback = remote_traceback
+
+
 class TooManyFailures(FlexmarlError):
     """More trajectories of a step failed than the config allows."""
 

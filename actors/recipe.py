@@ -2,25 +2,28 @@
 
 A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py`` defines
 
-    async def workflow(query: Query, agents: Agents) -> Rewards
+    async def workflow(query: Query, agents: Agents) -> Rewards      (or workflow = a class derived from Environment)
     def train_query(position: int, seed: int, **data) -> Query
     def eval_queries(seed: int, **data) -> Sequence[Query]
     def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
+    async def setup(**data), async def teardown()    (optional; once in each rollout worker)
 
 ``data`` is the config's section of that name.
 """
 
+import asyncio
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from ..core.errors import FlexmarlError
 from .config_base import Config
+from .environment import Environment, Environments
 from .errors import RecipeError
 from .messages import Query
 from .workflow import Workflow
@@ -45,13 +48,47 @@ class Recipe:
         self.folder = Path(config.folder).resolve()
         self.file = self.folder / "workflow.py"
         self._module = self._load()
-        self.workflow = cast(Workflow, self.function("workflow"))
+        self.workflow, self._environments = self._workflow()
         self._train_query = self.function("train_query")
         self._eval_queries = self.function("eval_queries")
 
     @property
     def has_sft(self) -> bool:
         return hasattr(self._module, "sft")
+
+    @property
+    def has_setup(self) -> bool:
+        return hasattr(self._module, "setup")
+
+    @property
+    def has_teardown(self) -> bool:
+        return hasattr(self._module, "teardown")
+
+    async def setup(self, timeout_s: float) -> None:
+        """Calls the recipe's ``setup``, then its environment's: once in each rollout worker, before all workflows.
+
+        Raises RecipeError for their errors, and after ``timeout_s``.
+        """
+        with self._users_code("setup"):
+            async with _within(timeout_s):
+                if self.has_setup:
+                    await self.function("setup")(**self._config.data)
+                if self._environments is not None:
+                    await self._environments.setup(self._config.data)
+
+    async def teardown(self, timeout_s: float) -> None:
+        """Closes the environment, then calls the recipe's ``teardown``: once in each worker, after all workflows.
+
+        Raises RecipeError for their errors, and after ``timeout_s``.
+        """
+        with self._users_code("teardown"):
+            async with _within(timeout_s):
+                try:
+                    if self._environments is not None:
+                        await self._environments.close()
+                finally:
+                    if self.has_teardown:
+                        await self.function("teardown")()
 
     def train_query(self, position: int) -> Query:
         """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone."""
@@ -75,6 +112,19 @@ class Recipe:
         ours = isinstance(error, FlexmarlError)
         shown = frames[own[0] :] if own else [] if ours else frames
         return "".join([*traceback.format_list(shown), *traceback.format_exception_only(error)])
+
+    def _workflow(self) -> tuple[Workflow, Environments | None]:
+        """The workflow; an environment's class is made one here. Raises RecipeError for another class."""
+        found = self.function("workflow")
+        if not isinstance(found, type):
+            return cast(Workflow, found), None
+        if not issubclass(found, Environment):
+            raise RecipeError(
+                f"{self.file}: workflow is the class {found.__name__}, which is not derived from "
+                "flexmarl.actors.Environment"
+            )
+        environments = Environments(found)
+        return environments, environments
 
     def _load(self) -> ModuleType:
         if not self.file.is_file():
@@ -109,3 +159,15 @@ class Recipe:
         if not callable(function):
             raise RecipeError(f"{self.file} defines no function {name!r}")
         return cast(Callable[..., Any], function)
+
+
+@asynccontextmanager
+async def _within(timeout_s: float) -> AsyncIterator[None]:
+    """Raises TimeoutError, which says so, after ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise TimeoutError(f"not done within {timeout_s:g} s") from None

@@ -173,6 +173,8 @@ class StepMetrics:
     """Trajectories that overran their deadline and were started again."""
     oversampled_trajectories: int = 0
     """Trajectories started beyond the size of a group, which the group did not wait for."""
+    limited_trajectories: int = 0
+    """Trajectories that asked for a turn beyond a limit of turns or tokens; those that failed by it too."""
     retried_turns: int = 0
     """Turns that were begun again, because their instance was lost; each time counts."""
     resumed_turns: int = 0

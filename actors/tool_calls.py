@@ -9,13 +9,14 @@ An answer calls a tool as most open models do (Hermes, Qwen):
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import ArgsKwargs
 
 _BEGIN: Final = "<tool_call>"
 _END: Final = "</tool_call>"
@@ -33,20 +34,80 @@ class ToolCall:
     error: str = ""
 
 
-@lru_cache(maxsize=256)
-def tool_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a function in the form that chat templates take: its name, its docstring, and the JSON schema of
-    its annotated parameters. Raises ValueError if it is not an ``async def``, or an annotation has no JSON schema."""
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool's ``schema``, and the validator of its arguments. It does not refer to the tool: see ``declared``."""
+
+    schema: dict[str, Any]
+    _arguments: "TypeAdapter[Any]"
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """``arguments`` as the annotations say, with defaults. Raises ValueError, which names each that is wrong."""
+        try:
+            found: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
+        except ValidationError as error:
+            raise ValueError("; ".join(map(_problem, error.errors(include_url=False)))) from None
+        return found
+
+
+def _problem(found: Any) -> str:
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+
+
+_declared: "WeakKeyDictionary[Callable[..., Any], dict[bool, DeclaredTool]]" = WeakKeyDictionary()
+"""By function, and whether it is bound. An entry ends with its function: a workflow may make functions of its own."""
+
+
+def declared(tool: Tool) -> DeclaredTool:
+    """Raises ValueError if ``tool`` is not an ``async def``, or a parameter has no JSON schema."""
+    is_bound = inspect.ismethod(tool)
+    function = tool.__func__ if inspect.ismethod(tool) else tool
     name = getattr(tool, "__name__", repr(tool))
     if not inspect.iscoroutinefunction(tool):
         raise ValueError(f"the tool {name} is not an async function")
+    of_function = _declared.setdefault(function, {})
+    if is_bound not in of_function:
+        of_function[is_bound] = _declare(tool, name)
+    return of_function[is_bound]
+
+
+def _declare(tool: Tool, name: str) -> DeclaredTool:
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(tool)  # type: ignore[arg-type]  # pydantic takes functions too
+        signature = inspect.signature(tool, eval_str=True)
+        if any(p.kind is p.POSITIONAL_ONLY for p in signature.parameters.values()):
+            raise TypeError("a call names its arguments, and can't give one that is positional-only")
+        adapter: TypeAdapter[Any] = TypeAdapter(_stand_in(signature))
         parameters = adapter.json_schema()
     except (PydanticUserError, NameError, TypeError) as error:
         raise ValueError(f"the tool {name} has a parameter without a JSON schema: {error}") from error
     function = {"name": name, "description": inspect.getdoc(tool) or "", "parameters": parameters}
-    return {"type": "function", "function": function}
+    return DeclaredTool({"type": "function", "function": function}, adapter)
+
+
+def _stand_in(signature: inspect.Signature) -> Any:
+    """A function with this signature that returns its arguments. A validator of the tool itself would keep it alive."""
+
+    def arguments(*args: Any, **given: Any) -> dict[str, Any]:
+        return {**signature.bind_partial(*args).arguments, **given}
+
+    stand_in: Any = arguments
+    stand_in.__signature__ = signature
+    stand_in.__annotations__ = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation is not parameter.empty
+    }
+    return stand_in
+
+
+def tool_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a function in the form that chat templates take: its name, its docstring, and the JSON schema of
+    its annotated parameters. Raises ValueError if it is not an ``async def``, or an annotation has no JSON schema."""
+    return declared(tool).schema
 
 
 def parse_tool_calls(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:

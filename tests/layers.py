@@ -25,8 +25,8 @@ CORE = (
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "declared_columns", "errors", "group_advantage", "json_files", "messages",
-    "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "run_events", "sample_id", "step_metrics",
-    "store_client", "tool_calls", "truncated_scores", "workflow",
+    "model_sources", "names", "pretrained", "process_pool", "recipe", "recorded_trajectory", "run_events", "sample_id",
+    "step_metrics", "store_client", "tool_calls", "truncated_scores", "workflow",
 )  # fmt: skip
 
 
@@ -205,9 +205,9 @@ RULES = (
         banned=(f"{PACKAGE}.testing",),
     ),
     Rule(
-        "modules are imported by name only for an actor's class, for a front door's names, and for a recipe",
+        "modules are imported by name only for an actor's class, a front door's names, a recipe, and in_process",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/front_door\.py|actors/recipe\.py",
+        except_in=r"core/supervision/worker_init\.py|core/front_door\.py|actors/(recipe|process_main)\.py",
         banned=(
             ".exec_module",
             ".load_module",

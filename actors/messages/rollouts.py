@@ -77,6 +77,8 @@ class GroupClosed:
     """Trajectories that still ran when the group was settled."""
     retried_turns: int = 0
     """Turns whose instance was lost, and that another one began again; each time counts."""
+    limited: int = 0
+    """Trajectories that asked for a turn beyond a limit of turns or tokens."""
     resumed_turns: int = 0
     """Turns in the store that new weights interrupted and later versions ended."""
     resumed_tokens: int = 0

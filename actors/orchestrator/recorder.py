@@ -148,6 +148,7 @@ class StepRecord:
         self._dropped_groups = 0
         self._replaced_trajectories = 0
         self._oversampled_trajectories = 0
+        self._limited_trajectories = 0
         self._retried_turns = 0
         self._resumed_turns = 0
         self._resumed_tokens = 0
@@ -167,6 +168,7 @@ class StepRecord:
         self._dropped_groups += bool(group.dropped)
         self._replaced_trajectories += group.replaced
         self._oversampled_trajectories += group.oversampled
+        self._limited_trajectories += group.limited
         self._retried_turns += group.retried_turns
         self._resumed_turns += group.resumed_turns
         self._resumed_tokens += group.resumed_tokens
@@ -231,6 +233,7 @@ class StepRecord:
             failed_trajectories=self.failed,
             replaced_trajectories=self._replaced_trajectories,
             oversampled_trajectories=self._oversampled_trajectories,
+            limited_trajectories=self._limited_trajectories,
             retried_turns=self._retried_turns,
             resumed_turns=self._resumed_turns,
             resumed_tokens=self._resumed_tokens,

@@ -45,6 +45,7 @@ from ..messages import (
     WorkerLife,
 )
 from ..names import AgentName, PolicyName, Step, Version
+from ..process_pool import Processes, current_pool
 from ..recipe import Recipe
 from ..store_client import ExperienceWriter, segment_directories, writer_node
 from ..workflow import OnText, Prompt, Rewards, Turn
@@ -57,6 +58,7 @@ from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
+from .turn_limits import TurnLimits
 from .turn_options import NO_OPTIONS, TurnOptions
 from .turn_request import turn_request
 from .turn_routes import TurnRoute, TurnRoutes
@@ -75,6 +77,7 @@ class Rollout(Actor, RolloutApi):
         self._config = setup.config
         self._agents = setup.agents
         self._sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
+        self._limits = TurnLimits(setup.config, self._sampling)
         self._recipe = Recipe(setup.recipe)
         self._closing = ClosingRules(
             {agent: settings.grouping for agent, settings in setup.agents.items()},
@@ -96,6 +99,9 @@ class Rollout(Actor, RolloutApi):
         self.background(self._routes.run(), "routes")
         self._records = TrajectoryRecords(self._setup, self.system.run_blocking)
         self.background(self._records.run(), "records")
+        self._processes = Processes(self._config.processes, str(self._recipe.folder))
+        current_pool.set(self._processes)
+        await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
 
     async def on_stop(self) -> None:
@@ -107,6 +113,10 @@ class Rollout(Actor, RolloutApi):
             workflow.cancel()
         if self._workflows:  # tasks that ignore cancellation end with the process
             await asyncio.wait(self._workflows, timeout=_GIVE_UP_S)
+        try:
+            await self._recipe.teardown(_GIVE_UP_S)
+        finally:
+            await self._processes.close()
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[WorkerLife]:
@@ -244,6 +254,7 @@ class Rollout(Actor, RolloutApi):
             work.cancel()
 
     async def _run_workflow(self, trajectory: Trajectory) -> Rewards:
+        current_pool.set(self._processes)
         handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._agents})
         return self._checked(await self._recipe.workflow(trajectory.query, handles), trajectory)
 
@@ -293,7 +304,8 @@ class Rollout(Actor, RolloutApi):
         may generate it too, they resume it; if the instance is lost, another one begins it again."""
         settings = self._agents[agent]
         text = None if on_text is None else TurnText(on_text)
-        request = turn_request(self._setup, agent, trajectory, prompt, options)
+        tokens_left = self._limits.begin(agent, trajectory)
+        request = turn_request(self._setup, agent, trajectory, prompt, options, tokens_left)
         self._records.asked(trajectory, request.sample_id, prompt)
         turn = ResumableTurn(request)
         left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s

@@ -33,6 +33,9 @@ class SamplingConfig(Config):
     ``top_k``, ``top_p`` and ``min_p``: see ``Truncation``. ``stop``: strings that end a turn. All of these and
     ``temperature`` may differ in a turn: see ``Agent.generate``.
 
+    ``trajectory_turns`` and ``trajectory_tokens``: the most turns and generated tokens of this agent in a trajectory;
+    see ``RolloutConfig``.
+
     ``overlong_buffer``: the last so many tokens before ``max_new_tokens``, in which a turn's length costs reward, up to
     1 at ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
     trajectory is lowered by the cost of its longest turn before groups are compared, and is reported so; evaluations
@@ -46,6 +49,8 @@ class SamplingConfig(Config):
     stop: tuple[str, ...] = ()
     max_new_tokens: Count = 64
     overlong_buffer: Natural = 0
+    trajectory_turns: Count | None = None
+    trajectory_tokens: Count | None = None
     turn_timeout_s: Seconds | None = None
     on_timeout: OnTimeout | None = None
 
@@ -77,11 +82,17 @@ class SamplingConfig(Config):
 class RolloutConfig(Config):
     """The running of workflows: workers, failures, stragglers, over-provisioning, dynamic sampling.
 
-    ``workers``: processes that run workflows; queries are dealt to them.
+    ``workers``: processes that run workflows; queries are dealt to them. ``processes``: the most that each of them has
+    for ``in_process``. ``setup_timeout_s``: of the recipe's and the environment's ``setup``.
 
     A trajectory that raises is dropped and counted. If more than ``max_failed_share`` of the trajectories of a step
     fail, the run ends with the first traceback. A trajectory or a single turn that takes longer than its timeout counts
     as failed.
+
+    ``trajectory_turns`` and ``trajectory_tokens``: the most turns and generated tokens of all agents in a trajectory. A
+    turn may have at most the tokens that are left. A workflow that asks for a turn beyond a limit gets a LimitReached.
+    If it catches that, the rewards that it returns count as those of any other trajectory; if not, the trajectory
+    fails.
 
     ``turn_retries``: a turn whose instance is lost is begun again at another one, so many times; then its trajectory
     fails.
@@ -102,9 +113,13 @@ class RolloutConfig(Config):
     """
 
     workers: Count = 1
+    processes: Count = 4
+    setup_timeout_s: Seconds = 600.0
     max_failed_share: Share = 0.25
     turn_retries: Natural = 3
     trajectory_timeout_s: Seconds = 1800.0
+    trajectory_turns: Count | None = None
+    trajectory_tokens: Count | None = None
     turn_timeout_s: Seconds = 600.0
     on_timeout: OnTimeout = "drop"
     max_replacements: Count = 2

@@ -126,7 +126,10 @@ class Trajectory:
         """Times of the turns that have ended."""
         self._columns: dict[str, TurnColumns] = {}
         self._prompts: dict[str, tuple[PromptPart, ...]] = {}
+        self._ended_tokens: dict[AgentName, int] = {}
         self.retried_turns = 0
+        self.limited = False
+        """True once an agent was asked for a turn beyond a limit."""
         self._overran: list[tuple[AgentName, BaseException]] = []
         self._asked = 0
         self._closed = False
@@ -151,7 +154,14 @@ class Trajectory:
         """Adds a turn that has ended. One that ends after its workflow has returned is not part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, turn))
+            self._ended_tokens[agent] = self._ended_tokens.get(agent, 0) + len(turn.tokens)
             self.timed_turns.append(timed)
+
+    def used(self, agent: AgentName | None) -> tuple[int, int]:
+        """Turns that have begun, and tokens of those that have ended; of all agents if ``agent`` is None."""
+        if agent is None:
+            return sum(self._begun.values()), sum(self._ended_tokens.values())
+        return self._begun.get(agent, 0), self._ended_tokens.get(agent, 0)
 
     def columns_of(self, agent: AgentName, sample_id: str, declared: Columns) -> TurnColumns:
         """The columns of a turn that the workflow may write."""

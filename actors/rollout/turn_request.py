@@ -15,9 +15,16 @@ from .turn_options import NO_OPTIONS, TurnOptions, turn_sampling
 
 
 def turn_request(
-    setup: RolloutSetup, agent: AgentName, trajectory: Trajectory, prompt: Prompt, options: TurnOptions
+    setup: RolloutSetup,
+    agent: AgentName,
+    trajectory: Trajectory,
+    prompt: Prompt,
+    options: TurnOptions,
+    tokens_left: int | None = None,
 ) -> GenerateRequest:
-    """Raises InvalidRequest for a prompt or an option that is invalid, and RecipeError for a turn in the prompt whose
+    """``tokens_left``: the most new tokens that the trajectory's limits allow.
+
+    Raises InvalidRequest for a prompt or an option that is invalid, and RecipeError for a turn in the prompt whose
     tokens are of another tokenizer."""
     settings, sample_id = setup.agents[agent], trajectory.next_sample_id()
     segments: Segments
@@ -40,7 +47,7 @@ def turn_request(
         trajectory.versions[settings.policy],
         seed,
         sampling.temperature,
-        sampling.max_new_tokens,
+        sampling.max_new_tokens if tokens_left is None else min(sampling.max_new_tokens, tokens_left),
         (),
         sampling.truncation,
         sampling.stop,

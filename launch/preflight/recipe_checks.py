@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...actors.environment import environment_problems
 from ...actors.errors import RecipeError
 from ...actors.messages import Query
 from ...actors.recipe import Recipe
@@ -16,8 +17,12 @@ _FORMS = {
     "train_query": "def train_query(position, seed, **data)",
     "eval_queries": "def eval_queries(seed, **data)",
     "sft": "def sft(agent, batch, size, seed, **data)",
+    "setup": "async def setup(**data)",
+    "teardown": "async def teardown()",
 }
-_POSITIONAL = {"workflow": 2, "train_query": 2, "eval_queries": 1, "sft": 4}
+_POSITIONAL = {"workflow": 2, "train_query": 2, "eval_queries": 1, "sft": 4, "setup": 0, "teardown": 0}
+_ASYNC = ("workflow", "setup", "teardown")
+_WITHOUT_DATA = ("workflow", "teardown")
 
 
 def recipe_problems(config: RunConfig) -> list[str]:
@@ -26,8 +31,14 @@ def recipe_problems(config: RunConfig) -> list[str]:
         recipe = Recipe(config.recipe_config())
     except RecipeError as error:
         return [str(error)]
-    functions = ["workflow", "train_query", "eval_queries", *(["sft"] if recipe.has_sft else [])]
+    functions = ["train_query", "eval_queries", *(["sft"] if recipe.has_sft else [])]
+    functions += [name for name in ("setup", "teardown") if getattr(recipe, f"has_{name}")]
     problems = list(_missing_sft(config, recipe))
+    workflow = recipe.function("workflow")
+    if isinstance(workflow, type):
+        problems += _environment_problems(workflow, recipe.file.name, config.data)
+    else:
+        functions.insert(0, "workflow")
     for name in functions:
         problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
     if problems:
@@ -53,15 +64,24 @@ def _signature_problems(
     is_async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  # an object may be called too, and be async
     )
-    if is_async != (name == "workflow"):
+    if is_async != (name in _ASYNC):
         yield f"{file}: {name} is {'' if is_async else 'not '}async: write `{_FORMS[name]}`"
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a function without a signature, written in C
         return
-    data = None if name == "workflow" else data
+    data = None if name in _WITHOUT_DATA else data
     if (problem := _misfit(parameters, _POSITIONAL[name], data)) is not None:
         yield problem.format(file=file, name=name, form=_FORMS[name])
+
+
+def _environment_problems(cls: type[Any], file: str, data: dict[str, Any] | None) -> Iterator[str]:
+    """The mistakes of the environment that ``workflow`` names."""
+    yield from (f"{file}: {problem}" for problem in environment_problems(cls))
+    setup = list(inspect.signature(cls.setup).parameters.values()) if hasattr(cls, "setup") else []
+    if (problem := _misfit(setup, 1, data)) is not None:
+        form = "async def setup(self, **data)"
+        yield problem.format(file=file, name=f"{cls.__name__}.setup", form=form)
 
 
 def _misfit(

@@ -1,10 +1,13 @@
 """Tools: schemas of plain functions, and the calls that an answer contains."""
 
+import gc
 import json
+import weakref
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from flexmarl.actors.tool_calls import ToolCall, parse_tool_calls, tool_schema
+from flexmarl.actors.tool_calls import ToolCall, declared, parse_tool_calls, tool_schema
 from flexmarl.actors.workflow import Turn
 
 
@@ -37,7 +40,7 @@ def test_tools_that_have_no_schema_are_refused_by_name() -> None:
     async def strange(a: pytest.Item) -> None: ...
 
     with pytest.raises(ValueError, match="the tool plain is not an async function"):
-        tool_schema(plain)
+        tool_schema(plain)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the tool strange has a parameter without a JSON schema"):
         tool_schema(strange)
 
@@ -76,3 +79,49 @@ def test_a_turn_knows_the_calls_of_its_tools() -> None:
     assert turn.tool_calls == (ToolCall("add", {"a": 1}),)
     (call,) = Turn("solver", text, (1,), (2,)).tool_calls
     assert call.error == "there is no tool add; there is: none"
+
+
+def test_arguments_become_what_the_annotations_say() -> None:
+    assert declared(add).checked({"a": "3", "scale": 2}) == {"a": 3, "b": 1, "scale": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "a: Missing required argument"),
+        ({"a": "x"}, "a: Input should be a valid integer"),
+        ({"a": 1, "c": 2}, "c: Unexpected keyword argument"),
+    ],
+)
+def test_invalid_arguments_are_named(arguments: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        declared(add).checked(arguments)
+
+
+class Board:
+    async def move(self, where: str) -> str:
+        """Moves."""
+        return where
+
+
+def test_a_method_is_a_tool_without_its_self() -> None:
+    schema = tool_schema(Board().move)
+    assert list(schema["function"]["parameters"]["properties"]) == ["where"]
+    assert tool_schema(Board().move) is schema, "one for all boards"
+
+
+def test_the_functions_of_a_trajectory_end_with_it() -> None:
+    def made(board: Board) -> Callable[[int], Awaitable[Board]]:
+        async def look(row: int) -> Board:
+            return board
+
+        return look
+
+    boards = [Board() for _ in range(3)]
+    for board in boards:
+        tool = made(board)
+        assert tool_schema(tool)["function"]["name"] == "look" and declared(tool).checked({"row": 1})
+    kept = [weakref.ref(board) for board in boards]
+    del board, boards, tool
+    gc.collect()
+    assert [board() for board in kept] == [None, None, None]

@@ -90,6 +90,7 @@ class GroupRun:
             replaced=self.group.replacements,
             oversampled=self.group.oversampled,
             retried_turns=sum(one.retried_turns for one in self.trajectories.values()),
+            limited=sum(one.limited for one in self.trajectories.values()),
             resumed_turns=len(resumed_turns),
             resumed_tokens=sum(sample.version_changes[-2] for sample in resumed_turns),
         )

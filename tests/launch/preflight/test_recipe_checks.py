@@ -172,3 +172,65 @@ def test_supervised_batches(tmp_path: Path) -> None:
     assert problems(tmp_path, wanted, sft=texts) == [
         "workflow.py: sft gives 'ab' for agent solver, not a pair of strings (prompt, completion)"
     ]
+
+
+ENVIRONMENT = """
+from flexmarl.actors import Environment
+
+class Game(Environment):
+    async def setup(self, {data}): ...
+    async def reset(self, query): return {{}}
+    {step}
+
+workflow = Game
+
+async def setup(largest): ...
+async def teardown(): ...
+"""
+STEP = "async def step(self, turns): return Rewards()"
+
+
+def test_an_environment_is_a_workflow(tmp_path: Path) -> None:
+    assert problems(tmp_path, workflow=ENVIRONMENT.format(data="largest", step=STEP)) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "step", "problem"),
+    [
+        ("largest", "", "workflow.py: Game.step is missing: write `async def step(self, turns)`"),
+        (
+            "largest",
+            STEP.removeprefix("async "),
+            "workflow.py: Game.step is not async: write `async def step(self, turns)`",
+        ),
+        (
+            "largest",
+            "async def step(self): ...",
+            "workflow.py: Game.step: too many positional arguments: write `async def step(self, turns)`",
+        ),
+        (
+            "least",
+            STEP,
+            "data.largest: Game.setup in workflow.py has no argument 'largest'; it takes: least",
+        ),
+        (
+            "**data",
+            f"board = {{}}; {STEP}".replace("; async", "\n    async"),
+            "workflow.py: Game.board is one dict for all trajectories: assign it in reset, or in setup if it is shared",
+        ),
+    ],
+)
+def test_mistakes_of_an_environment_are_named(tmp_path: Path, data: str, step: str, problem: str) -> None:
+    assert problems(tmp_path, workflow=ENVIRONMENT.format(data=data, step=step)) == [problem]
+
+
+def test_a_class_that_is_no_environment(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, workflow="class workflow: ...")
+    assert "workflow is the class workflow, which is not derived from flexmarl.actors.Environment" in problem
+
+
+def test_setup_and_teardown_are_checked(tmp_path: Path) -> None:
+    assert problems(tmp_path, setup="def setup(**data): ...", teardown="async def teardown(what): ...") == [
+        "workflow.py: setup is not async: write `async def setup(**data)`",
+        "workflow.py: teardown requires 'what' too: write `async def teardown()`",
+    ]

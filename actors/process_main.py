@@ -1,0 +1,68 @@
+"""A process of a worker's pool: ``python -m flexmarl.actors.process_main PARENT``.
+
+Standard input brings the search path and the recipe's folder, and then calls, one after the other; standard output
+takes their results. The output of the functions goes to standard error. The process ends with its parent, also in the
+middle of a call that holds Python's lock (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import traceback
+from typing import Any, BinaryIO, Final
+
+from .process_calls import LENGTH, arguments_of, frame, message_of
+from .recipe import Recipe, RecipeConfig
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):  # it ended before that
+        return
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    init = _read(calls)
+    sys.path += [path for path in init["paths"] if path not in sys.path]
+    answers.write(frame(_load_recipe(init["recipe"])))
+    answers.flush()
+    while (call := _read(calls)) is not None:
+        answers.write(_answer(call))
+        answers.flush()
+
+
+def _load_recipe(folder: str) -> str:
+    """Makes the recipe's module importable. Returns the problem, or an empty text."""
+    try:
+        if folder:
+            Recipe(RecipeConfig(folder=folder, data={}, seed=0))
+    except Exception as error:  # noqa: BLE001  # of the recipe's code: the caller raises it
+        return str(error)
+    return ""
+
+
+def _read(stream: BinaryIO) -> Any:
+    """The next message; None at the end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return message_of(stream.read(LENGTH.unpack(head)[0]))
+
+
+def _answer(call: Any) -> bytes:
+    try:
+        found: Any = importlib.import_module(call["module"])
+        for part in call["name"].split("."):
+            found = getattr(found, part)
+        return frame({"result": found(*arguments_of(found, call["args"]))})
+    except BaseException as error:  # noqa: BLE001  # of the caller's function: the caller raises it
+        shown = "".join(traceback.format_exception(error))
+        return frame({"kind": type(error).__name__, "text": str(error), "traceback": shown})
+
+
+if __name__ == "__main__":
+    main()
