@@ -23,6 +23,11 @@ class AgentMetrics:
     """Generated tokens of these turns."""
     truncated_turns: int = 0
     """Turns that ended at ``max_new_tokens``."""
+    turn_tokens_p10: float | None = None
+    """Quantiles of the generated tokens of a turn: a tenth of the turns has as many or fewer. None without a turn."""
+    turn_tokens_p50: float | None = None
+    turn_tokens_p90: float | None = None
+    turn_tokens_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,14 @@ class PolicyMetrics:
     """Share of the tokens whose ratio was clipped."""
     ratio_deviation: float | None = None
     """Train-inference mismatch: mean ``|ratio - 1|`` of a token's probabilities by trainer and engine."""
+    entropy: float | None = None
+    """Nats per token, estimated by the mean ``-log p`` of the tokens that have a gradient."""
+    kl: float | None = None
+    """Nats per token: KL from the reference, the mean of the estimate ``k3`` over the tokens; None without a
+    reference."""
+    advantage_mean: float | None = None
+    """Over the tokens of all samples, as the next one: the standard deviation."""
+    advantage_std: float | None = None
     unsure_tokens: int | None = None
     """Tokens drawn under a truncation that rounding may change; None without any."""
     padding_share: float | None = None

@@ -7,7 +7,7 @@ from typing import Final
 from ..messages import TurnRouted
 from ..names import Version
 from .rolling_mean import RollingMean
-from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, WaitingTurns
+from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnTotals, WaitingTurns
 
 _REMEMBERED_PREFIXES: Final = 16384
 
@@ -36,6 +36,8 @@ class RoutedPolicy:
         """Tokens of a turn."""
         self.pace_s = RollingMean()
         """Seconds per generated token."""
+        self.totals = TurnTotals()
+        """Since the start."""
         self._in_turn = in_turn
         self._dealt = 0
         self._prefixes: OrderedDict[str, int] = OrderedDict()
@@ -67,7 +69,8 @@ class RoutedPolicy:
         self.turns_at_serving += 1
         instance.load.add(1, tokens)
         ready_s = max(turn.asked_s, self.served_since_s)
-        instance.load.totals.queue_s += now - ready_s
+        for totals in (instance.load.totals, self.totals):
+            totals.queue_s += now - ready_s
         assert instance.version is not None
         return TurnRouted(
             turn.key[1], instance.number, instance.version, ready_s - turn.asked_s, now - ready_s

@@ -103,9 +103,9 @@ class Router:
             policy.waiting.end(turn)
             return None
         service_s = now - turn.routed_s
-        totals = instance.load.totals
-        totals.turns += 1
-        totals.service_s += service_s
+        for totals in (instance.load.totals, policy.totals):
+            totals.turns += 1
+            totals.service_s += service_s
         if tokens:
             policy.generated.add(tokens)
             policy.pace_s.add(service_s / tokens)
@@ -319,8 +319,10 @@ class Router:
     def statistics(self) -> dict[str, float]:
         """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
         percentile of the last ones. For each live instance, since it joined: ``turns.<instance>`` that ended there, and
-        the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there."""
-        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._live)}
+        the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there. The same of each
+        policy, since the start, as ``policy_turns.<policy>`` and so on."""
+        of_policies = {name: policy.totals for name, policy in self._policies.items()}
+        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._live, of_policies)}
 
     # ------------------------------------------------------------------ versions and decisions
 

@@ -19,9 +19,8 @@ Versions = tuple[Version, Version | None]
 
 
 @dataclass(slots=True)
-class InstanceTotals:
-    """Since the instance joined. ``queue_s``: seconds that its turns waited for room; ``service_s``: that they were at
-    the instance."""
+class TurnTotals:
+    """``queue_s``: seconds that turns waited for room; ``service_s``: that they were at an instance."""
 
     turns: int = 0
     queue_s: float = 0.0
@@ -39,7 +38,8 @@ class InstanceLoad:
         self.capacity, self.numbers, self.is_shared = capacity, numbers, len(numbers) > 1
         self.turns = 0
         self.tokens = 0.0
-        self.totals = InstanceTotals()
+        self.totals = TurnTotals()
+        """Since the instance joined."""
         self.parts: list[RoutedInstance] = []
 
     def add(self, turns: int, tokens: float) -> None:
@@ -231,11 +231,17 @@ class InstancesWithRoom:
         self._heap.clear()
 
 
-def statistics_of(queue_times_s: Iterable[float], instances: Iterable[RoutedInstance]) -> dict[str, float]:
+def statistics_of(
+    queue_times_s: Iterable[float],
+    instances: Iterable[RoutedInstance],
+    policies: Mapping[PolicyName, TurnTotals],
+) -> dict[str, float]:
     """See ``Router.statistics``."""
     found = {
         f"{name}.{one.name}": value for one in instances for name, value in asdict(one.load.totals).items()
     }
+    for policy, totals in policies.items():
+        found |= {f"policy_{name}.{policy}": value for name, value in asdict(totals).items()}
     if times_s := sorted(queue_times_s):
         found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
     return found

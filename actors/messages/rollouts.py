@@ -42,10 +42,15 @@ class AgentTurns:
     """Generated tokens."""
     truncated: int = 0
     """Turns that ended at ``max_new_tokens``."""
+    lengths: tuple[int, ...] = ()
+    """Generated tokens of each turn."""
 
     def __add__(self, other: "AgentTurns") -> "AgentTurns":
         return AgentTurns(
-            self.turns + other.turns, self.tokens + other.tokens, self.truncated + other.truncated
+            self.turns + other.turns,
+            self.tokens + other.tokens,
+            self.truncated + other.truncated,
+            self.lengths + other.lengths,
         )
 
 

@@ -61,8 +61,10 @@ class StepStats:
     they were (``OptimizerConfig.zero_gradient``, ``non_finite_gradient``); figures that are not finite are 0 then.
     ``value_loss`` (mean per completion token) and ``explained_variance`` of its returns are a critic's, None without
     one; the latter also if all returns are equal. ``padding_share``: of the positions of all forwards, None without a
-    forward. ``unsure_tokens``: tokens of truncated distributions whose support may differ by rounding from the
-    engine's, or that are outside of the trainer's.
+    forward. ``entropy``: estimated by the mean ``-log p`` of the tokens that have a gradient, None without any. ``kl``:
+    from the reference, the mean of the estimate ``k3`` over all tokens, None if the algorithm has no reference.
+    ``advantage_mean`` and ``advantage_std`` are over all tokens. ``unsure_tokens``: tokens of truncated distributions
+    whose support may differ by rounding from the engine's, or that are outside of the trainer's.
     """
 
     samples: int
@@ -77,6 +79,10 @@ class StepStats:
     value_loss: float | None = None
     explained_variance: float | None = None
     unsure_tokens: int = 0
+    entropy: float | None = None
+    kl: float | None = None
+    advantage_mean: float | None = None
+    advantage_std: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,18 @@ class _AgentRecord:
             tokens=self.turns.tokens,
             truncated_turns=self.turns.truncated,
             zero_advantage_groups=self.zero_advantage_groups,
+            **_length_quantiles(sorted(self.turns.lengths)),
         )
+
+
+def _length_quantiles(lengths: Sequence[int]) -> dict[str, float]:
+    """The fields of ``AgentMetrics`` about the lengths of turns, which ascend."""
+    if not lengths:
+        return {}
+    quantiles = {
+        f"turn_tokens_p{percent}": lengths[-(-percent * len(lengths) // 100) - 1] for percent in (10, 50, 90)
+    }
+    return {**quantiles, "turn_tokens_max": lengths[-1]}
 
 
 @dataclass(slots=True)
@@ -77,6 +88,10 @@ class _PolicyRecord:
             lr=stats.lr,
             clip_fraction=stats.clip_fraction,
             ratio_deviation=stats.ratio_deviation,
+            entropy=stats.entropy,
+            kl=stats.kl,
+            advantage_mean=stats.advantage_mean,
+            advantage_std=stats.advantage_std,
             unsure_tokens=stats.unsure_tokens or None,
             padding_share=stats.padding_share,
             skipped_updates=int(stats.skipped_update),

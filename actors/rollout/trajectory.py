@@ -200,8 +200,8 @@ class Trajectory:
 
     def turns_of(self, agent: AgentName) -> AgentTurns:
         turns = [turn for of_agent, turn in self._turns if of_agent == agent]
-        tokens = sum(len(turn.tokens) for turn in turns)
-        return AgentTurns(len(turns), tokens, sum(turn.truncated for turn in turns))
+        lengths = tuple(len(turn.tokens) for turn in turns)
+        return AgentTurns(len(turns), sum(lengths), sum(turn.truncated for turn in turns), lengths)
 
     def longest_turns(self) -> dict[AgentName, int]:
         """Generated tokens of each agent's longest turn, for agents that had one."""

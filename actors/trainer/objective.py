@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -26,6 +27,13 @@ from .loss import (
 )
 from .trainer_config import CreditConfig, LossConfig
 
+DIAGNOSTICS: Final = (
+    "loss", "clipped", "deviation", "surprisal", "advantages", "squared_advantages", "kl",
+)  # fmt: skip
+"""The sums over the tokens of a batch: the loss as it is aggregated; tokens whose weight a bound holds back;
+``|ratio - 1|`` of trainer to engine; ``-log p`` by the trainer; advantages and their squares; the estimate ``k3`` of
+the KL from the reference, 0 without its log-probabilities."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionTokens:
@@ -48,9 +56,8 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Ten
     its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. The difference of
     the engine's policy from the proximal policy is the correction's weight.
 
-    Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[3]`` without one,
-    sums over tokens: the loss as it is aggregated, tokens whose weight a bound holds back, ``|ratio - 1|`` of trainer
-    to engine. Raises ``ValueError`` if the KL's log-probabilities are missing.
+    Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[7]`` without one, the
+    sums over tokens that ``DIAGNOSTICS`` names. Raises ``ValueError`` if the KL's log-probabilities are missing.
     """
     proximal = batch.logprobs.detach()
     weights, bounded = correction_weights(
@@ -68,11 +75,22 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Ten
         kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
         values = values + config.kl_coefficient * kl
     loss = summed(values, batch.lengths, config.aggregation)
-    with torch.no_grad():
-        ratio = bounded_ratio(proximal, batch.engine_logprobs)
-        held_back = (losses.held_back | bounded).sum().to(loss.dtype)
-        diagnostics = torch.stack((loss, held_back, (ratio - 1.0).abs().sum()))
-    return loss, diagnostics
+    return loss, _diagnostics(batch, loss.detach(), losses.held_back | bounded)
+
+
+def _diagnostics(batch: CompletionTokens, loss: Tensor, held_back: Tensor) -> Tensor:
+    logprobs, references = batch.logprobs.detach(), batch.reference_logprobs
+    deviation = (bounded_ratio(logprobs, batch.engine_logprobs) - 1.0).abs().sum()
+    advantages = batch.advantages.to(loss.dtype)
+    kl = torch.zeros_like(loss) if references is None else kl_estimate(logprobs, references, "k3").sum()
+    sums = (
+        held_back.sum().to(loss.dtype),
+        deviation,
+        -logprobs.sum(),
+        advantages.sum(),
+        advantages.square().sum(),
+    )
+    return torch.stack((loss, *sums, kl))
 
 
 def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:
@@ -160,8 +178,7 @@ def step_advantages(
     if config.penalises_rewards:
         if reference_logprobs is None:
             raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
-        drawn = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], dtype=float64)
-        kl = kl_estimate(drawn, torch.cat(list(reference_logprobs)), config.kl_estimator)
+        kl = kl_estimate(_drawn(samples), torch.cat(list(reference_logprobs)), config.kl_estimator)
         penalties = config.kl_coefficient * kl
     if config.row.baseline == "leave_one_out":
         advantages -= leave_one_out_penalties(
@@ -173,6 +190,18 @@ def step_advantages(
         return advantages.repeat_interleave(lengths)
     tokens = rewards_to_go(advantages, -penalties, lengths)
     return whitened(tokens) if config.row.whiten else tokens
+
+
+def step_kl(samples: Sequence[Sample], reference_logprobs: Sequence[Tensor]) -> float:
+    """The sum over the tokens of ``samples`` of the estimate ``k3`` of the KL between the engine's policy and the
+    reference, as in ``step_advantages``."""
+    return float(kl_estimate(_drawn(samples), torch.cat(list(reference_logprobs)), "k3").sum())
+
+
+def _drawn(samples: Sequence[Sample]) -> Tensor:
+    """The log-probabilities that the tokens were drawn with: ``[N]`` float64."""
+    drawn = [logprob for sample in samples for logprob in sample.logprobs]
+    return torch.tensor(drawn, dtype=torch.float64)
 
 
 def _numbered(keys: Sequence[Hashable]) -> Tensor:

@@ -177,6 +177,11 @@ def test_figures_of_an_instance_count_the_turns_of_all_its_policies(seed: int) -
         router.ended(1, turn, 3, turn + 0.5)
     found = router.statistics()
     assert (found["turns.x"], found["service_s.x"]) == (40.0, 20.0)
+    of_a, of_b = (
+        {kind: found[f"policy_{kind}.{policy}"] for kind in ("turns", "service_s")} for policy in (A, B)
+    )
+    assert of_a["turns"] == 2 * of_a["service_s"] > 0.0, "each turn takes half a second"
+    assert {kind: of_a[kind] + of_b[kind] for kind in of_a} == {"turns": 40.0, "service_s": 20.0}
 
 
 # --------------------------------------------------------------------------- any order of events

@@ -50,6 +50,10 @@ def stepped(
         lr=1e-3,
         clip_fraction=0.1,
         ratio_deviation=2e-6,
+        entropy=0.75,
+        kl=0.01,
+        advantage_mean=-0.1,
+        advantage_std=0.9,
         value_loss=value_loss,
         explained_variance=explained_variance,
     )
@@ -95,10 +99,28 @@ def test_the_metrics() -> None:
     assert (policy.pause_mean_s, policy.pause_max_s) == (0.75, 1.0)
     assert (policy.transfer_mean_s, policy.transfer_max_s) == (0.375, 0.5)
     assert (policy.load_mean_s, policy.load_max_s) == (0.1875, 0.25)
+    assert (policy.entropy, policy.kl) == (0.75, 0.01)
+    assert (policy.advantage_mean, policy.advantage_std) == (-0.1, 0.9)
     assert policy.clip_fraction == 0.1 and policy.ratio_deviation == 2e-6
     assert metrics.stale_samples == 3, "samples of another version are counted from the rows themselves"
     assert metrics.max_staleness == 1 and policy.carried_samples == 2
     assert policy.value_loss is None and policy.explained_variance is None, "there is no critic"
+
+
+def test_quantiles_are_lengths_of_turns_of_all_groups() -> None:
+    step = two_policies()
+    for lengths in ((7, 1, 3), (9, 2), (5, 4, 10, 6, 8)):
+        turns = AgentTurns(len(lengths), sum(lengths), 0, lengths[:1]) + AgentTurns(lengths=lengths[1:])
+        step.group_closed(replace(closed(0.0, [1.0]), turns={AGENT: turns}), now=1.0)
+    found = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0).by_agent
+    of_a = found[AGENT]
+    assert (of_a.turn_tokens_p10, of_a.turn_tokens_p50, of_a.turn_tokens_p90, of_a.turn_tokens_max) == (
+        1,
+        5,
+        9,
+        10,
+    )
+    assert found[AgentName("b")].turn_tokens_p50 is None, "it had no turn"
 
 
 def test_a_critics_figures_are_shown_if_there_are_any() -> None:

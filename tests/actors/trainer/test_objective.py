@@ -19,6 +19,7 @@ from flexmarl.actors.rollout.groups.comparison import grouped
 from flexmarl.actors.trainer.critic import explained_variance, value_loss, value_sums
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import (
+    DIAGNOSTICS,
     CompletionTokens,
     batch_loss,
     critic_advantages,
@@ -250,6 +251,13 @@ def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -
     torch.autograd.backward(loss)
     assert batch.logprobs.grad is not None and not batch.logprobs.grad.any()
     assert diagnostics[:2].tolist() == [0.0, 2.0]
+    found = dict(zip(DIAGNOSTICS, diagnostics.tolist(), strict=True))
+    assert (found["surprisal"], found["advantages"], found["squared_advantages"], found["kl"]) == (
+        3.0,
+        2.0,
+        2.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))

@@ -1,23 +1,25 @@
 """The sums of a policy's optimizer step, and the figures that they give."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from ...objective import DIAGNOSTICS
 from .gang_rank import GangRank
 
-_ADDED: Final = (
-    "samples", "tokens", "trained_tokens", "loss", "clipped", "deviation", "unsure", "stale", "positions", "padding",
-)  # fmt: skip
+_SUMS: Final = (*DIAGNOSTICS, "unsure")
+_COUNTS: Final = ("trained_tokens", "positions", "padding")
+_ADDED: Final = ("samples", "tokens", "stale", *_SUMS, *_COUNTS)
 
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over the micro-batches of this step. ``values``: see ``value_sums``. ``unsure``: tokens, see
-    ``Truncations``. ``stale``: samples of an older version. ``positions``: of the forwards' inputs, of which
-    ``padding`` are."""
+    """Sums over the micro-batches of this step. From ``loss`` to ``kl``: see ``DIAGNOSTICS``. ``values``: see
+    ``value_sums``. ``unsure``: tokens, see ``Truncations``. ``stale``: samples of an older version. ``positions``: of
+    the forwards' inputs, of which ``padding`` are."""
 
     samples: int = 0
     tokens: int = 0
@@ -25,6 +27,10 @@ class StepTotals:
     loss: float = 0.0
     clipped: float = 0.0
     deviation: float = 0.0
+    surprisal: float = 0.0
+    advantages: float = 0.0
+    squared_advantages: float = 0.0
+    kl: float = 0.0
     unsure: float = 0.0
     stale: int = 0
     positions: int = 0
@@ -42,14 +48,17 @@ class StepTotals:
 
     def sum_over(self, gang: GangRank, device: torch.device) -> None:
         """Adds up the sums that each rank has of its own samples; the counts are those of the step already."""
-        own = (
-            self.loss, self.clipped, self.deviation, self.unsure,
-            self.trained_tokens, self.positions, self.padding, *self.values,
-        )  # fmt: skip
+        own = [*(getattr(self, name) for name in (*_SUMS, *_COUNTS)), *self.values]
         sums = gang.sum(torch.tensor(own, dtype=torch.float64, device=device)).tolist()
-        self.loss, self.clipped, self.deviation, self.unsure = sums[:4]
-        self.trained_tokens, self.positions, self.padding = map(int, sums[4:7])
-        self.values = sums[7], sums[8], sums[9], sums[10]
+        self.set_sums(sums[: len(_SUMS)])
+        for name, count in zip(_COUNTS, sums[len(_SUMS) :], strict=False):
+            setattr(self, name, int(count))
+        self.values = sums[-4], sums[-3], sums[-2], sums[-1]
+
+    def set_sums(self, sums: Iterable[float]) -> None:
+        """``sums``: ``DIAGNOSTICS``, and ``unsure``."""
+        for name, value in zip(_SUMS, sums, strict=True):
+            setattr(self, name, value)
 
     @property
     def clip_fraction(self) -> float:
@@ -58,6 +67,19 @@ class StepTotals:
     @property
     def ratio_deviation(self) -> float:
         return self.deviation / max(1, self.trained_tokens)
+
+    @property
+    def entropy(self) -> float:
+        return self.surprisal / max(1, self.trained_tokens)
+
+    @property
+    def advantage_mean(self) -> float:
+        return self.advantages / max(1, self.tokens)
+
+    @property
+    def advantage_std(self) -> float:
+        variance = self.squared_advantages / max(1, self.tokens) - self.advantage_mean**2
+        return math.sqrt(max(0.0, variance))
 
     @property
     def padding_share(self) -> float | None:

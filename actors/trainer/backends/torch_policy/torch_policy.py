@@ -25,7 +25,14 @@ from ....messages import Sample, StepStats
 from ....names import PolicyName
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
-from ...objective import CompletionTokens, batch_loss, critic_advantages, step_advantages
+from ...objective import (
+    DIAGNOSTICS,
+    CompletionTokens,
+    batch_loss,
+    critic_advantages,
+    step_advantages,
+    step_kl,
+)
 from ...padding import TokenRow, pad_rows
 from ...shards import Shard, divided
 from ...trainer_setup import PolicySetup
@@ -171,7 +178,7 @@ class TorchPolicy:
     def _backward(self, chunks: Sequence[Chunk], totals: StepTotals) -> None:
         """Adds the gradient of ``chunks``, and their sums to ``totals``."""
         self._position.accumulated |= bool(chunks)
-        sums = torch.zeros(4, device=self._device)
+        sums = torch.zeros(len(DIAGNOSTICS) + 1, device=self._device)
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._needs_references else None
             advantages = chunk.advantages
@@ -184,13 +191,13 @@ class TorchPolicy:
                 torch.autograd.backward(0.0 * loss)
                 continue
             torch.autograd.backward(loss)
-            sums[:3] += diagnostics
+            sums[:-1] += diagnostics
             if chunk.truncations is not None and chunk.truncations.unsure is not None:
-                sums[3] += chunk.truncations.unsure.sum()
+                sums[-1] += chunk.truncations.unsure.sum()
             totals.trained_tokens += len(chunk.advantages)
             totals.positions += chunk.rows.input_ids.numel()
             totals.padding += chunk.rows.padding
-        totals.loss, totals.clipped, totals.deviation, totals.unsure = sums.tolist()
+        totals.set_sums(sums.tolist())
         if self._gang.size > 1:
             totals.sum_over(self._gang, self._device)
 
@@ -222,6 +229,8 @@ class TorchPolicy:
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
         totals = StepTotals()
         self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
+        if references is not None:
+            totals.kl = step_kl(samples, references)
         self._position.totals.add(totals)
 
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
@@ -250,6 +259,10 @@ class TorchPolicy:
             grad_norm=_finite(grad_norm),
             clip_fraction=totals.clip_fraction,
             ratio_deviation=_finite(totals.ratio_deviation),
+            entropy=_finite(totals.entropy) if totals.trained_tokens else None,
+            kl=_finite(totals.kl / max(1, totals.tokens)) if self._reference is not None else None,
+            advantage_mean=_finite(totals.advantage_mean),
+            advantage_std=_finite(totals.advantage_std),
             unsure_tokens=round(totals.unsure),
             lr=lr,
             skipped_update=skipped,

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -151,13 +151,14 @@ def test_stats_count_all_tokens_and_the_trained_ones() -> None:
 def test_loss_and_ratio_deviation_are_those_of_the_plain_computation() -> None:
     samples = make_samples(4)
     policy, plain = make_policy(), make_policy()
-    ratios = []
+    ratios, surprisals = [], []
     for sample in samples:
         if group_advantage(sample.reward, sample.group_rewards, scale=True):
             row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
             with torch.no_grad():
                 logprobs = plain.model(input_ids=row).logits[0].log_softmax(-1)
             start = len(sample.prompt_tokens) - 1
+            surprisals += [-float(logprobs[start + i, token]) for i, token in enumerate(sample.tokens)]
             ratios += [
                 math.exp(float(logprobs[start + i, token]) - sample.logprobs[i])
                 for i, token in enumerate(sample.tokens)
@@ -168,6 +169,15 @@ def test_loss_and_ratio_deviation_are_those_of_the_plain_computation() -> None:
     assert 0 < len(ratios) < stats.tokens
     assert stats.loss == pytest.approx(reference_loss(plain, samples).item() / stats.tokens, rel=1e-4)
     assert stats.ratio_deviation == pytest.approx(fmean(abs(ratio - 1) for ratio in ratios), rel=1e-4)
+    assert stats.entropy == pytest.approx(fmean(surprisals), rel=1e-4)
+    advantages = [
+        group_advantage(sample.reward, sample.group_rewards, scale=True)
+        for sample in samples
+        for _ in sample.tokens
+    ]
+    assert stats.advantage_mean == pytest.approx(fmean(advantages), abs=1e-6)
+    assert stats.advantage_std == pytest.approx(pstdev(advantages), rel=1e-4)
+    assert stats.kl is None, "there is no reference"
 
 
 # --------------------------------------------------------------------------- refusals

@@ -213,6 +213,28 @@ def test_a_kl_holds_the_policy_where_no_reward_moves_it() -> None:
     assert distances[-1] < 0.5 * distances[0]
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "ppo"])
+def test_the_kl_that_is_measured_is_k3_over_all_tokens(name: str) -> None:
+    """KL in the loss, in the rewards of a held step, and in a critic's rewards."""
+    policy = make_policy(name=name, kl_coefficient=0.5, kl_estimator="k1" if name != "grpo" else "k2")
+    assert policy._reference is not None
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.05)
+    samples = make_samples(2)
+    rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample in samples], 16)
+    with torch.no_grad():
+        ours, reference = (of.logprobs(rows, 1.0) for of in (policy._completions, policy._reference))
+    drawn_by_engine = torch.tensor([logprob for sample in samples for logprob in sample.logprobs])
+    drawn = (
+        drawn_by_engine if name == "rloo" else ours
+    )  # of a held step: the engine's policy and the reference
+    expected = (torch.expm1(reference - drawn) - (reference - drawn)).mean()
+    policy.accumulate(samples[:3])
+    policy.accumulate(samples[3:])
+    assert policy.optimizer_step().kl == pytest.approx(float(expected), rel=1e-3)
+
+
 def test_a_policy_without_a_kl_keeps_no_second_model() -> None:
     assert make_policy(name="rloo")._reference is None
 
