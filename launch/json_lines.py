@@ -36,7 +36,7 @@ from .formatting import number
 
 _EVALUATION: Final = "eval"
 _OF_ACTOR: Final = "actor."
-_VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
+VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
 _PARTS: Final = {
     "by_agent": AgentMetrics,
     "by_policy": PolicyMetrics,
@@ -49,9 +49,7 @@ _OF_STEP: Final = tuple(
 _PART_OF: Final = {field.name: part for part, cls in _PARTS.items() for field in fields(cls)}
 _COUNTS_OF_PROCESS: Final = tuple(field.name for field in fields(ProcessMetrics) if field.default == 0)
 _WRITTEN: Final = {
-    part: [
-        field.name for field in fields(cls) if field.name not in (*_VERSIONS.values(), *_COUNTS_OF_PROCESS)
-    ]
+    part: [field.name for field in fields(cls) if field.name not in (*VERSIONS.values(), *_COUNTS_OF_PROCESS)]
     for part, cls in _PARTS.items()
 }
 _SHOWN_BYTES: Final = 60
@@ -91,7 +89,7 @@ def finite(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
     line: dict[str, Any] = {name: getattr(metrics, name) for name in _OF_STEP}
-    for key, field in _VERSIONS.items():
+    for key, field in VERSIONS.items():
         line[key] = {policy: getattr(measured, field) for policy, measured in metrics.by_policy.items()}
     for part in _PARTS:
         for name, measured in getattr(metrics, part).items():
@@ -118,7 +116,7 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
         return None
     of_step: dict[str, Any] = {"evaluation": {}, "by_actor": {}}
     parts: dict[str, dict[str, dict[str, Any]]] = {part: {} for part in _PARTS}
-    for key, field in _VERSIONS.items():
+    for key, field in VERSIONS.items():
         versions = line.get(key)
         for policy, version in versions.items() if isinstance(versions, dict) else ():
             if type(version) is int:
@@ -141,6 +139,32 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
         return StepMetrics(**of_step)
     except TypeError:  # a required field is missing
         return None
+
+
+def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line by keys ``family/name`` whose family is none of those above, such as workflow metrics."""
+    return {
+        key: known
+        for key, value in line.items()
+        if "/" in key
+        and not key.startswith((_OF_ACTOR, f"{_EVALUATION}/"))
+        and key.partition("/")[0] not in _PART_OF
+        and (known := number(value)) is not None
+    }
+
+
+def label_of(field: str) -> str:
+    """The kind of the names behind the slash of ``field/name``: ``agent``, ``policy``, ``process``, ``device``,
+    ``metric``; ``name`` for a field that is unknown."""
+    if field == _EVALUATION:
+        return "metric"
+    return (
+        _PART_OF[field].removeprefix("by_")
+        if field in _PART_OF
+        else "policy"
+        if field in VERSIONS
+        else "name"
+    )
 
 
 # --------------------------------------------------------------------------- events

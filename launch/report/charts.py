@@ -6,7 +6,7 @@ colour ``i % 8`` and dash pattern ``i // 8``: 24 lines look different. Numbers m
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -26,7 +26,8 @@ _DASHES = ("", "7 3", "2 3")
 class Line:
     """One curve: ``points`` are (x, y) with x ascending; ``index`` chooses colour and dashes.
 
-    ``raw`` draws it thin and pale, behind the others; ``dots`` marks every point and writes its value.
+    ``raw`` draws it thin and pale, behind the others; ``dots`` marks every point and writes its value. ``dash``: of a
+    line that lies on another one, which shows in the gaps.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Line:
     index: int
     raw: bool = False
     dots: bool = False
+    dash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def line_chart(axes: Axes, lines: Sequence[Line], width: int = WIDE) -> str:
     xs = [x for line in lines for x, _ in line.points] or [0.0]
     ys = [y for line in lines for _, y in line.points] or [0.0]
     x, y = _scales((min(xs), max(xs)), ys, axes, width)
-    behind_first = sorted(lines, key=lambda line: not line.raw)
+    behind_first = sorted(lines, key=lambda line: (not line.raw, bool(line.dash)))
     curves = "".join(_curve(line, x, y, axes, width) for line in behind_first)
     return _svg(axes, width, curves, x, y)
 
@@ -186,6 +188,33 @@ def share_bar(name: str, title: str, shares: Sequence[tuple[str, float, str]], w
     )
 
 
+def same_as(curves: Mapping[str, Sequence[Point]]) -> dict[str, str]:
+    """The curves that lie on an earlier one everywhere, with its name: they differ by less than can be seen."""
+    ys = [y for points in curves.values() for _, y in points]
+    seen = (max(ys) - min(ys)) / 200 if ys else 0.0
+    found: dict[str, str] = {}
+    for name, points in curves.items():
+        for earlier, others in curves.items():
+            if earlier == name:
+                break
+            if earlier not in found and _alike(points, others, seen):
+                found[name] = earlier
+                break
+    return found
+
+
+def _alike(points: Sequence[Point], others: Sequence[Point], seen: float) -> bool:
+    return len(points) == len(others) and all(
+        x == other_x and abs(y - other_y) <= seen
+        for (x, y), (other_x, other_y) in zip(points, others, strict=True)
+    )
+
+
+def cell(draw: Callable[[int], str], title: str, key: str = "") -> str:
+    """``draw`` at the narrow width, with a heading above and a legend (HTML) below, for a grid."""
+    return f'<figure class="cell"><h3>{escape(title)}</h3>{draw(NARROW)}{key}</figure>'
+
+
 def figure(draw: Callable[[int], str], note: str = "", key: str = "") -> str:
     """``draw`` at both widths, with a legend (HTML) and a caption (text) below."""
     caption = f"<figcaption>{escape(note)}</figcaption>" if note else ""
@@ -198,11 +227,11 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def line_swatch(index: int) -> str:
+def line_swatch(index: int, dash: str = "") -> str:
     """A short piece of line ``index`` for a legend."""
     return (
         '<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">'
-        f'<path {_stroke("line", index)} d="M1 5H25"/></svg>'
+        f'<path {_stroke("line", index, dash)} d="M1 5H25"/></svg>'
     )
 
 
@@ -215,9 +244,9 @@ def box_swatch(css: str) -> str:
 # --------------------------------------------------------------------------- pieces
 
 
-def _stroke(kind: str, index: int) -> str:
+def _stroke(kind: str, index: int, dash: str = "") -> str:
     """The attributes that give line ``index`` its colour and dashes."""
-    dash = _DASHES[index // _COLORS % len(_DASHES)]
+    dash = dash or _DASHES[index // _COLORS % len(_DASHES)]
     return f'class="{kind} c{index % _COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
@@ -270,7 +299,7 @@ def _curve(line: Line, x: _Scale, y: _Scale, axes: Axes, width: int) -> str:
     points = " ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in line.points)
     kind = "raw" if line.raw else "line"
     name = "" if line.raw else f' data-name="{escape(line.name, quote=True)}"'
-    parts = [f'<polyline {_stroke(kind, line.index)}{name} points="{points}"/>']
+    parts = [f'<polyline {_stroke(kind, line.index, line.dash)}{name} points="{points}"/>']
     if line.dots or len(line.points) == 1:
         css = f"dot c{line.index % _COLORS}"
         for px, py in line.points:

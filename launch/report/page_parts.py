@@ -3,9 +3,23 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from .charts import Axes, Line, Point, figure, legend, line_chart, line_swatch, smooth, thin
+from .charts import (
+    Axes,
+    Line,
+    Point,
+    cell,
+    figure,
+    legend,
+    line_chart,
+    line_swatch,
+    same_as,
+    smooth,
+    thin,
+)
 
 _POINTS = 400  # at most, per curve: about one per two pixels
+_CELL_POINTS = 150
+ON_ANOTHER = "2 6"  # dashes of a line that lies on another one
 _RAW_CURVES = 6  # with more curves the unsmoothed ones hide one another and are left out
 
 
@@ -28,29 +42,63 @@ def smoothed_chart(axes: Axes, curves: Mapping[str, Sequence[Point]], steps: int
 
     ``words`` follow the explanation below the chart. A legend comes with two curves or more.
     """
-    half_width = max(0, steps // 50)
-    lines = []
-    for index, (name, points) in enumerate(curves.items()):
-        if half_width and len(curves) <= _RAW_CURVES:
-            lines.append(Line(name, thin(points, _POINTS), index, raw=True))
-        lines.append(Line(name, evenly(smooth(points, half_width)), index))
-    caption = (
+    lines, key = _smoothed(curves, steps, _POINTS)
+    caption = smoothing_words(steps, bool(axes.marks), any(line.raw for line in lines))
+    return figure(lambda width: line_chart(axes, lines, width), f"{caption} {words}".rstrip(), key)
+
+
+def smoothed_cell(axes: Axes, curves: Mapping[str, Sequence[Point]], steps: int) -> str:
+    """The same as one of several small charts, without words: ``smoothing_words`` are for all of them."""
+    lines, key = _smoothed(curves, steps, _CELL_POINTS)
+    return cell(lambda width: line_chart(axes, lines, width), axes.title, key)
+
+
+def grid(cells: Sequence[str]) -> str:
+    """Small charts side by side, as many as fit."""
+    return f'<div class="grid">{"".join(cells)}</div>' if cells else ""
+
+
+def smoothing_words(steps: int, resumed: bool, raw: bool = True) -> str:
+    half_width = _half_width(steps)
+    words = (
         f"Bold: running mean over {2 * half_width + 1} steps." if half_width else "Every step as measured."
     )
-    if any(line.raw for line in lines):
-        caption += " Thin: every step."
-    if axes.marks:
-        caption += " Dotted vertical lines: the run was resumed."
-    if words:
-        caption += f" {words}"
-    entries = [(line_swatch(index), name) for index, name in enumerate(curves)]
-    key = legend(entries) if len(entries) > 1 else ""
-    return figure(lambda width: line_chart(axes, lines, width), caption, key)
+    if raw and half_width:
+        words += " Thin: every step."
+    return words + (" Dotted vertical lines: the run was resumed." if resumed else "")
 
 
-def evenly(points: Sequence[Point]) -> list[Point]:
-    """At most about 400 of the points, evenly spaced, the last among them."""
-    stride = max(1, -(-len(points) // _POINTS))
+def _half_width(steps: int) -> int:
+    return max(0, steps // 50)
+
+
+def _smoothed(curves: Mapping[str, Sequence[Point]], steps: int, points: int) -> tuple[list[Line], str]:
+    """The lines of a chart over the steps, and its legend."""
+    half_width, same = _half_width(steps), same_as(curves)
+    lines = []
+    for index, (name, values) in enumerate(curves.items()):
+        if half_width and len(curves) <= _RAW_CURVES and name not in same:
+            lines.append(Line(name, thin(values, points), index, raw=True))
+        dash = ON_ANOTHER if name in same else ""
+        lines.append(Line(name, evenly(smooth(values, half_width), points), index, dash=dash))
+    return lines, named_lines([line for line in lines if not line.raw], same)
+
+
+def named_lines(lines: Sequence[Line], same: Mapping[str, str]) -> str:
+    """The legend of two lines or more. ``same``: as in ``same_as``."""
+    entries = [
+        (
+            line_swatch(line.index, line.dash),
+            line.name + (f" (same as {same[line.name]})" if line.name in same else ""),
+        )
+        for line in lines
+    ]
+    return legend(entries) if len(entries) > 1 else ""
+
+
+def evenly(points: Sequence[Point], most: int = _POINTS) -> list[Point]:
+    """About ``most`` of the points at most, evenly spaced, the last among them."""
+    stride = max(1, -(-len(points) // most))
     kept = list(points[::stride])
     if points and kept[-1] != points[-1]:
         kept.append(points[-1])

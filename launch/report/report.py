@@ -10,19 +10,14 @@ from typing import Any
 
 from ...actors.run_events import RunEnded, RunResumed, RunStarted, TrajectoryFailed
 from ..formatting import change, clock, compact, count, duration, listed
+from .evaluation_sections import evaluations
 from .instance_sections import instances
 from .page_parts import note, table
 from .pool_sections import COPIES, pool
 from .run_history import History, load_history
-from .time_sections import processes, throughput, time_split
-from .training_sections import (
-    accuracy,
-    agents_and_policies,
-    mean_rewards,
-    policy_curves,
-    reward_words,
-    rewards,
-)
+from .time_sections import processes, throughput, time_split, turn_times
+from .training_charts import other_curves, policy_curves, rewards, turn_curves
+from .training_sections import agents_and_policies, mean_rewards, reward_words
 
 _EVENTS_SHOWN = 200
 
@@ -50,13 +45,17 @@ def render_body(history: History) -> str:
     """The report without its frame, as HTML. Pure."""
     sections = (
         _header,
+        _failure,
         _facts,
         agents_and_policies,
+        evaluations,
         rewards,
+        other_curves,
         policy_curves,
-        accuracy,
+        turn_curves,
         time_split,
         throughput,
+        turn_times,
         instances,
         pool,
         processes,
@@ -81,7 +80,20 @@ def _header(history: History) -> str:
     )
 
 
+def _failure(history: History) -> str:
+    """The error that has ended the run, above everything else."""
+    ended = history.failure
+    if ended is None:
+        return ""
+    found = ended.traceback.rstrip() if ended.traceback else ""
+    traceback = f"<details><summary>Traceback</summary><pre>{escape(found)}</pre></details>" if found else ""
+    return f'<section class="failure"><h2>The error</h2><pre>{escape(ended.error or "")}</pre>{traceback}</section>'
+
+
 def _headline(history: History) -> str:
+    if history.failure is not None:
+        steps = count(len(history.steps), "step") if history.steps else "no step"
+        return f"Failed after {steps}"
     if not history.steps:
         return "No training step has finished"
     steps = count(len(history.steps), "step")

@@ -17,7 +17,7 @@ from ...actors.names import AgentName, PolicyName
 from ...actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
 from ...actors.step_metrics import AgentMetrics, DeviceMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
 from ..formatting import number
-from ..json_lines import event_from_json, metrics_from_json, read_lines
+from ..json_lines import event_from_json, metrics_from_json, other_figures, read_lines
 from .charts import Point
 
 Part = Literal[
@@ -40,7 +40,9 @@ class LoggedEvent:
 class History:
     """One run. ``steps`` ascend, each is there once: steps repeated after a resume replace the lost ones.
 
-    ``evaluations``: metrics by name, by step; step 0 is before training. ``wall_s``: seconds from the start to the end,
+    ``evaluations``: metrics by name, by step; step 0 is before training. ``others``: figures of steps beyond those of
+    ``StepMetrics``, such as a workflow's own metrics, by step and key. ``samplings``: the further ones of the
+    evaluations, by name. ``wall_s``: seconds from the start to the end,
     with lost steps and without the pauses before resumes: the sum of those that the console shows. ``resumes``: the
     first steps after each resume. ``policies``: by agent, as far as the config says. ``held_out``: the config declares
     that of the evaluations. ``unreadable``: the number of unreadable lines.
@@ -49,6 +51,8 @@ class History:
     name: str
     steps: Sequence[StepMetrics] = ()
     evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    others: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    samplings: Sequence[str] = ()
     events: Sequence[LoggedEvent] = ()
     config_text: str = ""
     mode: str = ""
@@ -109,6 +113,21 @@ class History:
         return [
             (step, metrics[metric]) for step, metrics in sorted(self.evaluations.items()) if metric in metrics
         ]
+
+    def of_others(self) -> dict[str, list[Point]]:
+        """(step, value) of all keys in ``others``, in order of first appearance."""
+        curves: dict[str, list[Point]] = {}
+        for step, figures in sorted(self.others.items()):
+            for key, value in figures.items():
+                curves.setdefault(key, []).append((step, value))
+        return curves
+
+    @property
+    def failure(self) -> RunEnded | None:
+        """The end of the run's last life, if that was an error."""
+        lives = self.found(RunStarted, RunResumed, RunEnded)
+        last = lives[-1] if lives else None
+        return last if isinstance(last, RunEnded) and last.error and not last.stopped else None
 
     def total(self, read: Callable[[StepMetrics], float | None]) -> float:
         return math.fsum(value for _, value in self.of_step(read))
@@ -181,6 +200,7 @@ def load_history(run_dir: Path) -> History:
     config_text = _read_text(run_dir / "config.yaml")
     config = _config(config_text)
     mode = config.get("mode")
+    others = {line["step"]: other_figures(line) for line in lines if type(line.get("step")) is int}
     joined = _Joined()
     for step in written:
         joined.add(step)
@@ -188,6 +208,8 @@ def load_history(run_dir: Path) -> History:
         name=run_dir.resolve().name,
         steps=joined.steps,
         evaluations=_evaluations(events, joined.steps),
+        others={step.step: figures for step in joined.steps if (figures := others.get(step.step))},
+        samplings=_samplings(config),
         events=events,
         config_text=config_text,
         mode=mode if isinstance(mode, str) else "",
@@ -297,6 +319,12 @@ def _policy_of(config: Mapping[str, Any]) -> dict[str, str]:
         for name, agent in agents.items()
         if isinstance(agent, dict)
     }
+
+
+def _samplings(config: Mapping[str, Any]) -> list[str]:
+    evaluation = config.get("evaluation")
+    samplings = evaluation.get("samplings") if isinstance(evaluation, dict) else None
+    return list(map(str, samplings)) if isinstance(samplings, dict) else []
 
 
 def _held_out(config: Mapping[str, Any]) -> bool:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from ...actors.names import PolicyName
 from ..formatting import compact, duration
 from .charts import Axes, Band, Point, box_swatch, column_chart, columns, figure, legend, share_bar
-from .page_parts import note, smoothed_chart, table
+from .page_parts import grid, note, smoothed_cell, smoothed_chart, table
 from .run_history import PARTS, History, Part
 
 _COLUMNS = 60
@@ -78,6 +79,43 @@ def throughput(history: History) -> str:
     )
     words = f"Mean over the steps: {mean} tokens/s."
     return f"<h2>Throughput</h2>{smoothed_chart(axes, {'tokens/s': points}, len(history.steps), words)}"
+
+
+def turn_times(history: History) -> str:
+    """Seconds that a turn waits for an instance and is there, by policy: the means of the steps."""
+    cells = []
+    for title, kind in (("Waiting for an instance", "queue_s"), ("At an instance", "service_s")):
+        curves = {
+            str(policy): points for policy in history.policies if (points := _per_turn(history, policy, kind))
+        }
+        if curves:
+            ends = ", ".join(f"{policy} {points[-1][1]:.3g} s" for policy, points in curves.items())
+            axes = Axes(
+                name=kind.replace("_", "-"),
+                title=title,
+                description=f"at the end: {ends}",
+                x_label="step",
+                y_label="seconds per turn",
+                marks=history.resumes,
+            )
+            cells.append(smoothed_cell(axes, curves, len(history.steps)))
+    return f"<h3>Times of a turn</h3>{grid(cells)}" if cells else ""
+
+
+def _per_turn(history: History, policy: PolicyName, kind: str) -> list[Point]:
+    """Seconds per turn of each step in which turns have ended, from the router's sums since its start."""
+    points, before = [], (0.0, 0.0)
+    for step in history.steps:
+        router = step.by_actor.get("router", {})
+        turns, seconds = (router.get(f"policy_{figure}.{policy}") for figure in ("turns", kind))
+        if turns is None or seconds is None:
+            continue
+        if turns < before[0] or seconds < before[1]:  # the run was resumed
+            before = (0.0, 0.0)
+        if turns > before[0]:
+            points.append((float(step.step), (seconds - before[1]) / (turns - before[0])))
+            before = (turns, seconds)
+    return points
 
 
 def processes(history: History) -> str:

@@ -1,19 +1,15 @@
-"""Sections of the report about learning: rewards by agent, figures of the weights by policy, evaluations."""
+"""Tables of the report about learning: rewards by agent, figures of the weights by policy."""
 
-import re
 from collections.abc import Callable
-from typing import Final
 
 from ...actors.names import AgentName
 from ...actors.step_metrics import AgentMetrics, PolicyMetrics
 from ..formatting import compact, count
-from .charts import Axes, Line, Point, figure, legend, line_chart, line_swatch
-from .page_parts import evenly, note, smoothed_chart, table
+from .charts import Point
+from .page_parts import note, table
 from .run_history import History, first_and_last
 
 _AGENTS_NAMED = 8
-# Shares of queries or trajectories in the metrics of evaluations, of any sampling.
-_ACCURACY: Final = re.compile(r"(\w+/)?(accuracy|pass@\d+)")
 
 _AgentColumn = tuple[str, str, Callable[[AgentMetrics], float | None]]
 _PolicyColumn = tuple[str, str, Callable[[PolicyMetrics], float | None]]
@@ -49,7 +45,7 @@ def reward_words(history: History) -> str:
     words = [
         f"{agent} {ends[0]:.3f} → {ends[1]:.3f}"
         for agent in history.agents[:_AGENTS_NAMED]
-        if (ends := first_and_last(_rewards_of(history, agent)))
+        if (ends := first_and_last(rewards_of(history, agent)))
     ]
     if not words or len(history.steps) < 2:
         return ""
@@ -60,7 +56,7 @@ def reward_words(history: History) -> str:
 
 def mean_rewards(history: History) -> tuple[float, float] | None:
     """The mean reward of all agents at both ends of the run."""
-    known = [ends for agent in history.agents if (ends := first_and_last(_rewards_of(history, agent)))]
+    known = [ends for agent in history.agents if (ends := first_and_last(rewards_of(history, agent)))]
     if not known:
         return None
     first, last = (sum(ends[side] for ends in known) / len(known) for side in (0, 1))
@@ -84,7 +80,7 @@ def _agents(history: History) -> str:
     shared = any(history.policy_of.get(agent, agent) != agent for agent in history.agents)
     rows = []
     for agent in history.agents:
-        ends = first_and_last(_rewards_of(history, agent))
+        ends = first_and_last(rewards_of(history, agent))
         row = [agent, *([history.policy_of.get(agent, agent)] if shared else [])]
         row += [f"{value:.3f}" for value in ends] if ends else ["–", "–"]
         rows.append(row + [_at_the_end(history.of_agent(agent, read), form) for _, form, read in shown])
@@ -116,82 +112,5 @@ def _at_the_end(points: list[Point], form: str) -> str:
     return format(ends[1], form) if ends else "–"
 
 
-def rewards(history: History) -> str:
-    curves = {str(agent): _rewards_of(history, agent) for agent in history.agents}
-    if not curves:
-        return ""
-    axes = Axes(
-        name="reward",
-        title="Reward per agent over the steps",
-        description=reward_words(history),
-        x_label="step",
-        y_label="mean reward",
-        y_range=_unit_range([y for points in curves.values() for _, y in points]),
-        marks=history.resumes,
-    )
-    return f"<h2>Reward</h2>{smoothed_chart(axes, curves, len(history.steps))}"
-
-
-def policy_curves(history: History) -> str:
-    """Loss and gradient norm, one curve per policy."""
-    loss = _policy_chart(history, "loss", "Loss", lambda policy: policy.loss)
-    grad_norm = _policy_chart(history, "grad-norm", "Gradient norm", lambda policy: policy.grad_norm)
-    return loss + grad_norm
-
-
-def _policy_chart(
-    history: History, name: str, title: str, read: Callable[[PolicyMetrics], float | None]
-) -> str:
-    curves = {str(policy): history.of_policy(policy, read) for policy in history.policies}
-    curves = {policy: points for policy, points in curves.items() if points}
-    if not curves:
-        return ""
-    axes = Axes(
-        name=name,
-        title=f"{title} per policy over the steps",
-        description=", ".join(f"{policy} {points[-1][1]:.3g}" for policy, points in curves.items()),
-        x_label="step",
-        y_label=title.lower(),
-        marks=history.resumes,
-    )
-    return f"<h3>{title}</h3>{smoothed_chart(axes, curves, len(history.steps))}"
-
-
-def accuracy(history: History) -> str:
-    """Accuracy and pass@k of every sampling of the evaluations."""
-    names = dict.fromkeys(name for metrics in history.evaluations.values() for name in sorted(metrics))
-    curves = {name: history.evaluated(name) for name in names if _ACCURACY.fullmatch(name)}
-    if not curves:
-        return ""
-    points = max(curves.values(), key=len)
-    axes = Axes(
-        name="accuracy",
-        title="Accuracy of the evaluations",
-        description="; ".join(
-            f"{name}: " + ", ".join(f"step {x:g}: {y:.1%}" for x, y in of_metric[:50])
-            for name, of_metric in curves.items()
-        ),
-        x_label="step",
-        y_label="accuracy",
-        y_range=(0.0, 1.0),
-        y_format=lambda value: f"{100 * value:.3g}%",
-        marks=history.resumes,
-    )
-    few = len(points) <= 60 and len(curves) == 1
-    lines = [
-        Line(name, evenly(of_metric), index, dots=few)
-        for index, (name, of_metric) in enumerate(curves.items())
-    ]
-    key = legend([(line_swatch(line.index), line.name) for line in lines]) if len(lines) > 1 else ""
-    words = count(len(points), "evaluation") + ("; step 0 is before training." if points[0][0] == 0 else ".")
-    words += " Training never used these problems." if history.held_out else ""
-    return f"<h2>Accuracy</h2>{figure(lambda width: line_chart(axes, lines, width), words, key)}"
-
-
-def _rewards_of(history: History, agent: AgentName) -> list[Point]:
+def rewards_of(history: History, agent: AgentName) -> list[Point]:
     return history.of_agent(agent, lambda measured: measured.reward)
-
-
-def _unit_range(values: list[float]) -> Point | None:
-    """[0, 1] for rewards within it, so that runs compare at a glance."""
-    return (0.0, 1.0) if values and min(values) >= 0 and 0.25 < max(values) <= 1 else None
