@@ -262,6 +262,36 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkOpened:
+    """A sink is ready; ``place``: of its figures."""
+
+    sink: str
+    place: str
+    event: Literal["sink_opened"] = "sink_opened"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFailed:
+    """The first error of a sink; later ones are counted."""
+
+    sink: str
+    error: str
+    event: Literal["sink_failed"] = "sink_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkClosed:
+    """The run has ended, and with it the sink. ``written``: steps and evaluations that it has got. ``lost``: those that
+    it has not, because of its ``errors`` or because it was too slow."""
+
+    sink: str
+    written: int
+    lost: int
+    errors: int
+    event: Literal["sink_closed"] = "sink_closed"
+
+
+@dataclass(frozen=True, slots=True)
 class ActorGivenUp:
     """The node of an actor was lost, for ``reason``, and no other one has room for it: the run continues without."""
 
@@ -294,6 +324,9 @@ RunEvent = Annotated[
     | WorkerLost
     | NodeJoined
     | NodeLost
-    | ActorGivenUp,
+    | ActorGivenUp
+    | SinkOpened
+    | SinkFailed
+    | SinkClosed,
     Field(discriminator="event"),
 ]

@@ -33,6 +33,7 @@ from ..core.supervision.process_node import ProcessNode
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
 from . import env
+from .config_reading import flattened
 from .config_warnings import warnings_about
 from .console.display import Display
 from .console.no_display import NoDisplay
@@ -47,6 +48,9 @@ from .run_directory import RunDirectory
 from .run_feed import Broadcast
 from .run_record import RunRecord
 from .run_supervision import RunSupervision
+from .sinks.function_sink import FunctionSink, MetricsFunction, checked
+from .sinks.run_sinks import RunSinks
+from .sinks.sink import SinkRun
 
 Result = TypeVar("Result")
 
@@ -76,13 +80,16 @@ class Run:
         stop_timeout_s: float = 300.0,
         log_level: LogLevel = "info",
         nodes: NodesWanted = _NO_NODES,
+        sinks: Sequence[MetricsFunction] = (),
     ) -> None:
         """``config``: the name or folder of a recipe, a YAML file, a mapping with the keys of ``config.yaml`` and
         ``recipe``, or a RunConfig. ``settings``: ``key.key=value``, as on the command line. ``runs``: the folder of all
         runs. ``name``: the run's; None: recipe and time. ``log_level``: of the files in ``logs/``.
-        ``nodes``: other hosts for which the run waits (``flexmarl node``).
+        ``nodes``: other hosts for which the run waits (``flexmarl node``). ``sinks``: functions that are called with
+        each step and its figures, in threads of their own, beside the sinks of the config.
 
-        Entering raises ConfigError with every mistake in the config, RunDirectoryError if the folder exists, OSError.
+        Raises ConfigError if one of them can't be called so. Entering raises ConfigError with every mistake in the
+        config, RunDirectoryError if the folder exists, OSError.
         """
         self._preparing: Callable[[], AbstractContextManager[PreparedRun]] = partial(
             new_run, config, settings, Path(runs), name
@@ -90,6 +97,7 @@ class Run:
         self._stop_timeout_s = stop_timeout_s
         self._log_level = log_level
         self._nodes = nodes
+        self._functions = [checked(function, repr(function)) for function in sinks]
         self._broadcast = Broadcast(NoDisplay(), self._raise_failure)
         self._life: asyncio.Task[RunResult] | None = None
         self._exits = ExitStack()
@@ -109,13 +117,14 @@ class Run:
         stop_timeout_s: float = 300.0,
         log_level: LogLevel = "info",
         nodes: NodesWanted = _NO_NODES,
+        sinks: Sequence[MetricsFunction] = (),
     ) -> "Run":
         """The run in ``folder``, continued from its newest checkpoint, as ``flexmarl train --resume`` does. ``accept``:
         changed files of the recipe, by name.
 
         Entering raises ResumeRefused if a setting or a file has changed that may not, or if all steps are trained;
         CheckpointIncomplete, RunDirectoryError and the errors of a new run's config."""
-        run = cls({}, stop_timeout_s=stop_timeout_s, log_level=log_level, nodes=nodes)
+        run = cls({}, stop_timeout_s=stop_timeout_s, log_level=log_level, nodes=nodes, sinks=sinks)
         run._preparing = partial(resumed_run, Path(folder), settings, accept)
         return run
 
@@ -172,7 +181,8 @@ class Run:
                 for text in [*life.warnings, *warnings_about(life.config)]:
                     display.warn(text)
                 display.phase("starting actors")
-                result = await self._until_the_end()
+                async with self._sinks() as display.sinks:
+                    result = await self._until_the_end()
             self._record.complete(result)
             await asyncio.to_thread(self._record.report)
             return result
@@ -185,6 +195,16 @@ class Run:
             raise
         finally:
             display.end()
+
+    def _sinks(self) -> RunSinks:
+        life, folder = self._prepared.life, self.directory.path.resolve()
+        config = dict(flattened(life.config.model_dump(mode="json")))
+        named = [(sink.label, sink.sink()) for sink in life.config.sinks]
+        named += [
+            (f"{number}:{one.__qualname__}", FunctionSink(one))
+            for number, one in enumerate(self._functions, 1)
+        ]
+        return RunSinks(named, SinkRun(folder, Path(life.config.recipe), life.step, config), self._record.log)
 
     async def _until_the_end(self) -> RunResult:
         config, directory = self._prepared.life.config, self.directory

@@ -31,6 +31,7 @@ from .config_sections import (
     config_errors,
 )
 from .frozen_policies import frozen_problems
+from .sinks.sink_config import SinkConfigs
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 # ``rollout-0`` and ``slot-0`` are the names of other actors than instances.
@@ -67,6 +68,7 @@ class RunConfig(Config):
     supervision: SupervisionConfig = SupervisionConfig()
     hosts: HostsConfig = HostsConfig()
     network: NetworkConfig = NetworkConfig()
+    sinks: SinkConfigs = ()
 
     # ------------------------------------------------------------------ checks
 

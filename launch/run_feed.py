@@ -14,6 +14,7 @@ from weakref import WeakSet
 from ..actors.run_events import RunEvent
 from ..actors.step_metrics import StepMetrics
 from .console.display import Display
+from .sinks.run_sinks import RunSinks
 
 Item = TypeVar("Item")
 
@@ -84,6 +85,8 @@ class Broadcast:
 
     def __init__(self, display: Display, at_end: Callable[[], None]) -> None:
         self._display = display
+        self.sinks: RunSinks | None = None
+        """They get steps and events too."""
         self.steps = Feed[StepMetrics](at_end)
         self.events = Feed[RunEvent](at_end)
         self.changes = Pulse()
@@ -105,6 +108,8 @@ class Broadcast:
 
     def step(self, metrics: StepMetrics) -> None:
         self.steps.put(metrics)
+        if self.sinks is not None:
+            self.sinks.step(metrics)
         self.last_step = metrics.step
         self.changes.beat()
         self._display.step(metrics)
@@ -116,6 +121,8 @@ class Broadcast:
 
     def event(self, event: RunEvent) -> None:
         self.events.put(event)
+        if self.sinks is not None:
+            self.sinks.event(event)
         self.changes.beat()
         self._display.event(event)
 

@@ -4,7 +4,7 @@ import contextlib
 
 from ..actors.messages import RunResult
 from ..actors.names import Step
-from ..actors.run_events import RunEnded, RunResumed, RunStarted
+from ..actors.run_events import RunEnded, RunEvent, RunResumed, RunStarted
 from ..core.errors import ActorFailed
 from . import env, resuming
 from .console.display import Display
@@ -42,6 +42,11 @@ class RunRecord:
             self._events.write(RunResumed(Step(life.step), **machine, folder=folder, changes=life.changes))
         else:
             self._events.write(RunStarted(Step(life.step), **machine, folder=folder))
+
+    def log(self, event: RunEvent) -> None:
+        """Writes an event of a sink. One that can't be written is shown all the same, and does not end the run."""
+        with contextlib.suppress(OSError):
+            self._events.write(event)
 
     def complete(self, result: RunResult) -> None:
         """Raises OSError if the end can't be written."""

@@ -34,6 +34,7 @@ from flexmarl.core.signature import endpoint_options
 from flexmarl.launch.commands import cli
 from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.run_config import RunConfig
+from flexmarl.launch.sinks.sink_config import SinkConfig
 
 from .patience import PATIENCE_S
 
@@ -299,6 +300,11 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         key = f"{prefix}{name}"
         kind = field.annotation
         kinds = [kind, *get_args(kind)]
+        if field.annotation == tuple[SinkConfig, ...]:  # a list of sections that are chosen by name
+            yield key, field
+            for chosen in (get_args(one)[0] for one in get_args(get_args(SinkConfig)[0])):
+                yield from settings(chosen, f"{key}.{chosen.model_fields['name'].default}.")
+            continue
         sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
         if choices := [
             one.__origin__
@@ -361,10 +367,10 @@ def test_the_algorithms_page_has_every_algorithm_and_its_numbers() -> None:
 
 
 def _check_metrics(page: str, folder: Path) -> None:
-    """The operating page explains every key that its run has written."""
+    """The metrics page explains every key that the runs of the operating page have written."""
     if page != "operating.md":
         return
-    explained = {key for _, cells in tables(page) for key in re.findall(r"`([\w./<>]+)`", cells[0])}
+    explained = {key for _, cells in tables("metrics.md") for key in re.findall(r"`([\w./<>]+)`", cells[0])}
     for name in ("metrics.jsonl", "events.jsonl"):
         for file in folder.glob(f"runs/*/{name}"):
             for line in map(json.loads, file.read_text().splitlines()):

@@ -16,6 +16,9 @@ from ...actors.run_events import (
     RunEvent,
     RunResumed,
     SftDone,
+    SinkClosed,
+    SinkFailed,
+    SinkOpened,
     SlotLost,
     StoreBlocked,
     StoreUnblocked,
@@ -52,6 +55,10 @@ def warning_of(event: RunEvent) -> str | None:
             return event.reason
         case ActorGivenUp():
             return f"{event.actor} is given up, no other node has room for it: {event.reason}"
+        case SinkFailed():
+            return f"sink {event.sink}: {event.error}"
+        case SinkClosed(lost=lost) if lost:
+            return f"sink {event.sink} lacks {lost} of {event.written + lost} steps and evaluations"
         case StoreBlocked():
             return f"the store waits for space: {event.problem}"
         case ColumnsAwaited():
@@ -83,6 +90,8 @@ def note_of(event: RunEvent) -> str | None:
             return f"{event.instance} moves from {event.policy} to {event.to}: {event.reason}"
         case NodeJoined():
             return f"node {event.node} joined: {count(event.cores, 'core')}, {count(event.gpus, 'GPU')}"
+        case SinkOpened():
+            return f"sink {event.sink}: {event.place}"
         case StoreUnblocked():
             return "the store has space again"
     return None

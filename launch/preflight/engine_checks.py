@@ -1,4 +1,4 @@
-"""Looks for the libraries that engines need, without importing them."""
+"""Looks for the libraries that engines and sinks need, without importing them."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,10 @@ def engine_problems(config: RunConfig) -> Iterator[str]:
         problem = None if model is None else policy.engine.unavailable(model.device)
         if problem is not None:
             yield f"policies.{name}.engine.name={policy.engine.name}: {problem}"
+
+
+def sink_problems(config: RunConfig) -> Iterator[str]:
+    """A line for each sink whose package is missing."""
+    for number, sink in enumerate(config.sinks):
+        if (problem := sink.unavailable()) is not None:
+            yield f"sinks.{number}.name={sink.name}: {problem}"

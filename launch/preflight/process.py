@@ -26,9 +26,9 @@ def main() -> None:
 
 
 def _findings(config: RunConfig) -> dict[str, Any]:
-    from .recipe_checks import recipe_problems
+    from .recipe_checks import function_problems, recipe_problems
 
-    problems = recipe_problems(config)
+    problems = recipe_problems(config) + list(function_problems(config))
     if config.simulated:
         return {"recipe": problems, "models": [], "cached": False}
     adapters = list(missing_library(config))

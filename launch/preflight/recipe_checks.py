@@ -2,15 +2,18 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...actors.environment import environment_problems
-from ...actors.errors import RecipeError
+from ...actors.errors import ConfigError, RecipeError
 from ...actors.messages import Query
 from ...actors.recipe import Recipe
 from ...core.errors import LocalProtocolError
 from ...core.protocol.codec import Encoder
 from ..run_config import RunConfig
+from ..sinks.function_sink import loaded
+from ..sinks.sink_config import FunctionConfig
 
 _FORMS = {
     "workflow": "async def workflow(query, agents)",
@@ -47,6 +50,17 @@ def recipe_problems(config: RunConfig) -> list[str]:
         return list(_data_problems(config, recipe))
     except RecipeError as error:  # raised by a function of the recipe
         return [str(error)]
+
+
+def function_problems(config: RunConfig) -> Iterator[str]:
+    """A line for each sink that is a function which can't be called."""
+    for number, sink in enumerate(config.sinks):
+        if isinstance(sink, FunctionConfig):
+            try:
+                loaded(Path(config.recipe), sink.function)
+            except Exception as error:  # noqa: BLE001  # importing a user's file may raise anything
+                words = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                yield f"sinks.{number}.function={sink.function}: {words}"
 
 
 def _missing_sft(config: RunConfig, recipe: Recipe) -> Iterator[str]:

@@ -1,0 +1,255 @@
+"""The contract of sinks: figures of a run are read back from their place, each step once, also after a resume."""
+
+import asyncio
+import importlib
+import struct
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.run_events import Evaluated, RunEvent, SinkClosed, SinkFailed, SinkOpened
+from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from flexmarl.launch.sinks.function_sink import FunctionSink
+from flexmarl.launch.sinks.run_sinks import RunSinks
+from flexmarl.launch.sinks.sink import Sink, SinkRun
+from flexmarl.launch.sinks.sink_config import MlflowConfig, PrometheusConfig, TensorboardConfig, WandbConfig
+
+from ..patience import PATIENCE_S
+
+Points = dict[int, float]
+Curves = dict[str, Points]
+
+
+@dataclass
+class Written:
+    """A sink and its reader. ``replaces``: the steps that a resumed run repeats have their new values."""
+
+    sink: Callable[[], Sink]
+    read: Callable[[], Curves]
+    replaces: bool
+    in_name: Callable[[str], str] = field(default=lambda key: key)
+
+
+def _point(curves: Curves, name: str, step: int, value: float) -> None:
+    points = curves.setdefault(name, {})
+    assert step not in points, f"{name} has two values of step {step}"
+    points[step] = value
+
+
+def tensorboard(folder: Path) -> Written:
+    pytest.importorskip("tensorboard", reason="flexmarl[tensorboard] is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read() -> Curves:
+        found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+        found.Reload()
+        curves: Curves = {}
+        for tag in found.Tags()["scalars"]:
+            for event in found.Scalars(tag):
+                _point(curves, tag, event.step, event.value)
+        return curves
+
+    return Written(TensorboardConfig().sink, read, replaces=True)
+
+
+def wandb(folder: Path) -> Written:
+    pytest.importorskip("wandb", reason="flexmarl[wandb] is not installed")
+    records_of: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")  # without types
+
+    def whole(file: Path) -> list[Any]:
+        """Its process writes the last records when the run has ended for us already."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            records = [records_of.Record.FromString(data) for data in _leveldb_records(file.read_bytes())]
+            if any(record.HasField("exit") for record in records):
+                return records
+            assert time.monotonic() < deadline, f"{file} has no end"
+            time.sleep(0.01)
+
+    def read() -> Curves:
+        curves: Curves = {}
+        names = set()
+        for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+            names.add(file.name)
+            for record in whole(file):
+                if not record.HasField("history"):
+                    continue
+                for item in record.history.item:
+                    name = item.key or "/".join(item.nested_key)
+                    if not name.startswith("_"):
+                        _point(curves, name, record.history.step.num, float(item.value_json))
+        assert len(names) == 1, "a resumed run continues the same run of Weights & Biases"
+        return curves
+
+    return Written(WandbConfig(mode="offline", project="tests").sink, read, replaces=False)
+
+
+def _leveldb_records(data: bytes) -> list[bytes]:
+    """The records of a log in LevelDB's format, with a header of its own."""
+    records, part, at = [], b"", 7
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        part += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # the whole, or its last part
+            records.append(part)
+            part = b""
+    return records
+
+
+def mlflow(folder: Path) -> Written:
+    pytest.importorskip("mlflow", reason="flexmarl[mlflow] is not installed")
+    from mlflow import MlflowClient
+
+    uri = str(folder / "mlruns")
+
+    def read() -> Curves:
+        client = MlflowClient(tracking_uri=uri)
+        known = client.get_experiment_by_name("tests")
+        assert known is not None
+        [run] = client.search_runs([known.experiment_id])
+        assert run.info.status == "FINISHED" and run.data.params["training.steps"] == "6"
+        curves: Curves = {}
+        for name in run.data.metrics:
+            for metric in client.get_metric_history(run.info.run_id, name):
+                _point(curves, name, metric.step, metric.value)
+        return curves
+
+    return Written(
+        MlflowConfig(uri=uri, experiment="tests").sink,
+        read,
+        replaces=False,
+        in_name=lambda key: key.replace("@", "_") if "/" in key else f"step/{key}",
+    )
+
+
+def function(folder: Path) -> Written:
+    lives: list[Curves] = []
+
+    def sink() -> Sink:
+        curves: Curves = {}
+        lives.append(curves)
+
+        def collect(step: int, figures: Mapping[str, float]) -> None:
+            for name, value in figures.items():
+                _point(curves, name, step, value)
+
+        return FunctionSink(collect)
+
+    def read() -> Curves:
+        joined: Curves = {}
+        for life in lives:
+            for name, points in life.items():
+                joined.setdefault(name, {}).update(points)
+        return joined
+
+    return Written(sink, read, replaces=True)
+
+
+@pytest.fixture(params=[tensorboard, wandb, mlflow, function], ids=lambda made: made.__name__)
+def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its local store without a database
+    made: Written = request.param(tmp_path)
+    return made
+
+
+def step(number: int, loss: float) -> StepMetrics:
+    return StepMetrics(
+        Step(number), 1.0 * number, 1.0, 0.5, 30, 30.0,
+        eval_s=9.0,
+        evaluation={"accuracy": 0.5},
+        by_agent={AgentName("solver"): AgentMetrics(reward=0.25 * number)},
+        by_policy={PolicyName("a"): PolicyMetrics(Version(number), Version(number - 1), loss=loss)},
+        by_actor={"router": {"turns.a-0": 8.0 * number}},
+    )  # fmt: skip
+
+
+async def life(
+    written: Written, folder: Path, steps: Mapping[int, float], resumed: int = 0
+) -> list[RunEvent]:
+    said: list[RunEvent] = []
+    run = SinkRun(folder, folder, resumed, {"training.steps": 6, "recipe": "sort"})
+    async with RunSinks([("one", written.sink())], run, said.append) as sinks:
+        if not resumed:
+            sinks.event(Evaluated(Step(0), 2.0, {"accuracy": 0.125, "pass@8": 0.5}))
+        for number, loss in steps.items():
+            if number == 2:
+                sinks.event(Evaluated(Step(2), 2.0, {"accuracy": 0.75, "pass@8": 1.0}))
+            sinks.step(step(number, loss))
+    assert not [event for event in said if isinstance(event, SinkFailed)]
+    return said
+
+
+async def test_each_figure_is_there_once_by_its_name_and_step(written: Written, tmp_path: Path) -> None:
+    said = await life(written, tmp_path, {1: 0.5, 2: 0.25, 3: 0.125})
+    opened, closed = said
+    assert isinstance(opened, SinkOpened) and closed == SinkClosed("one", 5, 0, 0)
+    found = written.read()
+    expected: Curves = {
+        "loss/a": {1: 0.5, 2: 0.25, 3: 0.125},
+        "reward/solver": {1: 0.25, 2: 0.5, 3: 0.75},
+        "versions/a": {1: 1.0, 2: 2.0, 3: 3.0},
+        "actor.turns.a-0/router": {1: 8.0, 2: 16.0, 3: 24.0},
+        "eval/accuracy": {0: 0.125, 2: 0.75},
+        "eval/pass@8": {0: 0.5, 2: 1.0},
+        "eval_s": {0: 2.0, 2: 2.0},
+        "tokens": dict.fromkeys((1, 2, 3), 30.0),
+    }
+    for key, points in expected.items():
+        assert found[written.in_name(key)] == points, key
+
+
+async def test_a_resumed_run_continues_the_series_without_doubled_steps(
+    written: Written, tmp_path: Path
+) -> None:
+    await life(written, tmp_path, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
+    await life(written, tmp_path, {3: 30.0, 4: 40.0, 5: 50.0, 6: 60.0}, resumed=2)
+    repeated = {3: 30.0, 4: 40.0} if written.replaces else {3: 3.0, 4: 4.0}
+    assert written.read()["loss/a"] == {1: 1.0, 2: 2.0, **repeated, 5: 50.0, 6: 60.0}
+
+
+# --------------------------------------------------------------------------- Prometheus
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[tuple[RunSinks, list[RunEvent]]]:
+    pytest.importorskip("prometheus_client", reason="flexmarl[prometheus] is not installed")
+    said: list[RunEvent] = []
+    run = SinkRun(tmp_path / "first", tmp_path)
+    async with RunSinks([("prometheus", PrometheusConfig(port=0).sink())], run, said.append) as sinks:
+        yield sinks, said
+
+
+async def test_metrics_are_fetched_over_http(served: tuple[RunSinks, list[Any]]) -> None:
+    sinks, said = served
+    sinks.event(Evaluated(Step(0), 2.0, {"accuracy": 0.125}))
+    sinks.step(step(1, 0.5))
+    sinks.step(step(2, 0.25))
+
+    def page() -> str:
+        with urllib.request.urlopen(said[0].place, timeout=10) as answer:  # of this test
+            text: str = answer.read().decode()
+            return text
+
+    async with asyncio.timeout(30):
+        while not said or "flexmarl_step 2.0" not in (text := await asyncio.to_thread(page)):
+            await asyncio.sleep(0.01)
+    lines = text.splitlines()
+    for line in (
+        'flexmarl_run{run="first"} 1.0',
+        'flexmarl_loss{policy="a"} 0.25',
+        'flexmarl_reward{agent="solver"} 0.5',
+        'flexmarl_versions{policy="a"} 2.0',
+        'flexmarl_eval{metric="accuracy"} 0.125',
+        'flexmarl_actor_turns{actor="router",part="a-0"} 16.0',
+    ):
+        assert line in lines
