@@ -16,7 +16,7 @@ orchestrator finds the report there; groups without one are begun again by anoth
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,7 @@ from ..process_pool import Processes, current_pool
 from ..recipe import Recipe
 from ..store_client import ExperienceWriter, segment_directories, writer_node
 from ..workflow import OnText, Prompt, Rewards, Turn
+from .agent_handles import AgentHandles, unknown_agent
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
@@ -255,7 +256,7 @@ class Rollout(Actor, RolloutApi):
 
     async def _run_workflow(self, trajectory: Trajectory) -> Rewards:
         current_pool.set(self._processes)
-        handles = _Handles({agent: _AgentHandle(self, agent, trajectory) for agent in self._agents})
+        handles = AgentHandles(self.generate, self._agents, trajectory)
         return self._checked(await self._recipe.workflow(trajectory.query, handles), trajectory)
 
     def _workflow_ended(self, work: asyncio.Task[Rewards]) -> None:
@@ -285,7 +286,7 @@ class Rollout(Actor, RolloutApi):
             raise RecipeError(f"the workflow returned {type(rewards).__name__}, not Rewards")
         for agent in rewards.by_agent:
             if agent not in self._agents:
-                raise _unknown_agent(agent, self._agents, "the workflow rewards")
+                raise unknown_agent(agent, self._agents, "the workflow rewards")
         for agent in trajectory.agents_used():
             if agent not in rewards.by_agent and self._agents[agent].trained:
                 raise RecipeError(f"the workflow used agent {agent!r} and returned no reward for it")
@@ -402,25 +403,3 @@ def _refuse_equal_ids(queries: Sequence[Query], where: str) -> None:
     twice = [query_id for query_id, count in Counter(query.id for query in queries).items() if count > 1]
     if twice:
         raise RecipeError(f"{where} has two queries with the id {twice[0]!r}")
-
-
-def _unknown_agent(agent: str, known: Iterable[str], who: str) -> RecipeError:
-    return RecipeError(f"{who} agent {agent!r}, which the config lacks; it has: {', '.join(known)}")
-
-
-class _AgentHandle:
-    """An agent within one trajectory."""
-
-    def __init__(self, rollout: Rollout, agent: AgentName, trajectory: Trajectory) -> None:
-        self._rollout = rollout
-        self._agent = agent
-        self._trajectory = trajectory
-
-    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None, **options: Any) -> Turn:
-        chosen = TurnOptions(**options) if options else NO_OPTIONS
-        return await self._rollout.generate(self._agent, self._trajectory, prompt, chosen, on_text)
-
-
-class _Handles(dict[str, _AgentHandle]):
-    def __missing__(self, agent: str) -> _AgentHandle:
-        raise _unknown_agent(agent, self, "the workflow asks for")

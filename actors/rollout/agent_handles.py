@@ -1,0 +1,39 @@
+"""The agents of one trajectory, as its workflow gets them."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ..errors import RecipeError
+from ..names import AgentName
+from ..workflow import OnText, Prompt, Turn
+from .trajectory import Trajectory
+from .turn_options import NO_OPTIONS, TurnOptions
+
+Generate = Callable[[AgentName, Trajectory, Prompt, TurnOptions, OnText | None], Awaitable[Turn]]
+
+
+class AgentHandle:
+    """An agent within one trajectory."""
+
+    def __init__(self, generate: Generate, agent: AgentName, trajectory: Trajectory) -> None:
+        self._generate = generate
+        self._agent = agent
+        self._trajectory = trajectory
+
+    async def generate(self, prompt: Prompt, *, on_text: OnText | None = None, **options: Any) -> Turn:
+        chosen = TurnOptions(**options) if options else NO_OPTIONS
+        return await self._generate(self._agent, self._trajectory, prompt, chosen, on_text)
+
+
+class AgentHandles(dict[str, AgentHandle]):
+    """The handles by agent. Raises RecipeError for an agent that the config lacks."""
+
+    def __init__(self, generate: Generate, agents: Iterable[AgentName], trajectory: Trajectory) -> None:
+        super().__init__({agent: AgentHandle(generate, agent, trajectory) for agent in agents})
+
+    def __missing__(self, agent: str) -> AgentHandle:
+        raise unknown_agent(agent, self, "the workflow asks for")
+
+
+def unknown_agent(agent: str, known: Iterable[str], who: str) -> RecipeError:
+    return RecipeError(f"{who} agent {agent!r}, which the config lacks; it has: {', '.join(known)}")
