@@ -11,7 +11,9 @@ from ..core.front_door import lazy_exports
 if TYPE_CHECKING:
     from .environment import Ask, Environment
     from .errors import LimitReached
+    from .gymnasium_environment import GymnasiumEnvironment
     from .messages import Query, StoreApi
+    from .parallel_environment import ParallelEnvironment
     from .process_pool import in_process
     from .tool_runs import run_tools
     from .workflow import Agent, Rewards, Turn
@@ -21,6 +23,8 @@ else:
         {
             "environment": ["Ask", "Environment"],
             "errors": ["LimitReached"],
+            "gymnasium_environment": ["GymnasiumEnvironment"],
+            "parallel_environment": ["ParallelEnvironment"],
             "process_pool": ["in_process"],
             "messages": ["Query", "StoreApi"],
             "tool_runs": ["run_tools"],
@@ -32,7 +36,9 @@ __all__ = [
     "Agent",
     "Ask",
     "Environment",
+    "GymnasiumEnvironment",
     "LimitReached",
+    "ParallelEnvironment",
     "Query",
     "Rewards",
     "StoreApi",

@@ -8,6 +8,7 @@ that ``setup`` assigned are shared by the trajectories of the worker; all others
 
 import asyncio
 import inspect
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
@@ -50,10 +51,12 @@ class Environment:
         """Called once in each rollout worker, before its first trajectory, with the config's ``data``: its keys are
         keyword arguments, as those of ``train_query``."""
 
+    @abstractmethod
     async def reset(self, query: Query) -> Asked | Rewards:
         """Begins a trajectory."""
         raise NotImplementedError
 
+    @abstractmethod
     async def step(self, turns: Mapping[str, Turn]) -> Asked | Rewards:
         """Takes the turns of the agents that were asked, by agent. Returns the next prompts, or the rewards, which end
         the trajectory."""
@@ -191,6 +194,11 @@ def environment_problems(cls: type[Any]) -> list[str]:
     if not issubclass(cls, Environment):
         return [f"{cls.__name__} is a class, and not derived from flexmarl.actors.Environment"]
     problems = [problem for name in METHODS if (problem := _method_problem(cls, name)) is not None]
+    problems += [
+        f"{cls.__name__}.{name} is missing"
+        for name in dir(cls)
+        if name not in METHODS and _is_missing(cls, name)
+    ]
     try:
         inspect.signature(cls).bind()
     except TypeError as error:
@@ -206,10 +214,14 @@ def environment_problems(cls: type[Any]) -> list[str]:
     return problems
 
 
+def _is_missing(cls: type[Environment], name: str) -> bool:
+    return getattr(getattr(cls, name, None), "__isabstractmethod__", False)
+
+
 def _method_problem(cls: type[Environment], name: str) -> str | None:
     method = getattr(cls, name)
     full = f"{cls.__name__}.{name}"
-    if name in ("reset", "step") and method is getattr(Environment, name):
+    if _is_missing(cls, name):
         return f"{full} is missing: write `async def {_FORMS[name]}`"
     if not inspect.iscoroutinefunction(inspect.unwrap(method)):
         return f"{full} is not async: write `async def {_FORMS[name]}`"

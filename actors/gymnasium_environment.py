@@ -1,0 +1,79 @@
+"""Environments of gymnasium (https://gymnasium.farama.org), for one agent: ``pip install flexmarl[gymnasium]``."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .environment import Environment, Says
+from .errors import InvalidEnvironment, LimitReached
+from .messages import Query
+from .workflow import Rewards, Turn
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+class GymnasiumEnvironment(Environment):
+    """Derive from this class, and define ``make`` and ``action``:
+
+        class Lake(GymnasiumEnvironment):
+            agent = "player"
+
+            @abstractmethod
+    def make(self, query):
+                return gymnasium.make("FrozenLake-v1", is_slippery=False)
+
+            def prompt(self, observation, info):
+                return f"You are on square {observation}. Your move: "
+
+            @abstractmethod
+    def action(self, turn):
+                return "LDRU".find(turn.text[:1]) % 4
+
+    The agent's reward is the sum of the rewards of its steps. It begins with ``reset(seed=query.data["seed"])``. Its
+    methods are plain functions, and run on the event loop, as gymnasium's do.
+    """
+
+    agent = "player"
+
+    @abstractmethod
+    def make(self, query: Query) -> "gymnasium.Env[Any, Any]":
+        """A new environment, for one trajectory; it is closed at its end."""
+        raise NotImplementedError
+
+    def prompt(self, observation: Any, info: Mapping[str, Any]) -> Says:
+        """The new text, or the new messages, for the agent."""
+        return f"{observation}\n"
+
+    @abstractmethod
+    def action(self, turn: Turn) -> Any:
+        """The action of an answer. For an answer without one, return another action, or raise an error: the trajectory
+        fails."""
+        raise NotImplementedError
+
+    async def reset(self, query: Query) -> Mapping[str, Says]:
+        self.total, self.steps = 0.0, 0
+        self.made: gymnasium.Env[Any, Any] | None = self.make(query)
+        observation, info = self.made.reset(seed=query.data.get("seed"))
+        return {self.agent: self.prompt(observation, info)}
+
+    async def step(self, turns: Mapping[str, Turn]) -> Mapping[str, Says] | Rewards:
+        if self.made is None:
+            raise InvalidEnvironment(f"{type(self).__name__}.step before reset")
+        found = self.made.step(self.action(turns[self.agent]))
+        observation, reward, terminated, truncated, info = found
+        self.total += float(reward)
+        self.steps += 1
+        return self.rewards() if terminated or truncated else {self.agent: self.prompt(observation, info)}
+
+    def rewards(self) -> Rewards:
+        """The rewards at the end, also at a limit of turns or tokens."""
+        return Rewards(metrics={"return": self.total, "steps": float(self.steps)}, **{self.agent: self.total})
+
+    async def truncated(self, limit: LimitReached) -> Rewards:
+        return self.rewards()
+
+    async def end(self) -> None:
+        made = getattr(self, "made", None)
+        if made is not None:
+            made.close()
