@@ -40,6 +40,7 @@ from .report.report import write_report
 from .run import Run
 from .run_directory import RunDirectory
 from .run_endings import closing_words, failure_words
+from .samples.command import samples
 from .signals import train_until_signal
 from .slurm.command import slurm
 from .stored_runs.command import completion, export, runs
@@ -60,10 +61,11 @@ def cli() -> None:
       flexmarl train path/to/recipe --dry-run      check a recipe of your own
       flexmarl train path/to/recipe --name first   train it
       flexmarl report runs/first                   its report, also while it runs
+      flexmarl samples runs/first                  its newest trajectories, turn by turn
     """
 
 
-for command in (bench, runs, export, completion, doctor, status, stop, logs, admit, node, slurm):
+for command in (bench, runs, export, completion, doctor, status, stop, logs, admit, samples, node, slurm):
     cli.add_command(command)
 
 

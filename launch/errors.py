@@ -61,5 +61,22 @@ class ResumeRefused(FlexmarlError):
         self.problems = problems
 
 
+class InvalidCondition(FlexmarlError):
+    """A condition on a number can't be read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text!r} is not a condition: write 12, '<0.2', '>=0.5' or 10-20")
+        self.text = text
+
+
+class SamplesUnreadable(FlexmarlError):
+    """The recorded trajectories of a run can't be read: there are none, or their file is damaged."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
 class BenchmarkFailed(FlexmarlError):
     """A measurement failed: it has no result."""

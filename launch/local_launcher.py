@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..actors.messages import (
+    ArchiveApi,
     InstanceApi,
     OrchestratorApi,
     RolloutApi,
@@ -47,7 +48,7 @@ _SLOW_START_S = 60.0
 @dataclass(frozen=True, slots=True)
 class LocalRun:
     """A run within its supervision. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of
-    the GPUs of each actor that sees no others."""
+    the GPUs of each actor that sees no others. ``archive``: of recorded trajectories; None: there are none."""
 
     config: RunConfig
     directory: RunDirectory
@@ -55,6 +56,7 @@ class LocalRun:
     console: RunConsole
     resume: tuple[Path, RunState] | None
     own_gpus: Mapping[str, tuple[str, ...]]
+    archive: ActorRef[ArchiveApi] | None = None
 
     async def train(self, began: Callable[[ActorRef[OrchestratorApi]], None]) -> RunResult:
         """``began`` is called when the training has begun: from then on the orchestrator can be asked to stop."""
@@ -106,6 +108,7 @@ class LocalRun:
                 for policies, instances in config.served_together().items()
             },
             slots=[await reserve(f"slot-{n}", SlotApi) for n in range(slots)],
+            archive=self.archive,
         )
 
     def _prepare_store(self, store: ActorRef[StoreApi]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ..actors.messages import OrchestratorApi, RunResult
+from ..actors.messages import ArchiveApi, OrchestratorApi, RunResult
 from ..actors.run_events import RunEvent
 from ..actors.step_metrics import StepMetrics
 from ..core.errors import FlexmarlError, is_loss
@@ -48,6 +48,7 @@ from .run_directory import RunDirectory
 from .run_feed import Broadcast
 from .run_record import RunRecord
 from .run_supervision import RunSupervision
+from .samples.archive import Archive
 from .sinks.function_sink import FunctionSink, MetricsFunction, checked
 from .sinks.run_sinks import RunSinks
 from .sinks.sink import SinkRun
@@ -217,11 +218,25 @@ class Run:
             console = RunConsole(directory, self._broadcast)
             await system.add(console, "console")
             first = self._prepared.life.step
+            archive = await self._archive(system)
             control = RunControl(config, first, directory, self._broadcast, console, self.request_stop)
             await system.add(control, CONTROL)
-            return await control.reported(self._on_its_nodes(system, runtime_dir, console))
+            return await control.reported(self._on_its_nodes(system, runtime_dir, console, archive))
 
-    async def _on_its_nodes(self, system: ActorSystem, runtime_dir: Path, console: RunConsole) -> RunResult:
+    async def _archive(self, system: ActorSystem) -> ActorRef[ArchiveApi] | None:
+        life = self._prepared.life
+        if not life.config.samples.steps:
+            return None
+        path, warn = self.directory.samples, self._broadcast.warn
+        return await system.add(Archive(path, life.config.samples, life.step, warn), "archive")
+
+    async def _on_its_nodes(
+        self,
+        system: ActorSystem,
+        runtime_dir: Path,
+        console: RunConsole,
+        archive: ActorRef[ArchiveApi] | None,
+    ) -> RunResult:
         life, directory = self._prepared.life, self.directory
         environment = {**env.actor_environment(), **self._prepared.environment}
         here = ProcessNode(system, runtime_dir, directory.logs, environment)
@@ -239,7 +254,9 @@ class Run:
                 )
             )
             own_gpus = cluster.placement.own_gpus()
-            local_run = LocalRun(life.config, directory, supervision, console, life.checkpoint, own_gpus)
+            local_run = LocalRun(
+                life.config, directory, supervision, console, life.checkpoint, own_gpus, archive
+            )
             return await self._trained(local_run, [system.failure, cluster.failure])
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:

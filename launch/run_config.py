@@ -31,6 +31,7 @@ from .config_sections import (
     config_errors,
 )
 from .frozen_policies import frozen_problems
+from .samples.archive import SamplesConfig
 from .sinks.sink_config import SinkConfigs
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -63,6 +64,7 @@ class RunConfig(Config):
     router: RouterConfig = RouterConfig()
     balance: BalanceConfig = BalanceConfig()
     store: StoreConfig = StoreConfig()
+    samples: SamplesConfig = SamplesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     supervision: SupervisionConfig = SupervisionConfig()

@@ -8,6 +8,7 @@
         checkpoints/     joint checkpoints, newest last
         logs/            one file per actor process
         store/           the journal of the experience store, and samples beyond its memory limit
+        samples.sqlite   trajectories of the last steps and of all evaluations, for people (``samples/``)
         suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
         address          of the launcher, while it runs
@@ -39,6 +40,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.store = path / "store"
         self.store_address = self.store / "address"
+        self.samples = path / "samples.sqlite"
         self.suspended = path / "suspended"
         self.report = path / "report.html"
         self.control_address = path / "address"

@@ -164,6 +164,9 @@ class House:
             for number, fake in enumerate(fakes):
                 instance = await self.system.add(fake, f"{policy}-{number}")
                 await router.api.join(instance, (PolicyName(policy),), 64)
+        archive: ActorRef[Any] | None = None
+        if self.archive is not None:
+            archive = await self.system.add(self.archive, "archive")
         setup = RolloutSetup(
             recipe=RecipeConfig(folder=str(self.folder), data={}, seed=3),
             agents={
@@ -185,7 +188,7 @@ class House:
             config=RolloutConfig(**config),
             store_dir=self.folder / "store",
             logs=self.folder,
-            archive=None if self.archive is None else await self.system.add(self.archive, "archive"),
+            archive=archive,
         )
         rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")
