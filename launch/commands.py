@@ -241,7 +241,9 @@ def report(run_dir: Path) -> int:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json: bool) -> int:
-    """Show samples in the experience store of a running run, by an SQL expression over their columns.
+    """Show samples in the experience store of a run, by an SQL expression over their columns.
+
+    RUN_DIR is the folder of a run, or an address file of it. A run that has ended is read from its store's journal.
 
     Columns: agent, sample_id, step, group, query, turn, trajectory, query_position, policy_version, version_changes,
     status, optimizer_step, reward, and the float, int, bool and str columns that the config declares. Trained
@@ -258,11 +260,10 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
         raise click.UsageError("--trajectory takes no expression: it shows all turns of one trajectory")
     from . import store_view  # imported here: only this command needs rich's tables
 
-    directory = RunDirectory.existing(run_dir)
     if trajectory is None:
-        found = store_view.select(directory, where, limit)
+        found = store_view.select(run_dir, where, limit)
     else:
-        found = store_view.trajectory(directory, trajectory)
+        found = store_view.trajectory(run_dir, trajectory)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found)))
     else:

@@ -4,17 +4,18 @@
         async for step in run.steps(after=0):
             print(step.step, step.tokens)
 
-The commands ``flexmarl status``, ``stop``, ``logs`` and ``admit`` are made of it.
+The commands ``flexmarl status``, ``stop``, ``logs``, ``admit`` and ``store`` are made of it.
 """
 
+import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
-from ..actors.messages import WORK_TIMEOUT_S, StoreApi
+from ..actors.messages import WORK_TIMEOUT_S, Selection, StoreApi
 from ..actors.names import AgentName
 from ..actors.run_events import RunEnded, RunEvent
 from ..actors.step_metrics import StepMetrics
@@ -28,6 +29,8 @@ from .run_address import SCHEMES, RunAddress
 from .run_control import NAME, Right, RunControl, RunStatus
 from .run_directory import RunDirectory
 from .stored_runs import stored_run
+
+Answer = TypeVar("Answer")
 
 _TIMEOUT_S: Final = 30.0
 _LOG_BYTES: Final = 1 << 20
@@ -131,7 +134,16 @@ class ConnectedRun:
         """The first ``limit`` samples in the store for which ``where``, an SQL expression over their columns, is true;
         by column name, without tokens, tensors and strings of more than 256 characters (``column`` has them). Waits
         until the run has a store. Raises StoreError, SelectTimeout, TooManySelects."""
-        return (await (await self._stored()).select(where, limit)).rows
+        return (await self.select(where, limit)).rows
+
+    async def select(self, where: str = "", limit: int = 1000) -> Selection:
+        """As ``samples``, with the number of all samples for which ``where`` is true."""
+        return await (await self._stored()).select(where, limit)
+
+    async def trajectory(self, name: str) -> Selection:
+        """The samples of a trajectory that the store has, turn by turn. ``name``: the trajectory's, or the id of one of
+        its samples. Raises StoreError if nothing in the store has that name."""
+        return await (await self._stored()).trajectory(name)
 
     async def column(self, agent: str, name: str, sample_ids: Sequence[str]) -> list[Any]:
         """The values of a column of these samples, in their order: also long strings, token ids and arrays; None if
@@ -154,6 +166,17 @@ class ConnectedRun:
         if self._store is None:
             self._store = await self._control.within(WORK_TIMEOUT_S).store()
         return self._store
+
+
+def asked(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> Answer:
+    """The answer to one question, in a loop of its own. Raises RunUnreachable if no process works on the run, or another
+    user's does."""
+
+    async def ask() -> Answer:
+        async with connect(run) as connected:
+            return await question(connected)
+
+    return asyncio.run(ask())
 
 
 def _address_of(run: Path | str, keys: Keys | None) -> RunAddress:

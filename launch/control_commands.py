@@ -4,22 +4,17 @@ RUN is the folder of a run, or an address file of it: ``runs/NAME/address``, or 
 With such a file they work from every host that reaches the run.
 """
 
-import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
-from .connected_run import ConnectedRun, connect
+from .connected_run import asked
 from .formatting import duration
 from .run_control import CALLS, Right, RunStatus
 from .run_directory import RunDirectory
 from .stored_runs import stored_run
-
-Answer = TypeVar("Answer")
 
 _RUN = click.Path(path_type=Path)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -48,7 +43,7 @@ def status(run: Path, as_json: bool) -> int:
             f"\n{stored.error}" if stored.error else ""
         )
     else:
-        answer = _ask(run, lambda connected: connected.status())
+        answer = asked(run, lambda connected: connected.status())
         found = {"state": "running", **dataclasses.asdict(answer)}
         words = _words(run, answer)
     click.echo(json.dumps(found) if as_json else words)
@@ -67,7 +62,7 @@ def stop(run: Path, now: bool, as_json: bool) -> int:
       flexmarl stop runs/first
       flexmarl stop runs/first --now
     """
-    graceful = _ask(run, lambda connected: connected.stop(now=now, by="flexmarl stop"))
+    graceful = asked(run, lambda connected: connected.stop(now=now, by="flexmarl stop"))
     how = "after the steps under way, with a checkpoint" if graceful else "at once"
     click.echo(json.dumps({"checkpoint": graceful}) if as_json else f"{run} stops {how}")
     return 0
@@ -85,7 +80,7 @@ def logs(run: Path, actor: str) -> int:
       flexmarl logs first.address store
     """
     if run.is_file():
-        text = _ask(run, lambda connected: connected.log(actor))
+        text = asked(run, lambda connected: connected.log(actor))
     else:
         text = RunDirectory.existing(run).log_of(actor).read_text(errors="replace")
     click.echo(text, nl=False)
@@ -115,7 +110,7 @@ def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
       flexmarl admit runs/first dashboard.address
       flexmarl admit runs/first judge.address --may judge
     """
-    _ask(run, lambda connected: connected.admit(file, rights))
+    asked(run, lambda connected: connected.admit(file, rights))
     click.echo(
         f"{file}: its holder may {' and '.join(dict.fromkeys(('watch', *rights)))} {run}, until it ends"
     )
@@ -131,13 +126,3 @@ def _words(run: Path, found: RunStatus) -> str:
         *(f"{name:<12} pid {one.pid:<8} {one.rss_mib:>9.1f} MiB" for name, one in found.processes.items()),
     ]
     return "\n".join(lines)
-
-
-def _ask(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> Answer:
-    """Raises RunUnreachable if no process works on the run, or another user's does."""
-
-    async def ask() -> Answer:
-        async with connect(run) as connected:
-            return await question(connected)
-
-    return asyncio.run(ask())

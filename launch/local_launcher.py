@@ -84,7 +84,7 @@ class LocalRun:
         """Spawns the router, to which others report when they start, and then all at once. The references are known
         before the processes run."""
         references = await self._references()
-        await self.console.system.run_blocking(self._prepare_store, references.store)
+        await self.console.system.run_blocking(self._prepare_store)
         specs = actor_specs(self.config, self.directory, references, self.resume, self.own_gpus)
         router = references.router.name
         await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
@@ -111,12 +111,11 @@ class LocalRun:
             archive=self.archive,
         )
 
-    def _prepare_store(self, store: ActorRef[StoreApi]) -> None:
+    def _prepare_store(self) -> None:
         """Makes an empty folder: rows of an earlier process belong to steps that are repeated."""
         store_dir = self.directory.store
         shutil.rmtree(store_dir, ignore_errors=True)
         store_dir.mkdir(mode=0o700)
-        self.directory.store_address.write_text(store.address)  # for `flexmarl store`
 
 
 async def _watch_processes(

@@ -30,7 +30,15 @@ Right = Literal["watch", "judge", "stop"]
 _WATCH: Final = tuple(f"{NAME}:{name}" for name in ("status", "steps", "events", "log"))
 CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
     "watch": _WATCH,
-    "judge": (*_WATCH, f"{NAME}:store", "store:select", "store:column", "store:fetch", "store:write"),
+    "judge": (
+        *_WATCH,
+        f"{NAME}:store",
+        "store:select",
+        "store:trajectory",
+        "store:column",
+        "store:fetch",
+        "store:write",
+    ),
     "stop": (*_WATCH, f"{NAME}:stop"),
 }
 """The calls that a program from outside may make, by the right that it was given (``core/wire/permissions.py``)."""

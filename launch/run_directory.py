@@ -39,7 +39,6 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.store = path / "store"
-        self.store_address = self.store / "address"
         self.samples = path / "samples.sqlite"
         self.suspended = path / "suspended"
         self.report = path / "report.html"

@@ -1,37 +1,48 @@
-"""``flexmarl store``: samples in the store of a running run, as a table."""
+"""``flexmarl store``: samples in the store of a run, as a table. A running run's store is asked, that of another one is
+read from its journal."""
 
-import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from pathlib import Path
 
-import uvloop
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..actors.messages import Selection, StoreApi
-from ..core.errors import ActorDead
-from ..core.system import ActorSystem
-from ..core.wire.curve import Keys
+from ..actors.errors import StoreError
+from ..actors.messages import Selection
+from ..actors.store import query
+from ..actors.store.stored_tables import stored_tables
+from ..actors.store.tables import Tables
+from ..core.errors import JournalError
+from .config_reading import check, read_yaml
+from .connected_run import ConnectedRun, asked
 from .errors import RunDirectoryError
-from .run_address import RunAddress
 from .run_directory import RunDirectory
+from .stored_runs import stored_run
 
-_TIMEOUT_S = 30.0
 _PIPED_WIDTH = 240
 # Columns that the sample id repeats are left out of the table.
 _HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory"})
 
 
-def select(directory: RunDirectory, where: str, limit: int) -> Selection:
-    """Raises RunDirectoryError if the run has ended, StoreError if ``where`` is not a valid expression."""
-    return _ask(directory, lambda store: store.select(where, limit))
+def select(run: Path, where: str, limit: int) -> Selection:
+    """``run``: a folder, or an address file. Raises RunDirectoryError if the run has no store, RunUnreachable if it is
+    just starting or ending, StoreError if ``where`` is not a valid expression."""
+
+    def stored(tables: Tables) -> Selection:
+        return query.select(tables.scalar_columns(), [*tables.scalars()], where, limit=limit)
+
+    return _found(run, lambda connected: connected.select(where, limit), stored)
 
 
-def trajectory(directory: RunDirectory, name: str) -> Selection:
-    """The turns of a trajectory in the tables of all agents. Raises RunDirectoryError if the run has ended, StoreError
-    if nothing in the store has that name."""
-    return _ask(directory, lambda store: store.trajectory(name))
+def trajectory(run: Path, name: str) -> Selection:
+    """The turns of a trajectory in the tables of all agents. Raises as ``select``, StoreError if nothing in the store
+    has that name."""
+
+    def stored(tables: Tables) -> Selection:
+        return Selection(rows := tables.trajectory(name), len(rows))
+
+    return _found(run, lambda connected: connected.trajectory(name), stored)
 
 
 def show(found: Selection) -> None:
@@ -55,28 +66,23 @@ def show(found: Selection) -> None:
     console.print(f"{len(found.rows)} of {found.total} samples")
 
 
-def _ask(directory: RunDirectory, question: Callable[[StoreApi], Awaitable[Selection]]) -> Selection:
+def _found(
+    run: Path,
+    question: Callable[[ConnectedRun], Awaitable[Selection]],
+    stored: Callable[[Tables], Selection],
+) -> Selection:
+    if run.is_file() or stored_run.is_alive(RunDirectory.existing(run)):
+        return asked(run, question)
+    return stored(_stored_tables(RunDirectory.existing(run)))
+
+
+def _stored_tables(directory: RunDirectory) -> Tables:
+    config = check(read_yaml(directory.config), str(directory.config))
+    policies = {name: agent.policy for name, agent in config.trained_agents.items()}
+    journal = directory.store / "samples.journal"
     try:
-        address = directory.store_address.read_text()
+        return stored_tables(journal, policies, config.columns())
     except FileNotFoundError:
         raise RunDirectoryError(f"{directory.path} has no store: has the run begun?") from None
-    try:
-        return uvloop.run(_answer(address, _keys(directory), question))
-    except ActorDead as error:
-        raise RunDirectoryError(
-            f"the store of {directory.path} can't be read, as the run has ended: {error}"
-        ) from None
-
-
-def _keys(directory: RunDirectory) -> Keys | None:
-    """Those of a run that listens over TCP."""
-    with suppress(FileNotFoundError):
-        return RunAddress.load(directory.control_address).keys
-    return None
-
-
-async def _answer(
-    address: str, keys: Keys | None, question: Callable[[StoreApi], Awaitable[Selection]]
-) -> Selection:
-    async with ActorSystem(f"look-{os.getpid()}", keys=keys) as system:
-        return await question(system.ref("store", address, StoreApi).within(_TIMEOUT_S))
+    except (JournalError, StoreError) as error:
+        raise RunDirectoryError(f"{journal} can't be read: {error}") from None

@@ -27,7 +27,7 @@ from ..errors import StoreFull
 
 log = get_logger(__name__)
 
-_HEAD: Final = Head(b"flexmarl samples", version=2)
+HEAD: Final = Head(b"flexmarl samples", version=2)
 _CHUNK_BYTES: Final = 2**17  # of a compaction, per tick of the loop
 # A file is worth compacting once it is this large, then when it has grown to twice its size and this more.
 _SLACK_BYTES: Final = 2**24
@@ -79,7 +79,7 @@ class StoreJournal:
             read(body)
             return True
 
-        file = RecordFile.open(path, _HEAD, read_record)
+        file = RecordFile.open(path, HEAD, read_record)
         if file.cut.problem:
             log.warning(
                 "store's journal cut after its last whole record",

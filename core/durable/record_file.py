@@ -167,6 +167,16 @@ class RecordFile:
         self._descriptor = -1
 
 
+def read_records(path: Path, head: Head, read: Callable[[bytes], bool]) -> Cut:
+    """Passes every record's body to ``read`` as ``RecordFile.open`` does, and changes nothing: for a file that no process
+    has open, since closing it here would end a lock of this process. Raises JournalError if ``path`` is not a file of
+    this head, OSError, and the errors of ``read``."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        end, problem = _read_from(file, size, path, head, read)
+    return Cut(end, size - end, problem if end < size else "")
+
+
 def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
@@ -191,24 +201,30 @@ def _claim(descriptor: int, path: Path) -> None:
 def _recover(descriptor: int, path: Path, head: Head, read: Callable[[bytes], bool]) -> Cut:
     """Reads the file and cuts it where reading ended. Raises JournalError if it has another head."""
     size = os.fstat(descriptor).st_size
-    expected = head.content
     with os.fdopen(descriptor, "rb", closefd=False) as file:
-        found = file.read(len(expected))
-        if found == expected:
-            end, problem = _read_records(file, size, read)
-        elif expected.startswith(found):  # new, or its process was killed while writing the head
-            end, problem = 0, "its head is cut short"
-        elif len(found) == len(expected) and found.startswith(head.magic):
-            (version,) = _VERSION_FIELD.unpack(found[len(head.magic) :])
-            text = f"it is of version {version}, and this program reads version {head.version}"
-            raise JournalError(path, text)
-        else:
-            raise JournalError(path, f"it does not begin as a journal does but with {found!r}")
+        end, problem = _read_from(file, size, path, head, read)
     if end < size:
         os.ftruncate(descriptor, end)
     if end == 0:
-        _write_all(descriptor, expected)
+        _write_all(descriptor, head.content)
     return Cut(end, size - end, problem if end < size else "")
+
+
+def _read_from(
+    file: BinaryIO, size: int, path: Path, head: Head, read: Callable[[bytes], bool]
+) -> tuple[int, str]:
+    """As ``_read_records``, with the head before them; 0 if that is not whole. Raises JournalError if it is another
+    one."""
+    expected = head.content
+    found = file.read(len(expected))
+    if found == expected:
+        return _read_records(file, size, read)
+    if expected.startswith(found):  # new, or its process was killed while writing the head
+        return 0, "its head is cut short"
+    if len(found) == len(expected) and found.startswith(head.magic):
+        (version,) = _VERSION_FIELD.unpack(found[len(head.magic) :])
+        raise JournalError(path, f"it is of version {version}, and this program reads version {head.version}")
+    raise JournalError(path, f"it does not begin as a journal does but with {found!r}")
 
 
 def _read_records(file: BinaryIO, size: int, read: Callable[[bytes], bool]) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch import store_view
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.connected_run import connect
 from flexmarl.launch.run import Run
 from flexmarl.launch.run_directory import RunDirectory
 
@@ -111,6 +112,10 @@ def test_a_run_that_has_not_begun(tmp_path: Path, flexmarl: Flexmarl) -> None:
     RunDirectory.create(tmp_path / "new", to_yaml(resolve(str(TINY), [])))
     status, _, err = flexmarl(str(tmp_path / "new"))
     assert status == 2 and "new has no store: has the run begun?" in err
+    (tmp_path / "new" / "store").mkdir()
+    (tmp_path / "new" / "store" / "samples.journal").write_bytes(b"something else" * 4)
+    status, _, err = flexmarl(str(tmp_path / "new"))
+    assert status == 2 and "samples.journal can't be read: " in err and "does not begin as a journal" in err
     status, _, err = flexmarl(str(tmp_path))
     assert status == 2 and "is not a run directory" in err
 
@@ -130,14 +135,18 @@ JUDGED = "agents.solver.columns.judged={{type: float, required: true, written_by
 
 async def judge(run: Run) -> int:
     """Writes ``judged`` of every row that waits for it, until the run has ended; returns how many rows waited."""
-    address, judged = run.directory.store_address, set[str]()
+    judged = set[str]()
+    address: str | None = None
     impatient = Settings(connect_timeout_s=0.5)
     async with asyncio.timeout(PATIENCE_S), ActorSystem("judge", settings=impatient) as system:
         while run.result is None:
             await asyncio.sleep(0.01)
             # The run may be starting, or ending just now.
-            with suppress(FileNotFoundError, FlexmarlError):
-                store = system.ref("store", address.read_text(), StoreApi).within(5)
+            with suppress(FlexmarlError):
+                if address is None:
+                    async with connect(run.directory.path) as connected:
+                        address = (await connected._store_ref()).address
+                store = system.ref("store", address, StoreApi).within(5)
                 rows = (await store.select("status = 'writing'", 1000)).rows
                 ids = [row["sample_id"] for row in rows]
                 judged.update(ids)  # the answer may be lost, and the row written
@@ -156,10 +165,16 @@ def test_a_run_continues_as_a_judge_writes(tmp_path: Path, flexmarl: Flexmarl, m
     assert asyncio.run(trained()) == 3 * 8
     folder = tmp_path / f"judged-{mode}"
     assert [line["samples/solver"] for line in json_lines(folder / "metrics.jsonl")] == [8] * 3
-    if mode == "strict":  # the answer takes the seconds of a connection that is not made
-        status, out, err = flexmarl(str(folder))
-        assert status == 2 and not out
-        assert f"judged-{mode} can't be read, as the run has ended: " in err
+    status, out, err = flexmarl(str(folder), "judged = 0.5", "--json")
+    assert status == 0 and not err
+    found = json.loads(out)
+    assert found["total"] == 3 * 8 and {row["status"] for row in found["rows"]} == {"consumed"}
+    status, out, _ = flexmarl(str(folder), "--trajectory", "2:q003_1", "--json")
+    assert [row["agent"] for row in json.loads(out)["rows"]] == ["solver", "checker"]
+    before = (folder / "store" / "samples.journal").read_bytes()
+    status, _, err = flexmarl(str(folder), "rewrd > 1")
+    assert status == 2 and "there is no column rewrd" in err
+    assert (folder / "store" / "samples.journal").read_bytes() == before
 
 
 def test_a_judge_that_never_comes_ends_the_run_with_its_column(runs_here: RunsHere) -> None:

@@ -1,0 +1,40 @@
+"""The tables of a store that runs no more, as its journal has them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgpack
+
+from ...core.durable.record_file import read_records
+from ..declared_columns import Column
+from ..names import AgentName, PolicyName
+from .schema import Schema
+from .store_journal import HEAD
+from .store_setup import training_columns
+from .table_records import Kind
+from .tables import Tables
+from .writers import REPORT
+
+
+def stored_tables(
+    journal: Path, policies: Mapping[AgentName, PolicyName], columns: Mapping[AgentName, Mapping[str, Column]]
+) -> Tables:
+    """``policies``, ``columns``: as in ``StoreSetup``. Changes nothing. Bytes after the last whole record are left out.
+
+    Raises FileNotFoundError, JournalError if the file is not a store's journal, StoreError if a record does not fit the
+    tables.
+    """
+    schemas = {agent: Schema({**training_columns(), **columns.get(agent, {})}) for agent in policies}
+    tables = Tables(policies, schemas)
+    kinds = {*map(int, Kind)}
+
+    def read(record: bytes) -> bool:
+        kind, *rest = msgpack.unpackb(record, strict_map_key=False)
+        if kind == REPORT and rest[2] is not None:
+            tables.apply(rest[2])
+        elif kind in kinds:
+            tables.apply(record)
+        return True
+
+    read_records(journal, HEAD, read)
+    return tables
