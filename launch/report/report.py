@@ -18,6 +18,7 @@ from .run_history import History, load_history
 from .time_sections import processes, throughput, time_split, turn_times
 from .training_charts import other_curves, policy_curves, rewards, turn_curves
 from .training_sections import agents_and_policies, mean_rewards, reward_words
+from .trajectory_sections import evaluated_trajectories
 
 _EVENTS_SHOWN = 200
 
@@ -29,8 +30,9 @@ def write_report(run_dir: Path) -> Path:
     missing or read-only; missing or half-written inputs are named in the report instead.
     """
     history = load_history(run_dir)
+    body = render_body(history, evaluated_trajectories(run_dir))
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-    page = template.substitute(title=escape(f"{history.name}: report"), body=render_body(history))
+    page = template.substitute(title=escape(f"{history.name}: report"), body=body)
     target = run_dir / "report.html"
     aside = target.with_name(f".report.html.{os.getpid()}.tmp")
     try:
@@ -41,8 +43,8 @@ def write_report(run_dir: Path) -> Path:
     return target
 
 
-def render_body(history: History) -> str:
-    """The report without its frame, as HTML. Pure."""
+def render_body(history: History, trajectories: str = "") -> str:
+    """The report without its frame, as HTML. ``trajectories``: their section. Pure."""
     sections = (
         _header,
         _failure,
@@ -59,6 +61,7 @@ def render_body(history: History) -> str:
         instances,
         pool,
         processes,
+        lambda _: trajectories,
         _failures,
         _events,
         _config,

@@ -22,7 +22,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u
 def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None = None) -> None:
     """``pieces``: the tokens are shown, the less probable ones on a redder ground; without colours each with its
     log-probability."""
-    console.print(Rule(Text(_title(trajectory), style="bold"), align="left", characters="─"))
+    console.print(Rule(Text(title_of(trajectory), style="bold"), align="left", characters="─"))
     if trajectory.metrics:
         console.print(Text(_figures(trajectory.metrics), style="dim"))
     colours: dict[str, str] = {}
@@ -31,7 +31,7 @@ def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None
         for part in turn.prompt:
             console.print(_prompt(part), soft_wrap=True)
         said = Text(f"{turn.agent}  ", style=f"bold {colour}")
-        said.append(_facts(turn), style="dim not bold")
+        said.append(facts_of(turn), style="dim not bold")
         console.print(said, soft_wrap=True)
         console.print(_answer(turn, pieces, coloured=console.color_system is not None), soft_wrap=True)
     if trajectory.failure:
@@ -44,7 +44,8 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def _title(trajectory: RecordedTrajectory) -> str:
+def title_of(trajectory: RecordedTrajectory) -> str:
+    """Step, query, number and rewards, in one line."""
     when = f"evaluation after step {trajectory.step}" if trajectory.evaluation else f"step {trajectory.step}"
     rewards = _figures(trajectory.rewards) if trajectory.rewards else "no reward"
     return f"{when} · query {printable(trajectory.query.id)} · trajectory {trajectory.number} · {rewards}"
@@ -54,7 +55,8 @@ def _figures(by_name: Any) -> str:
     return ", ".join(f"{printable(name)} {value:.4g}" for name, value in by_name.items())
 
 
-def _facts(turn: RecordedTurn) -> str:
+def facts_of(turn: RecordedTurn) -> str:
+    """Reward, advantage, version, tokens and columns, in one line."""
     facts = [] if turn.reward is None else [f"reward {turn.reward:.4g}"]
     if turn.advantage is not None:
         facts.append(f"advantage {turn.advantage:+.4g}")
