@@ -15,8 +15,9 @@ from ..formatting import compact
 
 Point = tuple[float, float]
 
-WIDE, NARROW = 720, 360  # pixels; the page shows the one that fits, so that text is never scaled down
-_HEIGHT = 250
+WIDE, NARROW = 860, 360  # pixels; the page shows the one that fits, so that text is never scaled down
+CELL = 420  # of small charts side by side
+_HEIGHT, _CELL_HEIGHT = 250, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 12, 44
 _COLORS = 8
 _DASHES = ("", "7 3", "2 3")
@@ -211,8 +212,8 @@ def _alike(points: Sequence[Point], others: Sequence[Point], seen: float) -> boo
 
 
 def cell(draw: Callable[[int], str], title: str, key: str = "") -> str:
-    """``draw`` at the narrow width, with a heading above and a legend (HTML) below, for a grid."""
-    return f'<figure class="cell"><h3>{escape(title)}</h3>{draw(NARROW)}{key}</figure>'
+    """``draw`` at the width of a cell, with a heading above and a legend (HTML) below, for a grid."""
+    return f'<figure class="cell"><h3>{escape(title)}</h3>{draw(CELL)}{key}</figure>'
 
 
 def figure(draw: Callable[[int], str], note: str = "", key: str = "") -> str:
@@ -251,7 +252,11 @@ def _stroke(kind: str, index: int, dash: str = "") -> str:
 
 
 def _size_class(width: int) -> str:
-    return "chart narrow" if width <= NARROW else "chart wide"
+    return "chart" if width == CELL else "chart narrow" if width <= NARROW else "chart wide"
+
+
+def _height(width: int) -> int:
+    return _CELL_HEIGHT if width == CELL else _HEIGHT
 
 
 def _scales(x_range: Point, ys: Sequence[float], axes: Axes, width: int) -> tuple[_Scale, _Scale]:
@@ -264,12 +269,13 @@ def _scales(x_range: Point, ys: Sequence[float], axes: Axes, width: int) -> tupl
         high = low + max(1.0, abs(low))
     if axes.y_range is None:
         high += 0.06 * (high - low)
-    return _Scale(x_low, x_high, _LEFT, width - _RIGHT), _Scale(low, high, _HEIGHT - _BOTTOM, _TOP)
+    return _Scale(x_low, x_high, _LEFT, width - _RIGHT), _Scale(low, high, _height(width) - _BOTTOM, _TOP)
 
 
 def _frame(axes: Axes, x: _Scale, y: _Scale, width: int) -> str:
     """Grid, tick labels and axis labels, drawn behind the data."""
-    bottom, right, left = _HEIGHT - _BOTTOM, width - _RIGHT, _LEFT - 7
+    height = _height(width)
+    bottom, right, left = height - _BOTTOM, width - _RIGHT, _LEFT - 7
     parts = []
     for tick in ticks(y.low, y.high, 5):
         label = escape(axes.y_format(tick))
@@ -281,15 +287,15 @@ def _frame(axes: Axes, x: _Scale, y: _Scale, width: int) -> str:
             parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 17}" text-anchor="middle">{int(tick)}</text>')
     centre, middle = (_LEFT + right) / 2, (bottom + _TOP) / 2
     parts.append(f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>')
-    parts.append(f'<text x="{centre}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(axes.x_label)}</text>')
+    parts.append(f'<text x="{centre}" y="{height - 6}" text-anchor="middle">{escape(axes.x_label)}</text>')
     turned = f'transform="translate(13 {middle}) rotate(-90)"'
     parts.append(f'<text {turned} text-anchor="middle">{escape(axes.y_label)}</text>')
     return "".join(parts)
 
 
-def _marks(axes: Axes, x: _Scale) -> str:
+def _marks(axes: Axes, x: _Scale, width: int) -> str:
     return "".join(
-        f'<path class="mark" d="M{x(mark):.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
+        f'<path class="mark" d="M{x(mark):.1f} {_TOP}V{_height(width) - _BOTTOM}"/>'
         for mark in axes.marks
         if x.low <= mark <= x.high
     )
@@ -322,8 +328,8 @@ def _svg(axes: Axes, width: int, data: str, x: _Scale, y: _Scale) -> str:
         for name, scale in (("x", x), ("y", y))
     )
     return (
-        f'<svg class="{_size_class(width)}" viewBox="0 0 {width} {_HEIGHT}" role="img" '
+        f'<svg class="{_size_class(width)}" viewBox="0 0 {width} {_height(width)}" role="img" '
         f'aria-labelledby="{ids}-t {ids}-d" {scales}><title id="{ids}-t">{escape(axes.title)}</title>'
         f'<desc id="{ids}-d">{escape(axes.description)}</desc>'
-        f"{_frame(axes, x, y, width)}{data}{_marks(axes, x)}</svg>"
+        f"{_frame(axes, x, y, width)}{data}{_marks(axes, x, width)}</svg>"
     )

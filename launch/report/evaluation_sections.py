@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Final
 
 from ..formatting import compact, count
@@ -28,9 +27,16 @@ def evaluations(history: History) -> str:
         if name not in shares:
             title, label = _title_and_label(name, history.samplings)
             others.setdefault(title, {})[label] = points
-    cells = [_other(title, of_title, history) for title, of_title in others.items()]
+    cells = [_other(title, _in_order(of_title, history), history) for title, of_title in others.items()]
     further = f"<h2>Evaluations</h2>{grid(cells)}" if cells else ""
     return _accuracy(shares, history) + further
+
+
+def _in_order(curves: Curves, history: History) -> Curves:
+    """The curves of agents in the order of the other charts, so that each has its colour."""
+    places = {str(agent): place for place, agent in enumerate(history.agents)}
+    ordered = sorted(curves, key=lambda name: places.get(name.rpartition("/")[2], len(places)))
+    return {name: curves[name] for name in ordered}
 
 
 def _title_and_label(name: str, samplings: Sequence[str]) -> tuple[str, str]:
@@ -73,7 +79,7 @@ def _other(title: str, curves: Curves, history: History) -> str:
             for name, points in curves.items()
         ),
         x_label="step",
-        y_label=escape(title),
+        y_label="",
         y_range=(0.0, 1.0) if min(ys) >= 0 and max(ys) <= 1 else None,
         marks=history.resumes,
     )

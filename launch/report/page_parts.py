@@ -19,7 +19,7 @@ from .charts import (
 
 _POINTS = 400  # at most, per curve: about one per two pixels
 _CELL_POINTS = 150
-ON_ANOTHER = "2 6"  # dashes of a line that lies on another one
+ON_ANOTHER = "6 8"  # dashes of a line that lies on another one
 _RAW_CURVES = 6  # with more curves the unsmoothed ones hide one another and are left out
 
 

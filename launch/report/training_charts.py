@@ -52,10 +52,10 @@ _QUANTILES: Final[Mapping[str, Callable[[AgentMetrics], float | None]]] = {
 }
 
 
-_KNOWN_OF_AGENT: Final = frozenset(
-    ("reward", "turns", "tokens", "truncated_turns", "zero_advantage_groups")
-    + tuple(f"turn_tokens_{which}" for which in ("p10", "p50", "p90", "max"))
-)
+_KNOWN_OF_AGENT: Final = frozenset((
+    "reward", "turns", "tokens", "truncated_turns", "zero_advantage_groups",
+    "turn_tokens_p10", "turn_tokens_p50", "turn_tokens_p90", "turn_tokens_max",
+))  # fmt: skip
 _KNOWN_OF_POLICY: Final = frozenset(
     name
     for name in (field.name for field in fields(PolicyMetrics))
@@ -172,9 +172,9 @@ def _section(heading: str, charts: Sequence[Chart], history: History) -> str:
             zero.append(chart.title.lower())
             continue
         cells.append(smoothed_cell(_axes(heading, chart, curves, history), curves, len(history.steps)))
-    if not cells and not zero:
+    if not cells:
         return ""
-    words = smoothing_words(len(history.steps), bool(history.resumes)) if cells else ""
+    words = smoothing_words(len(history.steps), bool(history.resumes))
     words += f" Zero in every step: {', '.join(zero)}." if zero else ""
     return f"<h2>{escape(heading)}</h2>{grid(cells)}{note(words.strip())}"
 

@@ -15,6 +15,7 @@ from flexmarl.launch.report.charts import (
     Line,
     column_chart,
     line_chart,
+    same_as,
     smooth,
     thin,
     ticks,
@@ -75,3 +76,17 @@ def test_smoothing_is_a_running_mean() -> None:
     assert smooth(points, 0) == points
     assert smooth(points, 1) == [(0, 0.5), (1, 5 / 3), (2, 14 / 3), (3, 29 / 3), (4, 12.5)]
     assert smooth([], 3) == []
+
+
+def test_curves_that_lie_on_one_another_are_found_and_others_are_not() -> None:
+    rising = [(float(x), x / 10) for x in range(10)]
+    curves = {
+        "a": rising,
+        "b": [(x, 1.0 - y) for x, y in rising],
+        "c": [(x, y + 1e-4) for x, y in rising],
+        "d": rising[:-1],
+        "e": [(x, 1.0 - y) for x, y in rising],
+    }
+    assert same_as(curves) == {"c": "a", "e": "b"}
+    assert same_as({"flat": [(1.0, 0.0)], "other": [(1.0, 0.0)]}) == {"other": "flat"}
+    assert same_as({}) == {}

@@ -246,7 +246,7 @@ def test_any_number_of_agents_and_steps(tmp_path: Path, agents: int, steps: int)
     names = [f"agent-{index}" for index in range(agents)]
     page = written(tmp_path, [record(step, names) for step in range(1, steps + 1)])
     checker = check(page)
-    assert checker.tags.count("h2") == 6
+    assert checker.tags.count("h2") == 7
     assert all(f'<th scope="row">{name}</th>' in page for name in names)
     assert f"{steps} step" in page
 
