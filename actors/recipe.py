@@ -28,7 +28,19 @@ from .errors import RecipeError
 from .messages import Query
 from .workflow import Workflow
 
-__all__ = ["Recipe", "RecipeConfig"]
+__all__ = ["Recipe", "RecipeConfig", "module_of"]
+
+
+def module_of(file: Path, name: str) -> ModuleType:
+    """Runs a file of a recipe as the module ``name``. Raises what the file raises."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses in a recipe look their module up
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # it may import modules that lie beside it
+    spec.loader.exec_module(module)
+    return module
 
 
 class RecipeConfig(Config):
@@ -131,16 +143,8 @@ class Recipe:
             raise RecipeError(
                 f"{self.file} does not exist: a recipe is a folder with workflow.py and config.yaml"
             )
-        name = f"flexmarl_recipe_{Path(self._config.folder).name}"
-        spec = importlib.util.spec_from_file_location(name, self.file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses in a recipe look their module up
-        if str(self.folder) not in sys.path:
-            sys.path.append(str(self.folder))  # workflow.py may import modules that lie beside it
         with self._users_code("loading"):
-            spec.loader.exec_module(module)
-        return module
+            return module_of(self.file, f"flexmarl_recipe_{Path(self._config.folder).name}")
 
     @contextmanager
     def _users_code(self, what: str) -> Iterator[None]:

@@ -142,7 +142,7 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
 
 
 def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by keys ``family/name`` whose family is none of those above, such as workflow metrics."""
+    """The numbers of a line by keys ``family/name`` of a family that is not listed above, such as workflow metrics."""
     return {
         key: known
         for key, value in line.items()

@@ -1,13 +1,12 @@
 """Calls a function of the user's with the figures of each step and evaluation."""
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...actors.errors import ConfigError
+from ...actors.recipe import module_of
 from .sink import Figures, SinkRun
 
 MetricsFunction = Callable[[int, Mapping[str, float]], object]
@@ -44,13 +43,7 @@ def loaded(recipe: Path, name: str) -> MetricsFunction:
     path = recipe / file
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
-    module_name = f"flexmarl_sink_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    found: Any = getattr(module, function, None)
+    found: Any = getattr(module_of(path, f"flexmarl_recipe_{recipe.name}_{path.stem}"), function, None)
     if not callable(found):
         raise ConfigError(f"{file} has no function {function!r}")
     return checked(found, name)

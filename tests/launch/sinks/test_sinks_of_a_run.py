@@ -1,6 +1,7 @@
 """A run and its resumed half with functions as sinks, one of which raises; sinks that are refused."""
 
 import asyncio
+import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.preflight import preflight
 from flexmarl.launch.preflight.recipe_checks import function_problems
 from flexmarl.launch.report.run_history import load_history
-from flexmarl.launch.sinks import sink_config
+from flexmarl.launch.written_keys import WrittenKeys
 
 from ...patience import PATIENCE_S
 from ..conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines
@@ -81,10 +82,10 @@ async def test_a_run_and_its_resumed_half_feed_all_their_sinks(tmp_path: Path) -
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sink_config.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = resolve(str(TINY), [*SIMULATED, "sinks=[tensorboard, {name: prometheus, port: 9000}]"])
     with pytest.raises(ConfigError) as caught:
-        preflight.check_before_start(config, preflight.WrittenKeys())
+        preflight.check_before_start(config, WrittenKeys())
     assert str(caught.value).splitlines()[1:] == [
         "  sinks.0.name=tensorboard: tensorboard is not installed: pip install 'flexmarl[tensorboard]'",
         "  sinks.1.name=prometheus: prometheus_client is not installed: pip install 'flexmarl[prometheus]'",
