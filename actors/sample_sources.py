@@ -7,6 +7,7 @@ import numpy as np
 
 from ..core.ref import ActorRef
 from ..transport.segments import ByteRef, place_of
+from .column_refs import UTF8, ColumnRefs, is_packed, is_ref, runs
 from .errors import StoreError
 from .messages import StoreApi
 
@@ -76,3 +77,20 @@ async def sent(store: ActorRef[StoreApi], refs: Sequence[ByteRef]) -> Sent:
     if end != len(memory):
         raise StoreError(f"the store has sent {end} bytes of {len(memory)}")
     return Sent(refs, memoryview(memory).toreadonly())
+
+
+def declared_values(column: Sequence[Any] | ColumnRefs, source: Source) -> list[Any]:
+    """The values of a declared column, in the order of its rows. Arrays are read-only."""
+    values = (value for run in runs(column) for value in _shaped(source, run.dtype, run.refs, run.shapes))
+    if is_packed(column):
+        return list(values)
+    return [next(values) if is_ref(cell) else cell for cell in column]
+
+
+def _shaped(
+    source: Source, dtype: str, refs: Sequence[ByteRef], shapes: Sequence[tuple[int, ...]]
+) -> list[Any]:
+    if dtype == UTF8:
+        return [array.tobytes().decode() for array in source.arrays(refs, np.uint8)]
+    arrays = source.arrays(refs, np.dtype(dtype))
+    return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]

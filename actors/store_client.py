@@ -32,13 +32,13 @@ from ..transport.segments import (
     place_of,
 )
 from ..transport.select import this_node
-from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, is_packed, is_ref, pack_flat, runs, segments
+from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, pack_flat, runs, segments
 from .declared_columns import MAX_STRING
 from .errors import SamplesUnreachable, StoreFull
 from .messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi, Truncation
 from .names import AgentName
 from .sample_id import SampleId
-from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, sent
+from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, declared_values, sent
 
 ARRAY_COLUMNS: Final = {
     "prompt_tokens": "int32",
@@ -292,6 +292,12 @@ class ExperienceReader:
         self._directories = directories
         self._far = far
         self._segments: SegmentReader | None = None
+        self._bytes_from_hosts = 0
+
+    def statistics(self) -> dict[str, float]:
+        """``store_bytes_from_hosts``: of samples that lie on other hosts, as far as any were read."""
+        got = self._bytes_from_hosts
+        return {"store_bytes_from_hosts": float(got)} if got else {}
 
     async def samples(self, batch: LeasedBatch) -> list[Sample]:
         """The samples in the order of the lease, without the columns that the run declares (``columns``). Raises
@@ -336,13 +342,13 @@ class ExperienceReader:
         wrote, as ``Sample.columns`` has it, or None. Arrays are read-only. Raises as ``arrays`` does."""
         columns = {name: column for name, column in batch.columns.items() if name not in _TRAINING}
         source = await self._source(columns.values())
-        return {name: _declared_values(column, source) for name, column in columns.items()}
+        return {name: declared_values(column, source) for name, column in columns.items()}
 
     async def column(self, agent: AgentName, name: str, sample_ids: Sequence[str]) -> list[Any]:
         """One column of samples that need no lease, a value for each, as ``columns`` has it. Raises as ``arrays`` does,
         and StoreError for an unknown agent, column or sample, or if the samples are trained meanwhile."""
         found = await self._store.within(SEND_TIMEOUT_S).column(agent, name, [*sample_ids])
-        return _declared_values(found[name], await self._source([found[name]]))
+        return declared_values(found[name], await self._source([found[name]]))
 
     async def _source(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> Source:
         """The source of the columns' bytes: the segments, one answer of the store for all of them, or their writers'
@@ -371,9 +377,11 @@ class ExperienceReader:
             except UnsafeDirectory as gone:  # its writer has ended at this moment
                 raise SamplesUnreachable(str(gone)) from gone
         try:
-            return Fetched(await self._far.fetch(place, refs, SEND_TIMEOUT_S))
+            found = await self._far.fetch(place, refs, SEND_TIMEOUT_S)
         except PieceLost as lost:
             raise SamplesUnreachable(str(lost)) from lost
+        self._bytes_from_hosts += sum(map(len, found.values()))
+        return Fetched(found)
 
     async def _stored(self, columns: Iterable[Sequence[Any] | ColumnRefs]) -> SegmentReader | Sent:
         """The source of what lies on the store's node."""
@@ -389,7 +397,10 @@ class ExperienceReader:
                     item_bytes |= dict.fromkeys(run.refs, ITEM_BYTES[run.dtype])
         # Large items first: then all are aligned.
         ordered = sorted(item_bytes, key=item_bytes.__getitem__, reverse=True)
-        return await sent(self._store, ordered) if ordered else Sent([], memoryview(b""))
+        if not ordered:
+            return Sent([], memoryview(b""))
+        self._bytes_from_hosts += sum(ref.size_bytes for ref in ordered)
+        return await sent(self._store, ordered)
 
     def forget_consumed(self) -> None:
         """Unmaps the segments that the store has removed."""
@@ -399,19 +410,3 @@ class ExperienceReader:
     def close(self) -> None:
         if self._segments is not None:
             self._segments.close()
-
-
-def _declared_values(column: Sequence[Any] | ColumnRefs, source: Source) -> list[Any]:
-    values = (value for run in runs(column) for value in _shaped(source, run.dtype, run.refs, run.shapes))
-    if is_packed(column):
-        return list(values)
-    return [next(values) if is_ref(cell) else cell for cell in column]
-
-
-def _shaped(
-    source: Source, dtype: str, refs: Sequence[ByteRef], shapes: Sequence[tuple[int, ...]]
-) -> list[Any]:
-    if dtype == UTF8:
-        return [array.tobytes().decode() for array in source.arrays(refs, np.uint8)]
-    arrays = source.arrays(refs, np.dtype(dtype))
-    return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]

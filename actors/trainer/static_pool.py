@@ -121,5 +121,5 @@ class StaticPool(TrainingPool):
         await self._transport.close()
 
     def statistics(self) -> Mapping[str, float]:
-        """Numbers of the transport, as ``transport_...``."""
-        return self._transport.statistics().numbers()
+        """Numbers of the transport, as ``transport_...``, and of the reader of samples."""
+        return self._transport.statistics().numbers() | self._experience.statistics()

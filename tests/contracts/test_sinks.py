@@ -5,7 +5,7 @@ import importlib
 import struct
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,14 @@ def function(folder: Path) -> Written:
 
 
 @pytest.fixture(params=[tensorboard, wandb, mlflow, function], ids=lambda made: made.__name__)
-def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+def written(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Written]:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its local store without a database
     made: Written = request.param(tmp_path)
-    return made
+    yield made
+    if request.param is wandb:
+        importlib.import_module("wandb").teardown()  # a process that it keeps for later runs
 
 
 def step(number: int, loss: float) -> StepMetrics:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flexmarl.actors import store_client
@@ -19,6 +20,7 @@ from flexmarl.actors.messages import StoreApi
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import (
+    ARRAY_COLUMNS,
     ExperienceReader,
     ExperienceWriter,
     far_reader,
@@ -115,6 +117,13 @@ async def test_samples_come_out_as_they_went_in_on_every_host(
     assert bool(hosts.segments(writing))
     leased = await hosts.store.api.lease(SOLVER, 0, 12)
     assert await reader.samples(leased) == samples
+    sizes = [
+        np.dtype(dtype).itemsize * len(getattr(one, name))
+        for one in samples
+        for name, dtype in ARRAY_COLUMNS.items()
+    ]
+    from_hosts = {} if reading == writing else {"store_bytes_from_hosts": sum(sizes)}
+    assert reader.statistics() == from_hosts
 
 
 async def test_a_batch_of_writers_on_several_hosts_is_one_batch(hosts: Hosts) -> None:
