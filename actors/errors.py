@@ -152,6 +152,10 @@ class WriterRetired(StoreError):
         self.writer = writer
 
 
+class QueriesRefused(FlexmarlError):
+    """Queries that were submitted to a run are not rolled out."""
+
+
 class WorkerReplaced(FlexmarlError):
     """A message was meant for an earlier life of a rollout worker."""
 

@@ -198,6 +198,8 @@ class StepMetrics:
     """Groups that gave no sample."""
     replaced_queries: int = 0
     """Queries drawn in place of dropped groups."""
+    submitted_queries: int = 0
+    """Queries that programs outside of the run have submitted, in place of drawn ones."""
     restarted_groups: int = 0
     """Groups that were begun again, because their rollout worker was lost."""
     eval_s: float | None = None

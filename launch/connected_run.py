@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ..actors.messages import WORK_TIMEOUT_S, Selection, StoreApi
+from ..actors.messages import WORK_TIMEOUT_S, Query, QueryAnswer, Selection, StoreApi
 from ..actors.names import AgentName
 from ..actors.run_events import RunEnded, RunEvent
 from ..actors.step_metrics import StepMetrics
@@ -116,8 +116,8 @@ class ConnectedRun:
 
     async def admit(self, file: Path, rights: Sequence[Right]) -> None:
         """Makes a file for ``connect``, whose holder may do no more than ``rights``: ``watch`` (status, steps, events,
-        logs), and with it ``judge`` (samples, write) or ``stop``. It is for this life of the run: a resumed run
-        has new keys. Raises RunUnreachable if the run does not listen over TCP, OSError."""
+        logs), and with it ``judge`` (samples, write), ``submit`` or ``stop``. It is for this life of the run: a
+        resumed run has new keys. Raises RunUnreachable if the run does not listen over TCP, OSError."""
         own = self._address.keys
         if own is None:
             raise RunUnreachable(
@@ -127,6 +127,19 @@ class ConnectedRun:
         keys = Keys.for_client(own.server_public)
         await self._control.within(_TIMEOUT_S).admit(keys.client_public, [*rights])
         write_private(file, RunAddress(self._address.address, keys).text())
+
+    async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
+        """Has the run roll out and train these queries, and waits for it: returns an answer for each, in their order,
+        with the rewards of its trajectories.
+
+        They are in the next step that begins, in place of queries that it would draw from the training data; beyond
+        the step's size they are in the steps after that. Each is in one step, under an id of the run's own; those of
+        ``queries`` are only for the answers. They are not part of a checkpoint: if the run ends before, or continues
+        from an earlier checkpoint, submit them again. If this call is cancelled, those that wait are withdrawn.
+
+        Raises QueriesRefused if the run ends before they are rolled out, if 10 000 wait already, or if the run is
+        ``deterministic``."""
+        return await self._control.within(WORK_TIMEOUT_S).submit([*queries])
 
     # ------------------------------------------------------------------ samples
 

@@ -9,13 +9,21 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-from ..actors.messages import RunResult, StoreApi
+from ..actors.errors import QueriesRefused
+from ..actors.messages import (
+    WORK_TIMEOUT_S,
+    OrchestratorApi,
+    Query,
+    QueryAnswer,
+    RunResult,
+    StoreApi,
+)
 from ..actors.run_events import RunEnded, RunEvent
 from ..actors.step_metrics import StepMetrics
 from ..core.actor import Actor, endpoint
-from ..core.errors import ActorNotFound, InvalidKeys
+from ..core.errors import ActorDead, ActorFailed, ActorNotFound, InvalidKeys
 from ..core.ref import ActorRef
 from .console.run_console import RunConsole
 from .errors import RunDirectoryError, RunFailed
@@ -25,8 +33,10 @@ from .run_directory import RunDirectory
 from .run_feed import Broadcast
 from .run_record import end_of_run
 
+Api = TypeVar("Api")
+
 NAME = "control"
-Right = Literal["watch", "judge", "stop"]
+Right = Literal["watch", "judge", "submit", "stop"]
 _WATCH: Final = tuple(f"{NAME}:{name}" for name in ("status", "steps", "events", "log"))
 CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
     "watch": _WATCH,
@@ -39,6 +49,7 @@ CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
         "store:fetch",
         "store:write",
     ),
+    "submit": (*_WATCH, f"{NAME}:submit"),
     "stop": (*_WATCH, f"{NAME}:stop"),
 }
 """The calls that a program from outside may make, by the right that it was given (``core/wire/permissions.py``)."""
@@ -160,12 +171,28 @@ class RunControl(Actor):
     @endpoint
     async def store(self) -> ActorRef[StoreApi]:
         """The run's store. Waits until it is being started."""
+        return await self._found("store", StoreApi)
+
+    async def _found(self, actor: str, api: type[Api]) -> ActorRef[Api]:
         while True:
             changed = self._broadcast.changes.next
             try:
-                return await self.system.lookup("store", StoreApi)
+                return await self.system.lookup(actor, api)
             except ActorNotFound:
                 await changed.wait()
+
+    @endpoint(raises=[QueriesRefused])
+    async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
+        """See ``ConnectedRun.submit``."""
+        if self._config.deterministic:
+            raise QueriesRefused(
+                "deterministic=true: the time at which queries come would decide what is trained"
+            )
+        orchestrator = await self._found("orchestrator", OrchestratorApi)
+        try:
+            return await orchestrator.within(WORK_TIMEOUT_S).submit(queries)
+        except (ActorDead, ActorFailed) as error:
+            raise QueriesRefused(f"the run has ended: {error}") from error
 
     @endpoint(raises=[InvalidKeys])
     async def admit(self, public_key: str, rights: list[Right]) -> None:

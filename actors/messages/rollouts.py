@@ -19,6 +19,19 @@ class Query:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """A submitted query, rolled out. ``query``: its id. ``step``: the one that trains it. ``rewards``: of its
+    trajectories that count, by agent. ``failures``: the number of those that failed. ``dropped``: the reason if none of
+    its samples is trained, or empty."""
+
+    query: str
+    step: Step
+    rewards: dict[AgentName, list[float]]
+    failures: int
+    dropped: str
+
+
 Grouping = Literal["trajectory", "agent_turns", "turn"]
 """The rewards that an agent's reward is compared with in a group: one per trajectory, one per turn of the agent, or one
 per trajectory that reached the same turn of the agent."""

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from ...core.actor import endpoint
+from ..errors import QueriesRefused
 from ..run_events import RunEvent
 from ..step_metrics import StepMetrics
-from .rollouts import GroupClosed
+from .rollouts import GroupClosed, Query, QueryAnswer
 
 WORK_TIMEOUT_S: Final = 24 * 3600.0
 """Deadline of long operations, queueing included: catches one that hangs, never one that is slow."""
@@ -17,6 +19,11 @@ class OrchestratorApi(Protocol):
 
     async def stop(self) -> None:
         """Ends the run after the steps under way, with a checkpoint."""
+
+    @endpoint(raises=[QueriesRefused])
+    async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
+        """Rolls out and trains queries from outside in the next step that begins, or, beyond its size, in later ones;
+        they take the place of drawn ones. Returns the answers, in their order, once all are rolled out."""
 
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
         """A group of the rollout worker whose life ``writer`` names has closed; ignored if it is no longer its."""

@@ -31,7 +31,7 @@ decisions. A task that raises ends the run.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...core.actor import Actor, endpoint
@@ -42,6 +42,8 @@ from ..messages import (
     GroupClosed,
     OrchestratorApi,
     Published,
+    Query,
+    QueryAnswer,
     RunResult,
     TrajectoryFailure,
     VersionRange,
@@ -72,6 +74,7 @@ from .query_digests import QueryDigests
 from .query_order import ClosingOrder, QueryOrder
 from .recorder import StepRecord
 from .rollout_workers import GroupWork, RolloutWorkers
+from .submissions import SUBMITTED, Submissions
 
 _LOSS_KNOWN_S = 60.0
 _TRAIN_AGAIN_S = 0.1
@@ -109,6 +112,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._committing = asyncio.Lock()
         self._drawing = asyncio.Lock()
         self._closing = ClosingOrder(setup.group_order)
+        self._submissions = Submissions()
         self._stop_asked = self._finishing = False
         self._pipeline: Pipeline | None = None
 
@@ -123,6 +127,10 @@ class Orchestrator(Actor, OrchestratorApi):
         self._stop_asked = True
         if self._pipeline is not None and not self._finished.done():
             self._carry_out(self._pipeline.request_stop())
+
+    @endpoint
+    async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
+        return await self._submissions.submit(queries)
 
     @endpoint
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
@@ -143,6 +151,7 @@ class Orchestrator(Actor, OrchestratorApi):
     async def closed(self, group: GroupClosed) -> None:
         if self._finished.done():
             return  # the run has failed: groups that still close are not needed
+        self._submissions.closed(group)
         record = self._records[group.step]
         record.group_closed(group, self.system.clock())
         for failure in group.failures:
@@ -243,6 +252,7 @@ class Orchestrator(Actor, OrchestratorApi):
                 await self._step_complete(decision)
             case Finish(last_step):
                 self._finishing = True  # the workers may be stopped from now on
+                self._submissions.refuse(f"the run has ended after step {last_step}")
                 stopped = last_step < self._plan.last_step
                 await self._console.within(WORK_TIMEOUT_S).ended(
                     RunResult(last_step, stopped, self._evaluations, self._last_checkpoint)
@@ -257,19 +267,22 @@ class Orchestrator(Actor, OrchestratorApi):
             self.system.clock(),
             overlaps_itself=self._plan.mode != "async",
         )
-        positions = self._queries.begin(decision.step, self._plan.queries)
-        await self._start_groups(decision.step, positions)
+        submitted = self._submissions.take(decision.step, self._plan.queries)
+        self._records[decision.step].submitted_queries = len(submitted)
+        positions = self._queries.begin(decision.step, self._plan.queries - len(submitted))
+        await self._start_groups(decision.step, positions, submitted)
 
     async def _replacement(self, step: Step) -> None:
         self._records[step].replaced_queries += 1
         await self._start_groups(step, self._queries.more(1))
 
-    async def _start_groups(self, step: Step, positions: range) -> None:
-        """Begins the groups of the queries at ``positions`` of the training data."""
+    async def _start_groups(self, step: Step, positions: range, submitted: Sequence[Query] = ()) -> None:
+        """Begins the groups of ``submitted`` queries, and of those at ``positions`` of the training data."""
         async with self._drawing:
             # May read from a disk.
             queries = await self.system.run_blocking(lambda: [*map(self._recipe.train_query, positions)])
-            ids = [query.id for query in queries]
+            placed = [*((SUBMITTED, query) for query in submitted), *zip(positions, queries, strict=True)]
+            ids = [query.id for _, query in placed]
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
             versions = {
@@ -278,8 +291,7 @@ class Orchestrator(Actor, OrchestratorApi):
             }
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
-                GroupWork(step, position, query, trajectories, versions)
-                for position, query in zip(positions, queries, strict=True)
+                GroupWork(step, position, query, trajectories, versions) for position, query in placed
             )
             self._query_digests.drew(positions, queries)
 

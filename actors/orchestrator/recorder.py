@@ -151,6 +151,7 @@ class StepRecord:
         self.versions = dict(versions)
         self.failed = 0
         self.replaced_queries = 0
+        self.submitted_queries = 0
         self.restarted_groups = 0
         self._started = started
         self._overlaps_itself = overlaps_itself
@@ -254,6 +255,7 @@ class StepRecord:
             resumed_tokens=self._resumed_tokens,
             dropped_groups=self._dropped_groups,
             replaced_queries=self.replaced_queries,
+            submitted_queries=self.submitted_queries,
             restarted_groups=self.restarted_groups,
             by_agent={agent: record.metrics() for agent, record in self._agents.items()},
             by_policy={

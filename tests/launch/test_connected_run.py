@@ -11,6 +11,7 @@ import pytest
 
 import flexmarl
 from flexmarl.actors.errors import StoreError
+from flexmarl.actors.messages import Query
 from flexmarl.actors.run_events import RunEnded, RunStarted
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.core.errors import ActorDead, ActorFailed, CallNotAllowed, UnsafeKeys
@@ -219,6 +220,24 @@ class TestOverTcp:
         assert "has no log of 'nothing'" in capsys.readouterr().err
         assert await asyncio.to_thread(main, ["status", str(tmp_path / "none")]) == 2
         assert "none is not a run directory" in capsys.readouterr().err
+
+    async def test_submitted_queries_are_trained_and_answered_with_their_rewards(
+        self, run: Launched, tmp_path: Path
+    ) -> None:
+        service = tmp_path / "service"
+        async with flexmarl.connect(run.directory) as owner:
+            await owner.admit(service, ["submit"])
+        async with flexmarl.connect(service) as connected:
+            queries = [Query(f"chat-{n}", "12", {"shape": "alone", "position": n}) for n in range(3)]
+            answers = await connected.submit(queries)
+            with pytest.raises(CallNotAllowed):
+                await connected.stop()
+        assert [answer.query for answer in answers] == ["chat-0", "chat-1", "chat-2"]
+        assert all(len(answer.rewards["solver"]) == 4 and not answer.dropped for answer in answers)
+        last = max(answer.step for answer in answers)
+        await asyncio.to_thread(run.wait_for_step, last)
+        assert sum(line["submitted_queries"] for line in run.metrics) == 3
+        assert last - min(answer.step for answer in answers) == 1, "a step has two queries"
 
     async def test_an_admitted_program_may_do_no_more_than_its_rights(
         self, run: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]

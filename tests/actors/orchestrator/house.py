@@ -313,6 +313,7 @@ class House:
         self.store, self.console = Store(system.directory, folder / "store"), Console()
         self.trainer = Trainer(self.store, self.agents_of)
         self.max_staleness, self.sft_batches = max_staleness, sft_batches
+        self._begun: asyncio.Future[ActorRef[OrchestratorApi]] = asyncio.get_running_loop().create_future()
         self.instances: dict[PolicyName, list[Instance]] = {
             p: [Instance(), Instance()] for p in self.agents_of
         }
@@ -390,13 +391,19 @@ class House:
         """The run's result. Raises the first error of an actor."""
         self.orchestrator = orchestrator
         (self.folder / "checkpoints").mkdir()
-        await (await self.system.add(orchestrator, "orchestrator")).api.start()
+        ref: ActorRef[OrchestratorApi] = await self.system.add(orchestrator, "orchestrator")
+        await ref.api.start()
+        self._begun.set_result(ref)
         failure = self.system.failure
         done: set[asyncio.Future[Any]] = {self.console.result, failure}
         await asyncio.wait(done, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED)
         if failure.done():
             raise failure.result()
         return self.console.result.result()
+
+    async def begun(self) -> ActorRef[OrchestratorApi]:
+        """The orchestrator of a run, once it has begun."""
+        return await asyncio.shield(self._begun)
 
     async def start_worker(self, system: ActorSystem, name: str) -> ActorRef[Any]:
         self.rollouts.append(Rollout(self.setup))

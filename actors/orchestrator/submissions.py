@@ -1,0 +1,76 @@
+"""Queries that programs outside of the run have submitted.
+
+    submit ──> wait ──> take: of the next step that begins ──> closed: answered with their rewards
+                 └─ refuse: the run ends before
+
+They take the place of queries that the step would draw from the training data, so that it is as large as ever, and no
+position of the data is skipped or repeated. They are not part of a checkpoint: a run that continues from one has
+forgotten them, and the program, whose call fails then, submits them again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ..errors import QueriesRefused
+from ..messages import GroupClosed, Query, QueryAnswer
+from ..names import Step
+
+SUBMITTED: Final = 0
+"""The position in the training data that stands in the samples of a query that has none; their ids show it."""
+
+_MOST_WAITING: Final = 10_000
+
+
+class Submissions:
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Query, asyncio.Future[QueryAnswer]]] = deque()
+        self._open: dict[tuple[Step, str], tuple[str, asyncio.Future[QueryAnswer]]] = {}
+        self._taken = 0
+        self._refusal = ""
+
+    async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
+        """Waits until all have been rolled out. Those that wait are withdrawn if this is cancelled. Raises
+        QueriesRefused."""
+        waiting = sum(not answer.done() for _, answer in self._waiting)
+        if self._refusal:
+            raise QueriesRefused(self._refusal)
+        if waiting + len(queries) > _MOST_WAITING:
+            raise QueriesRefused(
+                f"{waiting} queries wait for a step already, and at most {_MOST_WAITING} may: submit fewer at a time"
+            )
+        loop = asyncio.get_running_loop()
+        submitted = [(query, loop.create_future()) for query in queries]
+        self._waiting.extend(submitted)
+        return await asyncio.gather(*(answer for _, answer in submitted))
+
+    def take(self, step: Step, most: int) -> list[Query]:
+        """The queries of a step that begins, with ids that are their own in every step."""
+        taken: list[Query] = []
+        while self._waiting and len(taken) < most:
+            query, answer = self._waiting.popleft()
+            if answer.done():  # withdrawn
+                continue
+            named = replace(query, id=f"submitted#{self._taken}")
+            self._taken += 1
+            self._open[step, named.id] = query.id, answer
+            taken.append(named)
+        return taken
+
+    def closed(self, group: GroupClosed) -> None:
+        """Answers the query of a group, if it was submitted, and not answered before: a group may begin again."""
+        query, answer = self._open.pop((group.step, group.query), ("", None))
+        if answer is not None and not answer.done():
+            rewards = {agent: [*values] for agent, values in group.rewards.items()}
+            answer.set_result(QueryAnswer(query, group.step, rewards, len(group.failures), group.dropped))
+
+    def refuse(self, reason: str) -> None:
+        """Refuses those that wait, and all that are submitted from now on."""
+        self._refusal = reason
+        for _, answer in [*self._waiting, *self._open.values()]:
+            if not answer.done():
+                answer.set_exception(QueriesRefused(reason))
+        self._waiting.clear()
+        self._open.clear()

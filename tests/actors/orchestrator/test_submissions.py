@@ -1,0 +1,73 @@
+"""Queries from outside, on their way into steps and back."""
+
+import asyncio
+
+import pytest
+
+from flexmarl.actors.errors import QueriesRefused
+from flexmarl.actors.messages import GroupClosed, Query, QueryAnswer
+from flexmarl.actors.names import AgentName, Step
+from flexmarl.actors.orchestrator import submissions
+from flexmarl.actors.orchestrator.submissions import Submissions
+
+SOLVER = AgentName("solver")
+
+
+def queries(count: int) -> list[Query]:
+    return [Query(f"q{n}", "2+2", {"n": n}) for n in range(count)]
+
+
+def closed(step: int, query: str, reward: float = 1.0, dropped: str = "") -> GroupClosed:
+    return GroupClosed(Step(step), query, {}, {}, 0.0, {SOLVER: [reward]}, [], dropped)
+
+
+async def submitted(made: Submissions, count: int) -> "asyncio.Task[list[QueryAnswer]]":
+    task = asyncio.create_task(made.submit(queries(count)))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_step_takes_as_many_as_it_has_room_for_and_the_next_one_the_rest() -> None:
+    made = Submissions()
+    waiting = await submitted(made, 3)
+    first, second = made.take(Step(4), 2), made.take(Step(5), 2)
+    assert [query.id for query in first + second] == ["submitted#0", "submitted#1", "submitted#2"]
+    assert [query.data["n"] for query in first + second] == [0, 1, 2] and first[0].text == "2+2"
+    assert made.take(Step(6), 2) == []
+    made.closed(closed(5, "submitted#2", 0.5, "all its rewards are equal"))
+    made.closed(closed(4, "q17"))
+    made.closed(closed(4, "submitted#1"))
+    made.closed(closed(4, "submitted#1", 9.0))
+    assert not waiting.done()
+    made.closed(closed(4, "submitted#0"))
+    assert await waiting == [
+        QueryAnswer("q0", Step(4), {SOLVER: [1.0]}, 0, ""),
+        QueryAnswer("q1", Step(4), {SOLVER: [1.0]}, 0, ""),
+        QueryAnswer("q2", Step(5), {SOLVER: [0.5]}, 0, "all its rewards are equal"),
+    ]
+
+
+async def test_those_of_a_caller_that_has_left_are_withdrawn() -> None:
+    made = Submissions()
+    left, stays = await submitted(made, 2), await submitted(made, 1)
+    (first,) = made.take(Step(1), 1)
+    left.cancel()
+    await asyncio.wait([left])
+    assert [query.id for query in made.take(Step(2), 9)] == ["submitted#1"]
+    made.closed(closed(1, first.id))
+    made.closed(closed(2, "submitted#1"))
+    assert len(await stays) == 1
+
+
+async def test_at_the_end_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
+    made = Submissions()
+    begun = await submitted(made, 1)
+    made.take(Step(1), 1)
+    waits = await submitted(made, 3)
+    with pytest.raises(QueriesRefused, match="3 queries wait for a step already, and at most 3 may"):
+        await made.submit(queries(1))
+    made.refuse("the run has ended")
+    for task in (begun, waits, await submitted(made, 1)):
+        with pytest.raises(QueriesRefused, match="the run has ended"):
+            await task
