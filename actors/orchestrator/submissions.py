@@ -41,10 +41,11 @@ class Submissions:
             raise QueriesRefused(
                 f"{waiting} queries wait for a step already, and at most {_MOST_WAITING} may: submit fewer at a time"
             )
-        loop = asyncio.get_running_loop()
-        submitted = [(query, loop.create_future()) for query in queries]
-        self._waiting.extend(submitted)
-        return await asyncio.gather(*(answer for _, answer in submitted))
+        answers: list[asyncio.Future[QueryAnswer]] = [
+            asyncio.get_running_loop().create_future() for _ in queries
+        ]
+        self._waiting.extend(zip(queries, answers, strict=True))
+        return await asyncio.gather(*answers)
 
     def take(self, step: Step, most: int) -> list[Query]:
         """The queries of a step that begins, with ids that are their own in every step."""

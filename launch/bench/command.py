@@ -369,6 +369,29 @@ def network(as_json: bool, plain: bool, rounds: int | None, quick: bool) -> int:
     return _show(result, as_json, result_tables.network_tables)
 
 
+@bench.command()
+@_common_options(rounds=3, quick_time="a minute")
+def start(as_json: bool, rounds: int | None, quick: bool) -> int:
+    """Measure the start of a run: from the command to the first step, alone and with a node on another host; and the
+    time in which 16 nodes join.
+
+    \b
+    Examples:
+      flexmarl bench start
+      flexmarl bench start --json > start.json
+
+    Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
+    """
+    from . import result_tables
+    from .start import Options, measure, parts
+
+    options = Options(rounds=rounds or (1 if quick else 3))
+    _log_warnings_only()
+    with result_tables.progress(Console(stderr=True), parts(options)) as report:
+        result = uvloop.run(measure(options, report))
+    return _show(result, as_json, result_tables.start_tables)
+
+
 def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:
     if as_json:
         click.echo(json.dumps(result))

@@ -121,6 +121,13 @@ def network_tables(console: Console, result: Mapping[str, Any]) -> None:
     _warn_if_busy(console, result)
 
 
+def start_tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_goals_table(f"start of a run, {result['nodes']} nodes", result["goals"]))
+    one, two = compact(result["one_host_s"]), compact(result["two_nodes_s"])
+    console.print(Text(f"{result['network']}; first step after {one} s on one host, {two} s with a node"))
+    _warn_if_busy(console, result)
+
+
 def rollout_tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_goals_table(", ".join(result["contenders"].values()), result["goals"], "beside"))
     gap, whole, step = (compact(result[key]) for key in ("gap_ms", "gap_in_one_piece_ms", "step_ms"))

@@ -233,7 +233,10 @@ class TestOverTcp:
             with pytest.raises(CallNotAllowed):
                 await connected.stop()
         assert [answer.query for answer in answers] == ["chat-0", "chat-1", "chat-2"]
-        assert all(len(answer.rewards["solver"]) == 4 and not answer.dropped for answer in answers)
+        assert all(
+            [len(rewards) for rewards in answer.rewards.values()] == [4] and not answer.dropped
+            for answer in answers
+        )
         last = max(answer.step for answer in answers)
         await asyncio.to_thread(run.wait_for_step, last)
         assert sum(line["submitted_queries"] for line in run.metrics) == 3
