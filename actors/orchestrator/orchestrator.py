@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
-from ..errors import SamplesUnreachable, StoreError, TooFewRows, TooManyFailures
+from ..errors import SamplesUnreachable, StoreError, TooFewRows
 from ..messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
@@ -67,6 +67,7 @@ from .decisions import (
     StepOptimizer,
     Train,
 )
+from .failures import Failures
 from .fine_tuning import fine_tune
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
@@ -107,7 +108,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._unreported: dict[Step, StepMetrics] = {}
         self._published: dict[PolicyName, Published] = {}
         self._not_trained_since: dict[PolicyName, float] = {}
-        self._first_failure: TrajectoryFailure | None = None
+        self._failures = Failures(setup.max_failed_share)
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
         self._drawing = asyncio.Lock()
@@ -158,10 +159,9 @@ class Orchestrator(Actor, OrchestratorApi):
             await self._report_failure(failure, group.step)
         if self._finished.done():
             return
-        allowed = self._setup.max_failed_share * self._trajectories_per_step
-        if record.failed > allowed:
-            failed = f"{record.failed} of {self._trajectories_per_step} trajectories failed"
-            self._finished.set_exception(self._too_many_failures(f"step {group.step}: {failed}"))
+        when, trajectories = f"step {group.step}", self._trajectories_per_step
+        if (error := self._failures.too_many(when, record.failed, trajectories)) is not None:
+            self._finished.set_exception(error)
             return
         for closed in self._closing.closed(group):
             samples = self._by_policy(closed)
@@ -368,9 +368,9 @@ class Orchestrator(Actor, OrchestratorApi):
         result = rules.result(queries, ends)
         for failure in result.failures:
             await self._report_failure(failure, decision.step)
-        if len(result.failures) > self._setup.max_failed_share * result.trajectories:
-            failed = f"{len(result.failures)} of {result.trajectories} trajectories failed"
-            raise self._too_many_failures(f"evaluation after step {decision.step}: {failed}")
+        when = f"evaluation after step {decision.step}"
+        if error := self._failures.too_many(when, len(result.failures), result.trajectories):
+            raise error
         self._evaluations[decision.step] = result.metrics
         self._evaluation_queries = await self.system.run_blocking(query_digests.digest_of_all, queries)
         eval_s = self.system.clock() - started
@@ -409,20 +409,12 @@ class Orchestrator(Actor, OrchestratorApi):
         every = self._plan.evaluate_every
         return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
 
-    def _too_many_failures(self, when: str) -> TooManyFailures:
-        first = self._first_failure
-        assert first is not None
-        return TooManyFailures(
-            f"{when} (rollout.max_failed_share allows {self._setup.max_failed_share:.0%}); the first of the run, "
-            f"{first.trajectory}: {first.error}\n{first.remote_traceback}"
-        )
-
     async def _tell_console(self, endpoint: str, *args: object) -> None:
         """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a
         window of messages this waits."""
         await self._console.tell(endpoint, *args, timeout_s=WORK_TIMEOUT_S)
 
     async def _report_failure(self, failure: TrajectoryFailure, step: Step) -> None:
-        self._first_failure = self._first_failure or failure
+        self._failures.add(failure)
         event = TrajectoryFailed(step, failure.trajectory, failure.error, failure.remote_traceback)
         await self._tell_console("event", event)
