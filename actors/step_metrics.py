@@ -28,6 +28,8 @@ class AgentMetrics:
     turn_tokens_p50: float | None = None
     turn_tokens_p90: float | None = None
     turn_tokens_max: float | None = None
+    turn_reward: float | None = None
+    """Mean of the rewards that single turns were given; None without any."""
 
 
 @dataclass(frozen=True, slots=True)

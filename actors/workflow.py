@@ -4,7 +4,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, Self
 
 from .errors import InvalidReward, RecipeError
 from .messages import Query
@@ -121,26 +121,80 @@ Agents = Mapping[str, Agent]
 
 
 class Rewards:
-    """The result of a trajectory: one reward per agent, and metrics of the recipe's own choice.
+    """The result of a trajectory: rewards of agents, of single turns and of the team, and metrics of the recipe's own.
 
-    ``Rewards(solver=1.0, verifier=0.5, metrics={"accuracy": 1.0})``
+    ``Rewards(solver=1.0, critic=0.5, metrics={"accuracy": 1.0}).of(draft, 0.3).of_team(1.0)``
+
+    A sample, which is one turn, is trained with its agent's reward, plus the team's, plus its own; see
+    ``agents.<agent>.algorithm.rewards``. An agent that generated a turn needs at least one of them.
     """
 
-    def __init__(self, *, metrics: Mapping[str, float] | None = None, **by_agent: float) -> None:
+    def __init__(self, /, *, metrics: Mapping[str, float] | None = None, **by_agent: float) -> None:
         self.by_agent = by_agent
         self.metrics = dict(metrics or {})
+        self.turns: list[tuple[Turn, float]] = []
+        """The arguments of each ``of``."""
+        self.team: float | None = None
+        self._returned = False
+
+    def of(self, turn: Turn, reward: float) -> Self:
+        """Gives one turn a reward of its own; several of one turn add up. Returns this object, for further calls.
+
+        A turn of another trajectory or one that was made by hand, and a reward that is not a finite number, fail the
+        trajectory when the workflow returns (InvalidReward). Raises InvalidReward after that.
+        """
+        if not isinstance(turn, Turn):
+            raise InvalidReward(f"Rewards.of wants a Turn that generate has returned, not {turn!r:.120}")
+        self._check_open(f"of turn {turn.sample_id} of agent {turn.agent!r}")
+        self.turns.append((turn, reward))
+        return self
+
+    def of_team(self, reward: float) -> Self:
+        """Gives a reward to every agent that generated a turn or has a reward of its own; several add up. Returns this
+        object. Raises InvalidReward after the workflow has returned, and for an infinite or missing number."""
+        self._check_open("of the team")
+        self.team = _finite("reward of the team", reward) + (self.team or 0.0)
+        return self
 
     def checked(self) -> "Rewards":
-        """The same as plain floats. Raises InvalidReward for a value that is not a finite number, and for a reward
-        beyond ``LARGEST_REWARD``."""
-        metrics = {name: _finite(f"metric {name!r}", value) for name, value in self.metrics.items()}
-        by_agent = {name: _finite(f"reward of {name!r}", value) for name, value in self.by_agent.items()}
-        for name, value in by_agent.items():
-            if abs(value) > LARGEST_REWARD:
-                raise InvalidReward(
-                    f"reward of {name!r} is {value:g}: beyond {LARGEST_REWARD:g} the gradient overflows; divide it"
-                )
-        return Rewards(metrics=metrics, **by_agent)
+        """The same as plain floats, with one entry in ``turns`` for each turn. Raises InvalidReward for a value that is
+        not a finite number, and for a reward beyond ``LARGEST_REWARD``."""
+        found = Rewards(
+            metrics={name: _finite(f"metric {name!r}", value) for name, value in self.metrics.items()},
+            **{name: _reward(f"reward of {name!r}", value) for name, value in self.by_agent.items()},
+        )
+        if self.team is not None:
+            found.team = _reward("reward of the team", self.team)
+        found.turns = _summed(self.turns)
+        return found
+
+    def close(self) -> None:
+        """Refuses further rewards: the workflow has returned."""
+        self._returned = True
+
+    def _check_open(self, which: str) -> None:
+        if self._returned:
+            raise InvalidReward(f"reward {which}: the workflow has returned, and its rewards are taken")
+
+
+def _summed(turns: Sequence[tuple[Turn, float]]) -> list[tuple[Turn, float]]:
+    """``turns`` with one entry for each turn."""
+    sums: dict[object, tuple[Turn, float]] = {}
+    for turn, value in turns:
+        name = f"reward of turn {turn.sample_id} of {turn.agent!r}"
+        key = turn.sample_id or id(turn)
+        before = sums[key][1] if key in sums else 0.0
+        sums[key] = (turn, _reward(name, before + _finite(name, value)))
+    return [*sums.values()]
+
+
+def _reward(what: str, value: object) -> float:
+    number = _finite(what, value)
+    if abs(number) > LARGEST_REWARD:
+        raise InvalidReward(
+            f"{what} is {number:g}: beyond {LARGEST_REWARD:g} the gradient overflows; divide it"
+        )
+    return number
 
 
 def _finite(what: str, value: object) -> float:

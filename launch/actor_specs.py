@@ -118,10 +118,12 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
             name: RolloutAgent(
                 policy=agent.policy,
                 sampling=agent.sampling,
-                grouping=agent.algorithm.row.grouping,
+                grouping=agent.algorithm.grouping,
                 columns=agent.columns,
                 advantage=agent.algorithm.group_advantage,
                 trained=config.policies[agent.policy].train,
+                rewards=agent.algorithm.used_rewards,
+                team_weight=agent.algorithm.team_weight,
             )
             for name, agent in config.agents.items()
         },

@@ -182,8 +182,8 @@ class ConnectedRun:
 
 
 def asked(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> Answer:
-    """The answer to one question, in a loop of its own. Raises RunUnreachable if no process works on the run, or another
-    user's does."""
+    """The answer to one question, in a loop of its own. Raises RunUnreachable if no process works on the run, or
+    another user's does."""
 
     async def ask() -> Answer:
         async with connect(run) as connected:

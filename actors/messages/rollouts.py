@@ -37,6 +37,10 @@ Grouping = Literal["trajectory", "agent_turns", "turn"]
 per trajectory that reached the same turn of the agent."""
 
 
+RewardUse = Literal["trajectory", "turn", "both"]
+"""The reward that a sample's advantage is computed from: its trajectory's, its turn's own, or their sum."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrajectoryFailure:
     """A trajectory that was dropped. ``trajectory`` is ``{step}:{query}_{trajectory}``."""
@@ -84,6 +88,7 @@ class GroupClosed:
     waited_s: float
     """Seconds from the step's start until the group's first turn went to an instance."""
     rewards: dict[AgentName, list[float]]
+    """Rewards of trajectories, with the team's share."""
     failures: list[TrajectoryFailure]
     dropped: str = ""
     """The reason if the group has no samples at all, or empty."""
@@ -101,6 +106,8 @@ class GroupClosed:
     """Turns in the store that new weights interrupted and later versions ended."""
     resumed_tokens: int = 0
     """Tokens of them that earlier versions had generated."""
+    turn_rewards: dict[AgentName, list[float]] = field(default_factory=dict)
+    """Those that single turns were given; agents without any are not in it."""
 
     @property
     def generated_tokens(self) -> int:

@@ -15,6 +15,7 @@ from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 @dataclass(slots=True)
 class _AgentRecord:
     rewards: list[float] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
     turns: AgentTurns = field(default_factory=AgentTurns)
     zero_advantage_groups: int = 0
 
@@ -26,6 +27,7 @@ class _AgentRecord:
             truncated_turns=self.turns.truncated,
             zero_advantage_groups=self.zero_advantage_groups,
             **_length_quantiles(sorted(self.turns.lengths)),
+            turn_reward=fmean(self.turn_rewards) if self.turn_rewards else None,
         )
 
 
@@ -174,6 +176,8 @@ class StepRecord:
     def group_closed(self, group: GroupClosed, now: float) -> None:
         for agent, rewards in group.rewards.items():
             self._agents[agent].rewards += rewards
+        for agent, rewards in group.turn_rewards.items():
+            self._agents[agent].turn_rewards += rewards
         for agent, turns in group.turns.items():
             self._agents[agent].turns += turns
         for agent in group.zero_advantage:

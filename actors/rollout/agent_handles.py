@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from ..errors import RecipeError
 from ..names import AgentName
 from ..workflow import OnText, Prompt, Turn
 from .trajectory import Trajectory
+from .trajectory_rewards import unknown_agent
 from .turn_options import NO_OPTIONS, TurnOptions
 
 Generate = Callable[[AgentName, Trajectory, Prompt, TurnOptions, OnText | None], Awaitable[Turn]]
@@ -33,7 +33,3 @@ class AgentHandles(dict[str, AgentHandle]):
 
     def __missing__(self, agent: str) -> AgentHandle:
         raise unknown_agent(agent, self, "the workflow asks for")
-
-
-def unknown_agent(agent: str, known: Iterable[str], who: str) -> RecipeError:
-    return RecipeError(f"{who} agent {agent!r}, which the config lacks; it has: {', '.join(known)}")

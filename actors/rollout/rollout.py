@@ -18,6 +18,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from ...core.actor import Actor, endpoint
@@ -48,17 +49,17 @@ from ..names import AgentName, PolicyName, Step, Version
 from ..process_pool import Processes, current_pool
 from ..recipe import Recipe
 from ..store_client import ExperienceWriter, segment_directories, writer_node
-from ..workflow import OnText, Prompt, Rewards, Turn
-from .agent_handles import AgentHandles, unknown_agent
+from ..workflow import OnText, Prompt, Turn
+from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
-from .overlong import punished
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup
 from .trajectory import Deadline, Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
+from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
 from .turn_limits import TurnLimits
 from .turn_options import NO_OPTIONS, TurnOptions
 from .turn_request import turn_request
@@ -77,8 +78,8 @@ class Rollout(Actor, RolloutApi):
         self._setup = setup
         self._config = setup.config
         self._agents = setup.agents
-        self._sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
-        self._limits = TurnLimits(setup.config, self._sampling)
+        sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
+        self._limits = TurnLimits(setup.config, sampling)
         self._recipe = Recipe(setup.recipe)
         self._closing = ClosingRules(
             {agent: settings.grouping for agent, settings in setup.agents.items()},
@@ -87,7 +88,7 @@ class Rollout(Actor, RolloutApi):
         )
         self._calls = CallGraph()
         self._texts = TurnTexts()
-        self._workflows: set[asyncio.Task[Rewards]] = set()
+        self._workflows: set[asyncio.Task[TrajectoryRewards]] = set()
 
     async def on_start(self) -> None:
         self._clock = self.system.clock
@@ -186,8 +187,8 @@ class Rollout(Actor, RolloutApi):
         if end.failure is not None:
             return EvaluationEnd({}, {}, end.failure)
         rewards = trajectory.rewards
-        by_agent = {AgentName(agent): reward for agent, reward in rewards.by_agent.items()}
-        return EvaluationEnd(by_agent, rewards.metrics)
+        of_turns = {f"turn_reward/{agent}": fmean(own) for agent, own in rewards.of_turns.items()}
+        return EvaluationEnd(rewards.given.by_agent, {**rewards.metrics, **of_turns})
 
     async def _run_group(self, run: GroupRun) -> None:
         with first_error():
@@ -254,24 +255,31 @@ class Rollout(Actor, RolloutApi):
             trajectory.deadline.stop()
             work.cancel()
 
-    async def _run_workflow(self, trajectory: Trajectory) -> Rewards:
+    async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
         current_pool.set(self._processes)
         handles = AgentHandles(self.generate, self._agents, trajectory)
-        return self._checked(await self._recipe.workflow(trajectory.query, handles), trajectory)
+        returned = await self._recipe.workflow(trajectory.query, handles)
+        rewards = trajectory_rewards(
+            trajectory.name,
+            returned,
+            trajectory.turns_to_reward(),
+            self._agents,
+            punish=not trajectory.is_evaluation,  # evaluations report the workflow's own rewards
+        )
+        trajectory.check_columns()
+        return rewards
 
-    def _workflow_ended(self, work: asyncio.Task[Rewards]) -> None:
+    def _workflow_ended(self, work: asyncio.Task[TrajectoryRewards]) -> None:
         self._workflows.discard(work)
         if not work.cancelled():
             work.exception()  # marks it as retrieved: after its deadline no task waits for the workflow
 
-    def _end(self, trajectory: Trajectory, work: asyncio.Task[Rewards]) -> End:
+    def _end(self, trajectory: Trajectory, work: asyncio.Task[TrajectoryRewards]) -> End:
         """The end of a trajectory whose workflow has ended. User code: it may fail in any way, the others continue."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             self._calls.ended(trajectory.timed_turns)
-            trajectory.rewards = trajectory.unpunished = work.result()
-            if not trajectory.is_evaluation:  # evaluations report the workflow's own rewards
-                trajectory.rewards = punished(trajectory.rewards, trajectory.longest_turns(), self._sampling)
+            trajectory.rewards = work.result()
             return End(trajectory)
         if isinstance(error, RecipeError):
             raise error
@@ -280,18 +288,6 @@ class Rollout(Actor, RolloutApi):
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
         return End(trajectory, failure, replacement=on_timeout == "replace")
-
-    def _checked(self, rewards: Rewards, trajectory: Trajectory) -> Rewards:
-        if not isinstance(rewards, Rewards):
-            raise RecipeError(f"the workflow returned {type(rewards).__name__}, not Rewards")
-        for agent in rewards.by_agent:
-            if agent not in self._agents:
-                raise unknown_agent(agent, self._agents, "the workflow rewards")
-        for agent in trajectory.agents_used():
-            if agent not in rewards.by_agent and self._agents[agent].trained:
-                raise RecipeError(f"the workflow used agent {agent!r} and returned no reward for it")
-        trajectory.check_columns()
-        return rewards.checked()
 
     async def generate(
         self,

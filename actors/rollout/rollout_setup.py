@@ -6,7 +6,7 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..declared_columns import Column
 from ..group_advantage import AdvantageRule
-from ..messages import ArchiveApi, Grouping, OrchestratorApi, RouterApi, StoreApi
+from ..messages import ArchiveApi, Grouping, OrchestratorApi, RewardUse, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
@@ -16,7 +16,8 @@ from .rollout_config import RolloutConfig, SamplingConfig
 class RolloutAgent:
     """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``advantage``:
     for the record of its samples; None: the trainer computes it later. ``trained``: its turns become samples; those of
-    a frozen policy do not."""
+    a frozen policy do not. ``rewards``, ``team_weight``: as in ``CreditConfig``; None: of the trajectory, and a turn's
+    own is refused."""
 
     policy: PolicyName
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -24,6 +25,8 @@ class RolloutAgent:
     columns: dict[str, Column] = field(default_factory=dict)
     advantage: AdvantageRule | None = None
     trained: bool = True
+    rewards: RewardUse | None = None
+    team_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

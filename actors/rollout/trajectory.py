@@ -12,9 +12,9 @@ from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName
-from ..workflow import Rewards
 from .call_graph import TimedTurn
 from .resumable_turn import ResumableTurn
+from .trajectory_rewards import Amounts, EndedTurn, TrajectoryRewards
 from .turn_columns import TurnColumns
 
 _PART_S: Final = 5.0
@@ -98,8 +98,7 @@ class _Paused:
 class Trajectory:
     """``step``: None for an evaluation. ``temperature``: of all agents' turns; None: each agent's own. ``versions``:
     may generate its turns, by policy; if that is more than one, a trajectory and even a turn may begin with one version
-    and continue with a later one: every token keeps its own. ``unpunished``: the workflow's rewards; ``rewards``: less
-    the overlong punishment."""
+    and continue with a later one: every token keeps its own. ``rewards``: once it has ended."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class Trajectory:
         self.temperature = temperature
         self.is_evaluation = step is None
         self.name = str(TrajectoryName(step, query.id, number))
-        self.rewards = self.unpunished = Rewards()
+        self.rewards = TrajectoryRewards()
         self.first_turn_at = math.inf
         self.deadline: Deadline | None = None
         self._step = step
@@ -195,20 +194,13 @@ class Trajectory:
         """Ends the trajectory: its turns are those that have ended."""
         self._closed = True
 
-    def agents_used(self) -> set[AgentName]:
-        return {agent for agent, _ in self._turns}
-
     def turns_of(self, agent: AgentName) -> AgentTurns:
         turns = [turn for of_agent, turn in self._turns if of_agent == agent]
         lengths = tuple(len(turn.tokens) for turn in turns)
         return AgentTurns(len(turns), sum(lengths), sum(turn.truncated for turn in turns), lengths)
 
-    def longest_turns(self) -> dict[AgentName, int]:
-        """Generated tokens of each agent's longest turn, for agents that had one."""
-        longest: dict[AgentName, int] = {}
-        for agent, turn in self._turns:
-            longest[agent] = max(longest.get(agent, 0), len(turn.tokens))
-        return longest
+    def turns_to_reward(self) -> list[EndedTurn]:
+        return [EndedTurn(agent, turn.request.sample_id, len(turn.tokens)) for agent, turn in self._turns]
 
     def prefix(self, prompt: tuple[str | tuple[int, ...], ...]) -> str:
         """Names the beginning of a prompt: that of its conversation if it has turns, else that of its group."""
@@ -230,9 +222,14 @@ class Trajectory:
         self.first_turn_at = min(self.first_turn_at, now)
 
     def samples(
-        self, step: Step, query_position: int, group_rewards: Mapping[AgentName, tuple[float, ...]]
+        self,
+        step: Step,
+        query_position: int,
+        group_rewards: Mapping[AgentName, tuple[float, ...]],
+        rewards: Amounts,
     ) -> list[Sample]:
-        """Its turns as rows, those of the agents in ``group_rewards``: the rewards of all surviving trajectories."""
+        """Its turns as rows, those of the agents in ``group_rewards``: the rewards of all surviving trajectories.
+        ``rewards``: its own, used or given."""
         return [
             Sample(
                 sample_id=turn.request.sample_id,
@@ -240,7 +237,7 @@ class Trajectory:
                 step=step,
                 policy_version=turn.policy_version,
                 group=self._group,
-                reward=self.rewards.by_agent[agent],
+                reward=rewards.by_sample[turn.request.sample_id],
                 group_rewards=group_rewards[agent],
                 prompt_tokens=turn.prompt_tokens,
                 tokens=turn.tokens,

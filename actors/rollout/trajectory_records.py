@@ -59,8 +59,8 @@ class TrajectoryRecords:
     def _recorded(
         self, step: Step, evaluation: bool, end: End, samples: Mapping[str, Sample]
     ) -> RecordedTrajectory:
-        trajectory, failed = end.trajectory, end.failure is not None
-        rewards = {} if failed else trajectory.rewards.by_agent
+        trajectory = end.trajectory
+        rewards = trajectory.rewards.used
         turns = []
         for agent, turn, prompt, columns in trajectory.ended_turns():
             sample = samples.get(turn.request.sample_id)
@@ -75,7 +75,7 @@ class TrajectoryRecords:
                     turn.logprobs,
                     turn.policy_version,
                     "length" if turn.truncated else "stop",
-                    rewards.get(agent) if sample is None else sample.reward,
+                    rewards.by_sample.get(turn.request.sample_id) if sample is None else sample.reward,
                     None if sample is None else self._advantage(sample),
                     turn.request.temperature,
                     turn.version_changes,
@@ -87,8 +87,8 @@ class TrajectoryRecords:
             evaluation,
             trajectory.query,
             trajectory.number,
-            rewards,
-            {} if failed else trajectory.rewards.metrics,
+            {str(agent): reward for agent, reward in rewards.by_agent.items()},
+            trajectory.rewards.metrics,
             end.failure.error if end.failure else "",
             tuple(sorted(turns, key=lambda turn: turn.number)),
         )

@@ -5,6 +5,7 @@ An algorithm is a choice in each of these columns; ``objective.py`` puts the cho
 credit assignment, an agent's
     baseline, scale_rewards   subtracted from a sample's reward; its divisor      ``advantage.py``
     grouping                  the rewards that a reward is compared with          ``rollout/groups/comparison.py``
+    rewards                   the trajectory's, the turn's own, or their sum      ``rollout/trajectory_rewards.py``
 loss, a policy's
     surrogate                 the objective of each token                         ``loss.py``
     aggregation               the divisor of the sum over tokens at the step      ``loss.py``
@@ -18,7 +19,7 @@ both: the policy and all of its agents must agree (``trainer_config.credit_probl
 from dataclasses import dataclass
 from typing import Literal
 
-from ..messages import Grouping
+from ..messages import Grouping, RewardUse
 
 AlgorithmName = Literal[
     "grpo",
@@ -46,7 +47,9 @@ class Algorithm:
 
     ``scale_rewards``: the centred reward is divided by the group's standard deviation; None if the algorithm has no
     such division. ``whiten``: the advantages are normalised over all tokens of the step, so that the algorithm does not
-    stream. ``kl_estimator``, ``kl_in_reward``: of the KL to a reference policy, if there is one (``kl_coefficient``).
+    stream. ``rewards``: used unless the config chooses; None: the trajectory's, and a turn's own is refused, because it
+    needs another comparison than the paper's. ``kl_estimator``, ``kl_in_reward``: of the KL to a reference policy, if
+    there is one (``kl_coefficient``).
     """
 
     paper: str
@@ -58,6 +61,7 @@ class Algorithm:
     scale_rewards: bool | None = True
     whiten: bool = False
     grouping: Grouping = "trajectory"
+    rewards: RewardUse | None = None
     kl_estimator: KlEstimator = "k3"
     kl_in_reward: bool = False
 
@@ -98,23 +102,28 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
         baseline="none",
         scale_rewards=None,
         whiten=True,
+        rewards="both",
         kl_estimator="k1",
         kl_in_reward=True,
     ),
     "reinforce_pp_baseline": Algorithm(
         "Hu et al., arXiv 2501.03262, section 3.2", scale_rewards=None, whiten=True, kl_estimator="k2"
     ),
-    # The paper's groups alone. Its tree sampling (several answers to one and the same prompt in every turn, the best of
-    # which the trajectory continues with) and its turn rewards would be the workflow's.
+    # The paper's groups and its mixture of rewards, alpha times the team's (``team_weight``, 1 in the paper) and the
+    # turn's own. Its tree sampling (several answers to one and the same prompt in every turn, the best of which the
+    # trajectory continues with) is not here.
     "at_grpo": Algorithm(
-        "Zhao et al., arXiv 2510.11062, section 4.1, without the tree sampling", grouping="turn"
+        "Zhao et al., arXiv 2510.11062, section 4.1 and 4.2, without the tree sampling",
+        grouping="turn",
+        rewards="both",
     ),
-    "dr_mas": Algorithm("Feng et al., arXiv 2602.08847, eq. 5", grouping="agent_turns"),
+    "dr_mas": Algorithm("Feng et al., arXiv 2602.08847, eq. 5", grouping="agent_turns", rewards="both"),
     # Not whitened: an advantage depends on its own sample and the critic alone, so that PPO streams.
     "ppo": Algorithm(
         "Schulman et al., arXiv 1707.06347, eq. 7; of language models Ouyang et al., arXiv 2203.02155, section 3.5",
         baseline="critic",
         scale_rewards=None,
+        rewards="both",
         kl_estimator="k1",
         kl_in_reward=True,
     ),

@@ -166,8 +166,9 @@ def step_advantages(
     ``samples`` (at least one) are those of the step, of all of the policy's agents; ``credit`` is by agent.
     ``reference_logprobs`` has ``[T]`` for each sample and is needed for a KL in the reward alone. That KL is between
     the engine's policy, which drew the tokens, and the reference. RLOO compares the sum over an agent's turns of a
-    trajectory with that of the group's other trajectories; the normalisation (``whiten``) is over the tokens of all
-    agents, as the divisor of the gradient is.
+    trajectory with that of the group's other trajectories, or a turn's with that of the agent's other turns if turns
+    have rewards of their own; the normalisation (``whiten``) is over the tokens of all agents, as the divisor of the
+    gradient is.
     """
     float64 = torch.float64
     lengths = torch.tensor([len(sample.tokens) for sample in samples])
@@ -183,7 +184,7 @@ def step_advantages(
     if config.row.baseline == "leave_one_out":
         advantages -= leave_one_out_penalties(
             sequence_sums(penalties, lengths),
-            _numbered([(s.agent, s.group, SampleId.parse(s.sample_id).trajectory) for s in samples]),
+            _numbered([_episode(credit[AgentName(sample.agent)], sample) for sample in samples]),
             _numbered([(s.agent, s.group) for s in samples]),
             torch.tensor([len(sample.group_rewards) for sample in samples]),
         )
@@ -202,6 +203,13 @@ def _drawn(samples: Sequence[Sample]) -> Tensor:
     """The log-probabilities that the tokens were drawn with: ``[N]`` float64."""
     drawn = [logprob for sample in samples for logprob in sample.logprobs]
     return torch.tensor(drawn, dtype=torch.float64)
+
+
+def _episode(credit: CreditConfig, sample: Sample) -> Hashable:
+    """Names the part of a group that has one reward: the agent's turns of a trajectory, or a single turn."""
+    if credit.grouping == "trajectory":
+        return sample.agent, sample.group, SampleId.parse(sample.sample_id).trajectory
+    return sample.sample_id
 
 
 def _numbered(keys: Sequence[Hashable]) -> Tensor:

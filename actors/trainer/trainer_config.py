@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
 from ..group_advantage import AdvantageRule
+from ..messages import Grouping, RewardUse
 from .algorithms import (
     ALGORITHMS,
     CORRECTION_BOUNDS,
@@ -67,10 +68,18 @@ class CreditConfig(Config):
 
     ``name`` chooses the row of ``ALGORITHMS``, and with it the baseline and the samples that a reward is compared with.
     ``scale_rewards``: divide the group-centred reward by the group's standard deviation; by default as in the paper.
+
+    ``rewards``: the reward of a sample, which is one turn. ``trajectory``: its agent's for the trajectory, and the
+    team's times ``team_weight``. ``turn``: the turn's own (``Rewards.of``), 0 without one. ``both``: their sum, the
+    trajectory's if no turn has its own. None: ``both`` for at_grpo, dr_mas, ppo and reinforce_pp; for all others
+    ``trajectory``, and rewards of turns are refused. With ``turn`` and ``both`` an algorithm whose grouping is
+    ``trajectory`` compares an agent's turns (``agent_turns``), since they have different rewards.
     """
 
     name: AlgorithmName = "grpo"
     scale_rewards: bool = bool(_DEFAULT.scale_rewards)
+    rewards: RewardUse | None = None
+    team_weight: NonNegative = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -102,6 +111,18 @@ class CreditConfig(Config):
                 return "leave_one_out"
             case _:
                 return None
+
+    @property
+    def used_rewards(self) -> RewardUse | None:
+        """None: the trajectory's, and rewards of turns are refused."""
+        return self.rewards or self.row.rewards
+
+    @property
+    def grouping(self) -> Grouping:
+        """The rewards that a reward is compared with."""
+        if self.row.grouping == "trajectory" and self.used_rewards in ("turn", "both"):
+            return "agent_turns"
+        return self.row.grouping
 
 
 class LossConfig(Config):

@@ -168,9 +168,9 @@ class RecordFile:
 
 
 def read_records(path: Path, head: Head, read: Callable[[bytes], bool]) -> Cut:
-    """Passes every record's body to ``read`` as ``RecordFile.open`` does, and changes nothing: for a file that no process
-    has open, since closing it here would end a lock of this process. Raises JournalError if ``path`` is not a file of
-    this head, OSError, and the errors of ``read``."""
+    """Passes every record's body to ``read`` as ``RecordFile.open`` does, and changes nothing: for a file that no
+    process has open, since closing it here would end a lock of this process. Raises JournalError if ``path`` is not a
+    file of this head, OSError, and the errors of ``read``."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         end, problem = _read_from(file, size, path, head, read)

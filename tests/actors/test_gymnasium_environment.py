@@ -1,6 +1,5 @@
 """An environment of gymnasium as a workflow: the frozen lake of its own collection."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ class Player:
         self.moves = list(moves)
         self.squares: list[str] = []
 
-    async def generate(self, prompt: str | Sequence[Any], **_: Any) -> Turn:
+    async def generate(self, prompt: Any, **_: Any) -> Turn:
         if not self.moves:
             raise LimitReached("player", "rollout.trajectory_turns", len(self.squares))
         self.squares.append(prompt if isinstance(prompt, str) else prompt[-1])

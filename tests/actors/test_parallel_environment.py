@@ -1,6 +1,5 @@
 """A parallel environment of PettingZoo as a workflow."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ ROUNDS, COINS = Discrete(4), Discrete(2)
 QUERY = Query("q0", "", {"seed": 3})
 
 
-class Pennies(pettingzoo.ParallelEnv):  # type: ignore[misc]
+class Pennies(pettingzoo.ParallelEnv):  # type: ignore[misc,name-defined]
     """Matching pennies, three rounds; ``even`` wins equal coins. ``odd`` leaves after the second round."""
 
     metadata = {"name": "pennies_v0"}  # noqa: RUF012  # as PettingZoo reads it
@@ -71,7 +70,7 @@ class Player:
         self.name, self.coins = name, list(coins)
         self.read: list[str] = []
 
-    async def generate(self, prompt: str | Sequence[Any], **_: Any) -> Turn:
+    async def generate(self, prompt: Any, **_: Any) -> Turn:
         if not self.coins:
             raise LimitReached(self.name, "rollout.trajectory_turns", len(self.read))
         self.read.append(prompt if isinstance(prompt, str) else prompt[-1])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...messages import AgentTurns, GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
 from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
+from ..trajectory_rewards import Amounts
 from .comparison import grouped
 from .group import Group, has_signal
 
@@ -69,9 +70,9 @@ class GroupRun:
         """The samples and the report of the trajectories with these numbers, those that count. ``dropped``: the reason
         for counting no trajectory."""
         members = [self.trajectories[number] for number in numbers]
-        rewards = _rewards(members, rules.agents)
-        turns = self.compared = self._turns(members, rewards, rules)
-        zero_advantage = _without_advantage(turns, members, rules) if rules.drop_zero_advantage else []
+        rewards = _by_agent([member.rewards.used for member in members], rules.agents)
+        turns = self.compared = self._turns(members, [member.rewards.used for member in members], rules)
+        zero_advantage = self._without_advantage(members, rules) if rules.drop_zero_advantage else []
         kept = [turn for turn in turns if turn.agent not in zero_advantage]
         if zero_advantage and not kept:
             dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
@@ -84,6 +85,7 @@ class GroupRun:
             turns={agent: _turns_of(members, agent) for agent in rules.agents},
             waited_s=self._waited_s(),
             rewards=rewards,
+            turn_rewards=_turn_rewards(members, rules.agents),
             failures=self.failures,
             dropped=dropped,
             zero_advantage=zero_advantage,
@@ -96,43 +98,46 @@ class GroupRun:
         )
 
     def _turns(
-        self,
-        members: Sequence[Trajectory],
-        rewards: Mapping[AgentName, Sequence[float]],
-        rules: ClosingRules,
+        self, members: Sequence[Trajectory], amounts: Sequence[Amounts], rules: ClosingRules
     ) -> list[Sample]:
-        """All turns of ``members``, each with the rewards that its own is compared with."""
-        of_all = {agent: tuple(values) for agent, values in rewards.items()}
+        """All turns of ``members``, each with the rewards that its own is compared with. ``amounts``: by member."""
+        of_all = {agent: tuple(values) for agent, values in _by_agent(amounts, rules.agents).items()}
         of_trained = {agent: each for agent, each in of_all.items() if agent not in rules.frozen}
-        turns = [sample for m in members for sample in m.samples(self.step, self.position, of_trained)]
+        turns = [
+            sample
+            for member, own in zip(members, amounts, strict=True)
+            for sample in member.samples(self.step, self.position, of_trained, own)
+        ]
         return grouped(turns, rules.grouping)
+
+    def _without_advantage(self, members: Sequence[Trajectory], rules: ClosingRules) -> list[AgentName]:
+        """The agents with turns whose rewards from the workflow, before any punishment, are all equal to those that
+        they are compared with (DAPO, arXiv 2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
+        turns = self._turns(members, [member.rewards.given for member in members], rules)
+        compared = {(turn.agent, turn.group_rewards) for turn in turns}
+        sampled = {agent for agent, _ in compared}
+        taught = {agent for agent, rewards in compared if has_signal(rewards)}
+        return [agent for agent in rules.agents if agent in sampled - taught]
 
     def _waited_s(self) -> float:
         first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
         return max(0.0, min(first_turn_at, self.clock()) - self.started)
 
 
-def _rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:
+def _by_agent(amounts: Iterable[Amounts], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:
     """By agent: its reward in each trajectory that gives it one."""
-    return {
-        agent: [member.rewards.by_agent[agent] for member in members if agent in member.rewards.by_agent]
+    amounts = list(amounts)
+    return {agent: [one.by_agent[agent] for one in amounts if agent in one.by_agent] for agent in agents}
+
+
+def _turn_rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:
+    """By agent: the rewards of single turns; agents without any are left out."""
+    found = {
+        agent: [one for member in members for one in member.rewards.of_turns.get(agent, ())]
         for agent in agents
     }
+    return {agent: rewards for agent, rewards in found.items() if rewards}
 
 
 def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:
     return sum((member.turns_of(agent) for member in members), AgentTurns())
-
-
-def _without_advantage(
-    turns: Sequence[Sample], members: Sequence[Trajectory], rules: ClosingRules
-) -> list[AgentName]:
-    """The agents with turns whose rewards from the workflow, before any punishment, are all equal (DAPO, arXiv
-    2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
-    sampled = {turn.agent for turn in turns}
-    given = [member.unpunished.by_agent for member in members]
-    return [
-        agent
-        for agent in rules.agents
-        if agent in sampled and not has_signal([rewards[agent] for rewards in given if agent in rewards])
-    ]

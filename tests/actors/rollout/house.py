@@ -18,6 +18,7 @@ from flexmarl.actors.messages import (
     Loaded,
     Published,
     Query,
+    RewardUse,
     Sample,
     TableStatistics,
     TextTo,
@@ -147,6 +148,7 @@ class House:
         """The policy of each agent."""
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.grouping: dict[str, Grouping] = {}
+        self.rewards: dict[str, RewardUse] = {}
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -176,6 +178,7 @@ class House:
                     self.grouping.get(agent, "trajectory"),
                     self.columns.get(agent, {}),
                     "centred",
+                    rewards=self.rewards.get(agent),
                 )
                 for agent, sampling in self.sampling.items()
             },

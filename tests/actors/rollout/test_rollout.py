@@ -357,3 +357,58 @@ class TestTwoAgentsOfOnePolicy:
         assert (await shared.closed()).samples == {"solver": 2, "judge": 2}
         asked = [request for fake in shared.instances["shared"] for request in fake.asked]
         assert {request.versions for request in asked} == {VersionRange.exactly(Version(1))}
+
+
+DRAFTS = """
+    drafts = await asyncio.gather(*(agents["solver"].generate(query.text) for _ in range(3)))
+    rewards = Rewards()
+    for draft in drafts:
+        rewards.of(draft, float(draft.sample_id.split("_")[-2]))
+    {after}
+    return rewards.of_team(10.0)
+"""
+
+
+async def test_parallel_drafts_have_rewards_of_their_own(house: House) -> None:
+    house.rewards, house.grouping = {"solver": "both"}, {"solver": "agent_turns"}
+    rollout = await house.open(DRAFTS.format(after=""))
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    assert group.failures == [] and group.rewards[SOLVER] == [10.0, 10.0]
+    assert sorted(group.turn_rewards[SOLVER]) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    rows = await house.rows("solver", 0, 6)
+    assert {row.sample_id: row.reward for row in rows} == {
+        f"1:q7_{turn}_{trajectory}": 10.0 + turn for turn in range(3) for trajectory in range(2)
+    }
+    assert {tuple(sorted(row.group_rewards)) for row in rows} == {(10.0, 10.0, 11.0, 11.0, 12.0, 12.0)}
+    evaluation = await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
+    assert (evaluation.metrics["reward/solver"], evaluation.metrics["turn_reward/solver"]) == (10.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        ("rewards.of(drafts[1], float('nan'))", "reward of turn 1:q7_1_0 of 'solver' is nan"),
+        ("rewards.of(workflow.kept, 1.0)", "agent 'solver': turn 1:q7_0_1 has the reward 1, and is not of"),
+    ],
+)
+async def test_an_invalid_reward_of_a_turn_fails_its_trajectory_and_the_others_continue(
+    house: House, reward: str, problem: str
+) -> None:
+    house.rewards = {"solver": "both"}
+    after = f"""
+    if drafts[0].sample_id.endswith("_1"):
+        workflow.kept = drafts[0]
+    else:
+        while not hasattr(workflow, "kept"):
+            await asyncio.sleep(0)
+        {reward}
+    """
+    rollout = await house.open(DRAFTS.format(after=after))
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    group = await house.closed()
+    (failure,) = group.failures
+    assert failure.trajectory == "1:q7_0" and problem in failure.error
+    assert group.samples[SOLVER] == 3 and group.rewards[SOLVER] == [10.0]

@@ -33,10 +33,10 @@ def plain_kl(config: Algorithm, ours: Any, theirs: float) -> Any:
     return {"k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}[config.loss.kl_estimator]
 
 
-def plain_group(row: Row, rows: Sequence[Row], name: str) -> list[float]:
-    mine = row.sample
+def plain_group(config: Algorithm, row: Row, rows: Sequence[Row]) -> list[float]:
+    mine, name = row.sample, config.loss.name
     same = [r.sample for r in rows if r.sample.group == mine.group]
-    if name == "dr_mas":
+    if name == "dr_mas" or (name != "at_grpo" and config.credit.rewards == "both"):
         return [s.reward for s in same]
     if name == "at_grpo":  # one agent that takes its turns in order: the number in the id is its own
         return [s.reward for s in same if s.sample_id.split("_")[1] == mine.sample_id.split("_")[1]]
@@ -52,9 +52,17 @@ def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]
     ]
     found: list[list[float]] = []
     for n, row in enumerate(rows):
-        rewards, reward = plain_group(row, rows, config.loss.name), row.sample.reward
+        rewards, reward = plain_group(config, row, rows), row.sample.reward
         if config.loss.name == "rloo":
             advantage = (reward - fmean(rewards)) * len(rewards) / (len(rewards) - 1)
+            if (
+                config.credit.rewards == "both"
+            ):  # every turn has a reward of its own, and its KL is in that one
+                others = [
+                    sum(kls[m]) for m, r in enumerate(rows) if r.sample.group == row.sample.group and m != n
+                ]
+                found.append([advantage - (sum(kls[n]) - fmean(others))] * len(row.logprobs))
+                continue
             spent = [0.0] * len(rewards)  # by trajectory, over all of its turns
             for other, each in zip(rows, kls, strict=True):
                 if other.sample.group == row.sample.group:

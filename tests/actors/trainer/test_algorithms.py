@@ -145,3 +145,23 @@ def test_a_kl_in_the_rewards_is_for_agents_whose_rewards_can_have_one() -> None:
     assert problem == "has no place for the KL that the policy's rloo puts into the rewards (kl_in_reward)"
     in_loss = loss(name="rloo", kl_coefficient=0.1, kl_in_reward=False, kl_estimator="k3")
     assert credit_problem(algorithm(name="grpo").credit, in_loss) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "grouping"),
+    [
+        ({"name": "grpo"}, None, "trajectory"),
+        ({"name": "grpo", "rewards": "trajectory"}, "trajectory", "trajectory"),
+        ({"name": "grpo", "rewards": "both"}, "both", "agent_turns"),
+        ({"name": "rloo", "rewards": "turn"}, "turn", "agent_turns"),
+        ({"name": "at_grpo"}, "both", "turn"),
+        ({"name": "at_grpo", "rewards": "trajectory"}, "trajectory", "turn"),
+        ({"name": "dr_mas"}, "both", "agent_turns"),
+        ({"name": "ppo"}, "both", "agent_turns"),
+    ],
+)
+def test_rewards_of_turns_are_compared_by_turns(
+    given: dict[str, Any], used: str | None, grouping: str
+) -> None:
+    credit = algorithm(**given).credit
+    assert (credit.used_rewards, credit.grouping) == (used, grouping)

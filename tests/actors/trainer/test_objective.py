@@ -52,6 +52,12 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"name": "reinforce_pp_baseline"},
     {"name": "reinforce_pp_baseline", "kl_coefficient": 0.1},
     {"name": "at_grpo"},
+    {"name": "at_grpo", "rewards": "turn"},
+    *(
+        {"name": name, "rewards": "both"}
+        for name in ("grpo", "dapo", "gspo", "reinforce_pp_baseline", "rloo")
+    ),
+    {"name": "rloo", "rewards": "both", "kl_coefficient": 0.05},
     {"name": "dr_mas", "scale_rewards": False},
     {"name": "ppo"},
     {"name": "ppo", "kl_coefficient": 0.1, "critic": {"gamma": 0.9, "lam": 0.5}},
@@ -65,18 +71,20 @@ CONFIGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def make_step(seed: int, queries: int = 3, trajectories: int = 4) -> list[Row]:
-    """Trajectories in which the agent takes one or two turns of uneven length; some groups have equal rewards."""
+def make_step(seed: int, queries: int = 3, trajectories: int = 4, *, turn_rewards: bool = False) -> list[Row]:
+    """Trajectories in which the agent takes one or two turns of uneven length; some groups have equal rewards.
+    ``turn_rewards``: each turn's reward is another one."""
     rng = random.Random(seed)
     rows = []
     for query in range(queries):
         rewards = tuple(rng.choice((0.0, 0.5, 1.0)) for _ in range(trajectories))
         for trajectory in range(trajectories):
             for turn in range(rng.randint(1, 2)):
+                own = rng.choice((0.0, 0.25, 0.5)) if turn_rewards else 0.0
                 drawn = tuple(rng.uniform(-3, -0.1) for _ in range(rng.randint(1, 6)))
                 group = f"1:q{query}"
                 sample = Sample(
-                    f"{group}_{turn}_{trajectory}", "solver", 1, 0, group, rewards[trajectory], rewards,
+                    f"{group}_{turn}_{trajectory}", "solver", 1, 0, group, rewards[trajectory] + own, rewards,
                     (1,), (2,) * len(drawn), drawn,
                 )  # fmt: skip
                 near = tuple(logprob + rng.uniform(-0.4, 0.4) for logprob in drawn)
@@ -96,7 +104,7 @@ def as_grouped(config: Algorithm, rows: Sequence[Row]) -> list[Sample]:
     named = {
         sample.sample_id: sample
         for group in groups.values()
-        for sample in grouped(group, {AgentName("solver"): config.credit.row.grouping})
+        for sample in grouped(group, {AgentName("solver"): config.credit.grouping})
     }
     return [named[row.sample.sample_id] for row in rows]
 
@@ -170,7 +178,7 @@ def test_any_split_gives_the_loss_and_gradient_of_the_formula(
     given_config: dict[str, Any], data: st.DataObject, seed: int
 ) -> None:
     config = algorithm(**given_config)
-    rows = make_step(seed)
+    rows = make_step(seed, turn_rewards=config.credit.used_rewards in ("turn", "both"))
     leaves = [
         [torch.tensor(lp, dtype=torch.float64, requires_grad=True) for lp in row.logprobs] for row in rows
     ]

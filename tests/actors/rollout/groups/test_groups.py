@@ -337,3 +337,14 @@ async def test_a_turn_that_must_have_its_own_version_fails_with_it(house: House)
     await serve(rollout, "solver", 4)
     await start_step(rollout, 5, [QUERY], 2, {"solver": 4, "judge": 0})
     assert [failed.error.split(":")[0] for failed in (await house.closed()).failures] == ["WrongVersion"] * 2
+
+
+async def test_rewards_of_turns_keep_a_group_whose_trajectories_are_equal(house: House) -> None:
+    house.rewards, house.grouping = {"solver": "both"}, {"solver": "agent_turns"}
+    body = """
+    one, two = await agents['solver'].generate('x'), await agents['solver'].generate('y')
+    return Rewards(solver=1.0).of(one, 0.5)
+    """
+    rollout = await house.open(body, drop_zero_advantage=True, replacement_queries=1)
+    group = await group_of(house, rollout, 2)
+    assert group.samples[SOLVER] == 4 and group.zero_advantage == [] and not group.dropped

@@ -82,7 +82,7 @@ def samples_of(turns: Sequence[PaperTurn], rewards: Sequence[Sequence[float]], o
             )
             for turn in turns if turn.query == query
         ]  # fmt: skip
-        samples += grouped(group, {SOLVER: of.credit.row.grouping})
+        samples += grouped(group, {SOLVER: of.credit.grouping})
     return samples
 
 

@@ -1,0 +1,148 @@
+"""The reward of each sample of a trajectory, from the rewards that its workflow has returned. Pure.
+
+    sample's reward = agent's own + team_weight * team's + turn's own        rewards: both
+                    = agent's own + team_weight * team's                     rewards: trajectory
+                    = turn's own                                             rewards: turn
+
+``both`` is AT-GRPO's mixture ``r = alpha r_team + r_local`` (Zhao et al., arXiv 2510.11062, section 4.2).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import InvalidReward, RecipeError
+from ..names import AgentName
+from ..workflow import Rewards
+from .overlong import overlong_punishment, punished
+from .rollout_setup import RolloutAgent
+
+Agents = Mapping[AgentName, RolloutAgent]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTurn:
+    """``tokens``: generated ones."""
+
+    agent: AgentName
+    sample_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """``by_agent``: of the trajectory, the team's share included; ``by_sample``: of each turn, by sample id."""
+
+    by_agent: dict[AgentName, float] = field(default_factory=dict)
+    by_sample: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRewards:
+    """``given``: the workflow's; ``used``: less the overlong punishment, for training. ``of_turns``: by agent, those
+    that single turns were given. ``metrics``: the workflow's own."""
+
+    given: Amounts = field(default_factory=Amounts)
+    used: Amounts = field(default_factory=Amounts)
+    of_turns: dict[AgentName, list[float]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def trajectory_rewards(
+    trajectory: str, returned: object, turns: Sequence[EndedTurn], agents: Agents, *, punish: bool
+) -> TrajectoryRewards:
+    """``returned``: what the workflow has; closed. ``punish``: lower the rewards of turns that are too long.
+
+    Raises RecipeError, which ends the run, for another type, an unknown agent, a trained agent with turns and without a
+    reward, and a turn's reward that its agent's algorithm does not use; InvalidReward, which fails the trajectory, for
+    a value that ``Rewards.checked`` refuses and a turn that is not of this trajectory.
+    """
+    if not isinstance(returned, Rewards):
+        raise RecipeError(f"the workflow returned {type(returned).__name__}, not Rewards")
+    for agent in returned.by_agent:
+        if agent not in agents:
+            raise unknown_agent(agent, agents, "the workflow rewards")
+    returned.close()
+    rewards = returned.checked()
+    own = _turn_rewards(trajectory, rewards, turns, agents)
+    rewarded = {turn.agent for turn in turns if turn.sample_id in own} | rewards.by_agent.keys()
+    for turn in turns:
+        if agents[turn.agent].trained and turn.agent not in rewarded and rewards.team is None:
+            raise RecipeError(f"the workflow used agent {turn.agent!r} and returned no reward for it")
+    of_agents = _with_team(rewards, {turn.agent for turn in turns}, agents)
+    given = _amounts(of_agents, own, turns, agents)
+    used = given if not punish else _punished(of_agents, own, turns, agents)
+    of_turns: dict[AgentName, list[float]] = {}
+    for turn in turns:
+        if turn.sample_id in own:
+            of_turns.setdefault(turn.agent, []).append(own[turn.sample_id])
+    return TrajectoryRewards(given, used, of_turns, rewards.metrics)
+
+
+def _turn_rewards(
+    trajectory: str, rewards: Rewards, turns: Sequence[EndedTurn], agents: Agents
+) -> dict[str, float]:
+    """By sample id: the rewards of single turns."""
+    known = {turn.sample_id: turn.agent for turn in turns}
+    own: dict[str, float] = {}
+    for turn, value in rewards.turns:
+        agent = known.get(turn.sample_id)
+        if not turn.sample_id or agent is None:
+            which = f"turn {turn.sample_id}" if turn.sample_id else "a turn that was not generated"
+            raise InvalidReward(
+                f"agent {turn.agent!r}: {which} has the reward {value:g}, and is not of trajectory {trajectory}"
+            )
+        if agents[agent].rewards is None and agents[agent].trained:
+            raise RecipeError(
+                f"the workflow gives a turn of agent {agent!r} a reward, which its algorithm does not use: set "
+                f"agents.{agent}.algorithm.rewards to both or turn (to trajectory, if it is to be ignored)"
+            )
+        own[turn.sample_id] = value
+    return own
+
+
+def _with_team(rewards: Rewards, used: set[AgentName], agents: Agents) -> dict[AgentName, float]:
+    """By agent: its own reward and its share of the team's; agents that have neither are left out."""
+    by_agent = {AgentName(agent): value for agent, value in rewards.by_agent.items()}
+    if (team := rewards.team) is None:
+        return by_agent
+    in_order = [agent for agent in agents if agent in used or agent in by_agent]
+    return {agent: by_agent.get(agent, 0.0) + agents[agent].team_weight * team for agent in in_order}
+
+
+def _amounts(
+    by_agent: dict[AgentName, float], own: Mapping[str, float], turns: Sequence[EndedTurn], agents: Agents
+) -> Amounts:
+    by_sample: dict[str, float] = {}
+    for turn in turns:
+        of_turn, of_agent = own.get(turn.sample_id, 0.0), by_agent.get(turn.agent, 0.0)
+        match agents[turn.agent].rewards:
+            case "both":
+                by_sample[turn.sample_id] = of_agent + of_turn
+            case "turn":
+                by_sample[turn.sample_id] = of_turn
+            case "trajectory" | None:
+                by_sample[turn.sample_id] = of_agent
+    return Amounts(by_agent, by_sample)
+
+
+def _punished(
+    by_agent: dict[AgentName, float], own: Mapping[str, float], turns: Sequence[EndedTurn], agents: Agents
+) -> Amounts:
+    """Lowers an agent's reward by the cost of its longest turn; for ``rewards: turn`` each turn's by its own."""
+    sampling = {agent: settings.sampling for agent, settings in agents.items()}
+    longest: dict[AgentName, int] = {}
+    lowered = dict(own)
+    for turn in turns:
+        longest[turn.agent] = max(longest.get(turn.agent, 0), turn.tokens)
+        limits = sampling[turn.agent]
+        if agents[turn.agent].rewards == "turn" and limits.overlong_buffer:
+            cost = overlong_punishment(turn.tokens, limits.max_new_tokens, limits.overlong_buffer)
+            lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
+    less = punished(
+        Rewards(metrics={}, **{str(agent): value for agent, value in by_agent.items()}), longest, sampling
+    ).by_agent
+    return _amounts({AgentName(agent): value for agent, value in less.items()}, lowered, turns, agents)
+
+
+def unknown_agent(agent: str, known: Iterable[str], subject: str) -> RecipeError:
+    return RecipeError(f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(known)}")
