@@ -19,6 +19,7 @@ import pytest
 
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, Launched, Launcher, wait_until
+from .in_process import RunsHere
 
 # A call notices a silent actor within 4 s: more than a busy machine keeps a process waiting.
 SHORT_HEARTBEATS = ("supervision={heartbeat_s: 1.0, missed_heartbeats: 4, silence_s: 4.0}",)
@@ -110,10 +111,10 @@ def test_one_that_exits(launcher: Launcher, tmp_path: Path) -> None:
     assert_every_sample_is_trained_once(run, 2)
 
 
-def test_a_failure_for_another_reason_is_not_repeated(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_failure_for_another_reason_is_not_repeated(runs_here: RunsHere) -> None:
     faults = ("data.faults=[raise]", "data.faulty=4", "--restarts", "3")
-    run = launcher.train(f"defect-{tmp_path.name}", *SMALL, *faults)
-    assert run.wait() == 1
+    run = runs_here.train("defect", *SMALL, *faults)
+    assert run.status == 1
     assert run.text.count("The run failed") == 1 and "continuing" not in run.text
 
 

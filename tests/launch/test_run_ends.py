@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.core.errors import ActorDead, ActorFailed
+
 from ..patience import PATIENCE_S
-from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, Launched, Launcher, wait_until
+from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, Launched, Launcher, json_lines, wait_until
+from .in_process import end_of, run_in_loop, wait_for_step
 
 SMALL = (
     *SIMULATED,
@@ -33,7 +36,7 @@ def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
 
 
 class TestDeath:
-    @pytest.mark.parametrize("actor", ["store", "trainer", "router", "orchestrator"])
+    @pytest.mark.parametrize("actor", ["store", "orchestrator"])
     def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
         held.actors()[actor].kill()
         assert held.wait() == 1
@@ -42,6 +45,19 @@ class TestDeath:
         assert last[2].endswith(f"flexmarl train --resume {held.directory}")
         assert held.events[-1]["event"] == "run_ended" and actor in held.events[-1]["error"]
         held.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("actor", ["trainer", "router"])
+    async def test_of_an_actor_in_a_task_ends_the_run_and_is_named(self, tmp_path: Path, actor: str) -> None:
+        hold = tmp_path / "hold"
+        hold.write_text("1")
+        died = pytest.raises((ActorDead, ActorFailed), match=f"actor {actor} died")
+        async with run_in_loop(tmp_path, "held", *SMALL, f"data.hold={hold}") as run:
+            await wait_for_step(run, 1)
+            end_of(actor)
+            with died:
+                await run.wait()
+        last = json_lines(run.directory.events)[-1]
+        assert last["event"] == "run_ended" and actor in last["error"]
 
     def test_of_an_instance_costs_its_turns_a_retry_at_the_next_one(
         self, launcher: Launcher, tmp_path: Path

@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .conftest import SIMULATED_POLICIES, Launched, Launcher, wait_until
+from .in_process import Finished, RunsHere
 from .test_lost_workers import SUPERVISION, restarts
 
 POOL = ("pool={name: shared, slots: 1}",)
@@ -16,13 +16,18 @@ STEPS, QUERIES = 4, 4
 SIZES = f"training={{steps: {STEPS}, queries_per_step: {QUERIES}, trajectories_per_query: 2, micro_batch: 4}}"
 
 
-def lost(run: Launched) -> list[dict[str, object]]:
+def lost(run: Launched | Finished) -> list[dict[str, object]]:
     return [event for event in run.events if event["event"] == "slot_lost"]
 
 
-def assert_ended_by_itself(run: Launched, like: Launched) -> None:
-    """The run was not restarted, and its last checkpoint is that of ``like``: each sample was trained once."""
+def assert_ended_by_itself(run: Launched, like: Finished) -> None:
     assert run.wait() == 0, run.text
+    assert_trained_once(run, like)
+    run.assert_nothing_is_left()
+
+
+def assert_trained_once(run: Launched | Finished, like: Finished) -> None:
+    """The run was not restarted, and its last checkpoint is that of ``like``: each sample was trained once."""
     assert "continuing" not in run.text
     names = Counter(event["event"] for event in run.events)
     assert names["run_started"] == 1 and not names["run_resumed"] and not names["trajectory_failed"]
@@ -30,7 +35,6 @@ def assert_ended_by_itself(run: Launched, like: Launched) -> None:
     for policy in ("solver", "checker"):
         found, wanted = (_trained(each, policy) for each in (run, like))
         assert found == wanted
-    run.assert_nothing_is_left()
 
 
 def _hold_after(hold: Path, step: int) -> None:
@@ -40,29 +44,27 @@ def _hold_after(hold: Path, step: int) -> None:
     new.rename(hold)
 
 
-def _trained(run: Launched, policy: str) -> dict[str, object]:
+def _trained(run: Launched | Finished, policy: str) -> dict[str, object]:
     file = run.directory / "checkpoints" / f"step_{STEPS:06d}" / policy / "simulated_policy.json"
     trained: dict[str, object] = json.loads(file.read_text())
     return trained
 
 
 @pytest.fixture(scope="module")
-def static(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+def static(runs_here: RunsHere) -> Finished:
     """The same run with a static pool."""
-    launcher = Launcher(tmp_path_factory.mktemp("static"))
-    run = launcher.train("static", *SETTINGS, SIZES)
-    assert run.wait() == 0, run.text
-    yield run
-    launcher.close()
+    run = runs_here.train("static", *SETTINGS, SIZES)
+    assert run.status == 0, run.text
+    return run
 
 
 def test_a_shared_pool_trains_the_same_and_shows_its_suspensions(
-    launcher: Launcher, tmp_path: Path, static: Launched
+    runs_here: RunsHere, static: Finished
 ) -> None:
-    run = launcher.train(f"shared-{tmp_path.name}", *SETTINGS, SIZES, *POOL)
-    assert_ended_by_itself(run, static)
+    run = runs_here.train("shared", *SETTINGS, SIZES, *POOL)
+    assert run.status == 0 and not run.problems, run.text
+    assert_trained_once(run, static)
     assert not lost(run), "at its end the run loses none"
-    run.assert_logs_are_clean()
     suspensions = [event for event in run.events if event["event"] == "policy_suspended"]
     assert suspensions and all(event["slots"] == "slot-0" and event["reason"] for event in suspensions)
     last = run.metrics[-1]
@@ -74,7 +76,7 @@ def test_a_shared_pool_trains_the_same_and_shows_its_suspensions(
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_kills(launcher: Launcher, tmp_path: Path, static: Launched, slots: int) -> None:
+def test_kills(launcher: Launcher, tmp_path: Path, static: Finished, slots: int) -> None:
     """One worker after each step, and then all at once: the next step begins at that moment."""
     names = {f"slot-{number}" for number in range(slots)}
     pool = f"pool={{name: shared, slots: {slots}}}"
@@ -94,7 +96,7 @@ def test_kills(launcher: Launcher, tmp_path: Path, static: Launched, slots: int)
 
 
 def test_one_that_is_stopped_for_longer_than_the_heartbeats_and_then_continued(
-    launcher: Launcher, tmp_path: Path, static: Launched
+    launcher: Launcher, tmp_path: Path, static: Finished
 ) -> None:
     run = launcher.train(f"stopped-{tmp_path.name}", *SETTINGS, SIZES, *POOL)
     run.wait_for_step(2)

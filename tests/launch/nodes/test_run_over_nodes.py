@@ -26,7 +26,7 @@ def begin(
     listen = f"network.listen={near.address}"
     options = ("--nodes", str(len(nodes)), "--wait-s", "120")
     run = launcher.train(
-        name, *SIMULATED, "agents.solver.instances=4", listen, *settings, *options, on=near.command
+        name, *SIMULATED, "agents.solver.instances=2", listen, *settings, *options, on=near.command
     )
     return run, joining
 
@@ -50,7 +50,7 @@ def continues(run: Launched) -> None:
 def test_actors_are_on_both_hosts_and_end_with_the_run(launcher: Launcher, hosts: Pair) -> None:
     run, (node,) = endless(launcher, "both", hosts)
     there, here = set(node.actors()), set(run.actors())
-    instances = {f"solver-{number}" for number in range(4)}
+    instances = {f"solver-{number}" for number in range(2)}
     assert there and there <= instances <= there | here
     assert {"store", "trainer", "router", "orchestrator", "rollout-0"} <= here
     continues(run)

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def test_any_order_split_and_number_of_ranks_gives_one_gradient_and_one_step(
     same_stats(found[0].results[-1], expected.results[-1])
 
 
-@pytest.mark.parametrize("kind", SETUPS)
-@pytest.mark.parametrize("sizes", [(1, 2, 4), (4, 1, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [*zip(SETUPS, cycle([(1, 2, 4), (4, 1, 2)]), strict=False), *((kind, (2, 2, 2)) for kind in SETUPS)],
+    ids=str,
+)
 def test_a_state_moves_to_other_processes_and_numbers_of_ranks_between_two_micro_batches(
     ranks: Ranks, kind: str, sizes: Sequence[int]
 ) -> None:
