@@ -11,6 +11,7 @@
         samples.sqlite   trajectories of the last steps and of all evaluations, for people (``samples/``)
         suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
+        sinks/           the series that a resumed run continues (``sinks/sink_series.py``), and the sinks' own folders
         address          of the launcher, while it runs
         lock             locked by the process that works on the run
 

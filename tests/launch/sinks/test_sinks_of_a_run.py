@@ -15,6 +15,7 @@ from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.preflight import preflight
 from flexmarl.launch.preflight.recipe_checks import function_problems
 from flexmarl.launch.report.run_history import load_history
+from flexmarl.launch.resuming import may_change
 from flexmarl.launch.written_keys import WrittenKeys
 
 from ...patience import PATIENCE_S
@@ -65,6 +66,7 @@ async def test_a_run_and_its_resumed_half_feed_all_their_sinks(tmp_path: Path) -
         events = json_lines(run.directory.events)
         async with flexmarl.Run.resume("runs/fed", settings=["training.steps=3"]) as resumed:
             await resumed.wait()
+    assert may_change("sinks") and not may_change("seed")
     assert seen == [0, 1, 2, 2], "evaluations before training and at the end, and the steps"
     sent = [line.split() for line in (tmp_path / "sent").read_text().splitlines()]
     assert [int(step) for step, _ in sent] == [0, 1, 2, 2, 3, 3]
