@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .parallel_environment import ParallelEnvironment
     from .process_pool import in_process
     from .tool_runs import run_tools
+    from .verifiers_environment import verifiers_workflow
     from .workflow import Agent, Rewards, Turn
 else:
     __getattr__ = lazy_exports(
@@ -28,6 +29,7 @@ else:
             "process_pool": ["in_process"],
             "messages": ["Query", "StoreApi"],
             "tool_runs": ["run_tools"],
+            "verifiers_environment": ["verifiers_workflow"],
             "workflow": ["Agent", "Rewards", "Turn"],
         },
     )
@@ -45,4 +47,5 @@ __all__ = [
     "Turn",
     "in_process",
     "run_tools",
+    "verifiers_workflow",
 ]
