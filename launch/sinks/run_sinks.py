@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Final, Self
 
 from ...actors.run_events import Evaluated, RunEvent
 from ...actors.step_metrics import StepMetrics
-from .sink import Sink, SinkRun
+from .sink import Figures, Sink, SinkRun
 from .sink_figures import figures_of_evaluation, figures_of_step
 from .sink_thread import SinkThread
 
@@ -45,10 +45,13 @@ class RunSinks:
                 closing.create_task(thread.close(timeout_s, failed=error is not None))
 
     def step(self, metrics: StepMetrics) -> None:
-        for thread in self._threads:
-            thread.put(partial(figures_of_step, metrics, self._clock()))
+        self._put(partial(figures_of_step, metrics, self._clock()))
 
     def event(self, event: RunEvent) -> None:
         if isinstance(event, Evaluated):
-            for thread in self._threads:
-                thread.put(partial(figures_of_evaluation, event, self._clock()))
+            self._put(partial(figures_of_evaluation, event, self._clock()))
+
+    def _put(self, made: Callable[[], Figures]) -> None:
+        once = cache(made)  # by the first of the threads
+        for thread in self._threads:
+            thread.put(once)

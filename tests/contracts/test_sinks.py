@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import struct
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -158,9 +159,14 @@ def function(folder: Path) -> Written:
 
 @pytest.fixture(params=[tensorboard, wandb, mlflow, function], ids=lambda made: made.__name__)
 def written(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Written]:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its local store without a database
+    # wandb makes folders as it is imported, and removes them when the process ends.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
     made: Written = request.param(tmp_path)
     yield made
     if request.param is wandb:
