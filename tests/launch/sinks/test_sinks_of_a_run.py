@@ -20,6 +20,7 @@ from flexmarl.launch.written_keys import WrittenKeys
 
 from ...patience import PATIENCE_S
 from ..conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines
+from ..in_process import actors_in_tasks
 
 SEND = """
 def send(step, figures):
@@ -60,12 +61,16 @@ async def test_a_run_and_its_resumed_half_feed_all_their_sinks(tmp_path: Path) -
 
     settings = (*SIMULATED, "training.steps=2", "checkpoint.every=2", "sinks=[metrics.py:send]")
     async with asyncio.timeout(PATIENCE_S):
-        async with flexmarl.Run(str(recipe), settings=settings, name="fed", sinks=[collect, broken]) as run:
-            result = await run.wait()
+        with actors_in_tasks():
+            async with flexmarl.Run(
+                str(recipe), settings=settings, name="fed", sinks=[collect, broken]
+            ) as run:
+                result = await run.wait()
         assert result.last_step == 2
         events = json_lines(run.directory.events)
-        async with flexmarl.Run.resume("runs/fed", settings=["training.steps=3"]) as resumed:
-            await resumed.wait()
+        with actors_in_tasks():
+            async with flexmarl.Run.resume("runs/fed", settings=["training.steps=3"]) as resumed:
+                await resumed.wait()
     assert may_change("sinks") and not may_change("seed")
     assert seen == [0, 1, 2, 2], "evaluations before training and at the end, and the steps"
     sent = [line.split() for line in (tmp_path / "sent").read_text().splitlines()]
