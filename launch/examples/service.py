@@ -8,6 +8,8 @@
                             of the run; a browser that has lost the connection gets the steps that it has missed
     GET  /samples           those that wait for a verdict
     POST /verdicts          {"1:q0_0_3": 0.5, ...}: written into the external column of these samples
+    POST /queries           [{"id": "chat-17", "text": "2+2", "data": {}}, ...]: trained in the next step; the answer,
+                            once they are rolled out, has the rewards of each
 
 The run's config has the column (``written_by: external``). Everyone who reaches the port may judge: put your service's
 own login in front of it.
@@ -28,6 +30,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ...actors.errors import StoreError
+from ...actors.messages import Query
 from ...core.errors import CallNotAllowed, FlexmarlError
 from ..connected_run import ConnectedRun, connect
 from ..errors import RunFailed
@@ -35,6 +38,7 @@ from ..json_lines import metrics_to_json
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+_QUERIES: TypeAdapter[list[Query]] = TypeAdapter(list[Query])
 _VERDICTS: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, float])
 
 
@@ -47,6 +51,7 @@ def application(run: Path | str, agent: str, column: str) -> Starlette:
             Route("/steps", service.steps),
             Route("/samples", service.samples),
             Route("/verdicts", service.verdicts, methods=["POST"]),
+            Route("/queries", service.queries, methods=["POST"]),
         ],
         lifespan=lambda app: service.connected(run),
         exception_handlers={FlexmarlError: _refused, ValidationError: _refused},
@@ -94,6 +99,10 @@ class _Service:
         scores = [*verdicts.values()]
         await self._run.write(self._agent, {"sample_id": [*verdicts], self._column: scores})
         return JSONResponse({"written": len(verdicts)})
+
+    async def queries(self, request: Request) -> Response:
+        answers = await self._run.submit(_QUERIES.validate_json(await request.body()))
+        return JSONResponse([asdict(answer) for answer in answers])
 
 
 async def _refused(request: Request, error: Exception) -> Response:

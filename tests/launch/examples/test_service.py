@@ -88,11 +88,17 @@ async def test_a_run_trains_as_its_samples_are_judged_over_http(launcher: Launch
             answer = await client.post("/verdicts", json=body)
             assert answer.status_code == 422 and why in answer.json()["error"]
         assert (await client.get("/steps", params={"after": "x"})).status_code == 422
+        assert (await client.post("/queries", json=[{"id": "mine"}])).status_code == 422
+        mine = {"id": "mine", "text": "12", "data": {"shape": "alone", "position": 0}}
+        asking = asyncio.create_task(client.post("/queries", json=[mine]))
         reading = asyncio.create_task(events_of(client))
         continued = asyncio.create_task(events_of(client, **{"last-event-id": "2"}))
         verdicts = await judge(client)
         events = await reading
         assert await continued == events[2:], "after the second step"
+        (answered,) = (await asking).json()
+        assert answered["query"] == "mine" and len(answered["rewards"]["solver"]) == 4
+        assert [data["submitted_queries"] for _, data in events[:3]].count(1) == 1
     assert run.wait() == 0
     assert [head for head, _ in events] == ["id: 1", "id: 2", "id: 3", "event: end"]
     assert [data for _, data in events[:3]] == run.metrics and events[3][1] == {"error": None}

@@ -134,7 +134,8 @@ def test_a_cut_host_and_a_frozen_one_are_given_up_and_their_groups_begin_again(
     # All groups of the second step are begun: a third of them on each host.
     wait_until(lambda: "step_000001" in made.run.text, "the second step has begun")
     frozen = [psutil.Process(far.process.pid), *far.actors().values()]
-    late = far.actors()["rollout-1"] if "rollout-1" in far.actors() else far.actors()["rollout-2"]
+    (worker,) = (name for name in far.actors() if name.startswith("rollout-"))
+    late = far.actors()[worker]
     for process in frozen:
         process.suspend()
     wait_until(lambda: len(made.events("worker_lost")) == 1, "the frozen worker is lost")
@@ -151,6 +152,8 @@ def test_a_cut_host_and_a_frozen_one_are_given_up_and_their_groups_begin_again(
         for process in frozen:
             process.resume()
         assert far.wait() == 1, "it was given up"
+    log = (made.run.directory / "logs" / f"{worker}.log").read_text()
+    assert "given it up for its silence" in log or "is retired" in log, log
     lost = made.events("worker_lost")
     assert [event["node"] for event in made.events("node_lost")] == ["far", "third"]
     restarted = sum(line["restarted_groups"] for line in made.run.metrics)
