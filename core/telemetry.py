@@ -209,12 +209,25 @@ class _Lines:
             self._stream.flush()
 
 
+def _import_structlog() -> None:
+    """Imports structlog without rich. It takes rich, if that is there, for tracebacks that are not used here: a tenth of
+    an actor's start. rich can be imported afterwards."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
+    try:
+        import structlog  # noqa: F401
+    finally:
+        del sys.modules["rich"]
+
+
 def configure_logging(node: str, stream: TextIO, level: LogLevel = "info") -> None:
     """Writes lines to ``stream``, each with the node's name: JSON, or readable text if it is a terminal. Lines that
     can't be written are lost, and those below ``level`` are left out.
 
     For processes of flexmarl's own: it configures structlog for the whole process.
     """
+    _import_structlog()
     import structlog
 
     started = round(time.time(), 3)

@@ -51,6 +51,18 @@ def test_the_runtime_needs_no_arrays_and_logs_without_structlog() -> None:
     assert not loaded & (HEAVY | {"structlog", "psutil", "uvloop", "rich"})
 
 
+def test_an_actors_process_starts_without_rich_which_can_be_imported_afterwards() -> None:
+    program = """
+import flexmarl.core.worker_main, io, sys
+from flexmarl.core.telemetry import configure_logging, get_logger
+configure_logging("store", sys.stderr)
+get_logger("x").error("y")
+"""
+    loaded = loaded_by(program)
+    assert "structlog" in loaded and not loaded & (HEAVY | {"rich"})
+    assert {"structlog", "rich.console"} <= loaded_by(f"{program}\nimport rich.console")
+
+
 def test_a_door_imports_nothing_before_it_is_used() -> None:
     assert not loaded_by("import flexmarl") & {"flexmarl.launch", "asyncio"}
     loaded = loaded_by("import flexmarl.core, flexmarl.transport, flexmarl.testing")
