@@ -4,9 +4,9 @@
     finalize ──> rewards of the traces ──> Rewards
 
 Each agent of the environment is the run's agent of the same name: a seat. An agent is a chat without tools, as the
-``null`` harness of verifiers: the system prompt and the prompt of the task, and then its turns. Other harnesses, runtimes
-and tool servers of verifiers are not used; hooks of a task that need a runtime are left out of its score, as verifiers
-does without one.
+``null`` harness of verifiers: the system prompt and the prompt of the task, and then its turns. Other harnesses,
+runtimes and tool servers of verifiers are not used; hooks of a task that need a runtime are left out of its score, as
+verifiers does without one.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def verifiers_workflow(env: "vf.Env[Any]", task_of: Callable[[Query], "vf.Task[Any, Any, Any]"]) -> Workflow:
-    """The workflow that ``env`` stands for: ``workflow = verifiers_workflow(MyEnv(config), task_of)``. ``task_of`` makes
-    a query the environment's task.
+    """The workflow that ``env`` stands for: ``workflow = verifiers_workflow(MyEnv(config), task_of)``. ``task_of``
+    makes a query the environment's task.
 
     An agent's reward is the mean of its traces' rewards. Their metrics are the trajectory's, ``<agent>/<metric>``. An
     agent at a limit of turns or tokens ends its interaction, as verifiers' own limits do. The workflow raises
@@ -36,8 +36,8 @@ def verifiers_workflow(env: "vf.Env[Any]", task_of: Callable[[Query], "vf.Task[A
         task = task_of(query)
         episode: Any = Episode(task=_recorded(task))
         seats = _Seats(agents, episode.traces)
-        await env.setup(seats)  # type: ignore[arg-type]  # has what an environment uses of verifiers' Agents
-        await env.run(task, seats)  # type: ignore[arg-type]
+        await env.setup(seats)
+        await env.run(task, seats)
         if not episode.traces:
             raise InvalidEnvironment(f"{type(env).__name__}.run ran no agent")
         await env.finalize(task, episode)

@@ -49,7 +49,7 @@ class Player:
     ],
 )
 async def test_a_trajectory_on_the_frozen_lake(moves: str, total: float, squares: str) -> None:
-    player = Player(moves)
+    player: Any = Player(moves)
     found = (await play(Lake(), QUERY, {"player": player})).checked()
     assert found.by_agent == {"player": total}
     assert found.metrics == {"return": total, "steps": float(len(moves))}
@@ -65,6 +65,7 @@ async def test_an_invalid_action_fails_the_trajectory_and_the_environment_is_clo
             made.unwrapped.close = lambda: closed.append(query.id)
             return made
 
+    players: dict[str, Any] = {"player": Player("X")}
     with pytest.raises(ValueError, match="substring not found"):
-        await play(Watched(), QUERY, {"player": Player("X")})
+        await play(Watched(), QUERY, players)
     assert closed == ["q0"] and environment_problems(Lake) == []

@@ -87,7 +87,8 @@ def test_the_game_keeps_the_interface() -> None:
 
 
 async def test_agents_move_at_once_until_they_leave() -> None:
-    even, odd = Player("even", "HHH"), Player("odd", "HT")
+    even: Any = Player("even", "HHH")
+    odd: Any = Player("odd", "HT")
     game = Game()
     found = (await play(game, QUERY, {"even": even, "odd": odd})).checked()
     assert found.by_agent == {"even": 1.0, "odd": 0.0} and found.metrics == {"steps": 3.0}
@@ -96,5 +97,5 @@ async def test_agents_move_at_once_until_they_leave() -> None:
 
 
 async def test_a_limit_keeps_the_rewards_so_far() -> None:
-    players = {"even": Player("even", "H"), "odd": Player("odd", "T")}
+    players: dict[str, Any] = {"even": Player("even", "H"), "odd": Player("odd", "T")}
     assert (await play(Game(), QUERY, players)).by_agent == {"even": -1.0, "odd": 1.0}

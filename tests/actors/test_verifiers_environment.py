@@ -1,5 +1,5 @@
-"""Environments of verifiers' interface as workflows. Where verifiers is missing, its records are stood for by plain ones
-here; two of its own environments are played where it is installed."""
+"""Environments of verifiers' interface as workflows. If verifiers is missing, plain records stand for its own; if it is
+installed, two of its environments are played too."""
 
 import importlib.util
 import sys
@@ -26,7 +26,7 @@ class Trace(SimpleNamespace):
 
     @property
     def reward(self) -> float:
-        return sum(self.rewards.values())
+        return float(sum(self.rewards.values()))
 
     @property
     def last_reply(self) -> str:
@@ -127,7 +127,7 @@ class Taught:
             trace.record_metric("trained", float(trace.agent.trainable))
 
 
-async def play(env: Any, **agents: Player) -> Rewards:
+async def play(env: Any, **agents: Any) -> Rewards:
     return (await verifiers_workflow(env, task_of)(QUERY, agents)).checked()
 
 
@@ -156,11 +156,11 @@ async def test_mistakes_of_an_environment_are_named() -> None:
                 await student.turn("before the prompt")
 
     with pytest.raises(InvalidEnvironment, match=r"Idle.run ran no agent"):
-        await play(Idle(), student=Player("student"))
+        await play(Idle(), teacher=Player("teacher"))
     with pytest.raises(
         InvalidEnvironment, match="student: a turn takes a message, but the first one of a task"
     ):
-        await play(Rude(), student=Player("student", "1"))
+        await play(Rude(), teacher=Player("teacher"), student=Player("student", "1"))
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="verifiers is not installed")
@@ -185,12 +185,12 @@ async def test_environments_of_verifiers_play() -> None:
         env.config = SimpleNamespace(**config)
         return env
 
+    players: dict[str, Any] = {"agent": Player("agent", "1", "2", "3")}
     best = verifiers_workflow(made(BestOfNEnv, n=3, threshold=1.0), sum_of)
-    found = await best(QUERY, {"agent": Player("agent", "1", "2", "3")})
+    found = await best(QUERY, players)
     assert found.by_agent == {"agent": pytest.approx(1 / 3)} and found.metrics["agent/pass_at_n"] == 1.0
     talk = verifiers_workflow(made(UserSimEnv, persona=PERSONA, done_marker=DONE), sum_of)
-    found = await talk(
-        QUERY, {"user": Player("user", "add 1 and 1", DONE), "assistant": Player("assistant", "2")}
-    )
+    players = {"user": Player("user", "add 1 and 1", DONE), "assistant": Player("assistant", "2")}
+    found = await talk(QUERY, players)
     assert found.by_agent == {"user": 0.0, "assistant": 1.0}
     assert found.metrics == {"assistant/user_turns": 2.0}
