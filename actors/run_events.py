@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .names import AgentName, PolicyName, Step
+from .names import AgentName, PolicyName, Step, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,19 @@ class CheckpointSaved:
     step: Step
     folder: str
     event: Literal["checkpoint_saved"] = "checkpoint_saved"
+
+
+@dataclass(frozen=True, slots=True)
+class OpponentDrawn:
+    """A pool of past versions plays ``step`` with its policy as it was after the step ``member``, one of ``members``.
+    ``version``: of the pool's policy, which counts the changes."""
+
+    step: Step
+    policy: PolicyName
+    member: Step
+    version: Version
+    members: int
+    event: Literal["opponent_drawn"] = "opponent_drawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +321,7 @@ RunEvent = Annotated[
     | Evaluated
     | CheckpointSaving
     | CheckpointSaved
+    | OpponentDrawn
     | TrajectoryFailed
     | ColumnsAwaited
     | StoreBlocked

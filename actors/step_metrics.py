@@ -153,6 +153,24 @@ class ProcessMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class OpponentMetrics:
+    """The games of one step against the member of a pool of past versions that played it, by the pool's policy."""
+
+    opponent_step: Step | None = None
+    """The member: the policy as it was after this step."""
+    opponent_games: int | None = None
+    """Trajectories in which both sides have a reward."""
+    opponent_score: float | None = None
+    """Mean score of the policy in training: 1 for a game that it has won, 0.5 for a draw, 0 for a loss."""
+    opponent_payoff: float | None = None
+    """Its mean reward."""
+    opponent_elo: float | None = None
+    """The member's rating after the step."""
+    elo: float | None = None
+    """The rating of the policy in training after the step."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceMetrics:
     """One GPU of the machine in one step, of readings a second apart."""
 
@@ -210,6 +228,7 @@ class StepMetrics:
     """Metrics of that evaluation by name, such as ``accuracy`` and ``reward/<agent>``."""
     by_agent: dict[AgentName, AgentMetrics] = field(default_factory=dict)
     by_policy: dict[PolicyName, PolicyMetrics] = field(default_factory=dict)
+    by_opponent: dict[PolicyName, OpponentMetrics] = field(default_factory=dict)
     by_process: dict[str, ProcessMetrics] = field(default_factory=dict)
     by_device: dict[str, DeviceMetrics] = field(default_factory=dict)
     """By UUID."""

@@ -25,7 +25,8 @@ from ..actors.messages import (
 from ..actors.names import PolicyName
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.orchestrator.evaluation import EvaluationRules
-from ..actors.orchestrator.orchestrator_setup import FrozenPolicy, OrchestratorPolicy, OrchestratorSetup
+from ..actors.orchestrator.opponents.opponents import FrozenPolicy, OpponentsSetup
+from ..actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
 from ..actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ..actors.store.store_setup import StoreSetup
 from ..actors.trainer.pool_config import SharedPoolConfig
@@ -88,7 +89,7 @@ def actor_specs(
     trainer = _trainer_setup(config, references, directory, resume and resume[0])
     router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
     rollout = rollout_setup(config, references, directory.store, directory.logs)
-    orchestrator = _orchestrator_setup(config, references, directory.checkpoints, resume and resume[1])
+    orchestrator = _orchestrator_setup(config, references, directory, resume and resume[1])
     specs = {
         references.store.name: ActorSpec(_STORE, store),
         references.trainer.name: ActorSpec(_TRAINER, trainer),
@@ -124,6 +125,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
                 trained=config.policies[agent.policy].train,
                 rewards=agent.algorithm.used_rewards,
                 team_weight=agent.algorithm.team_weight,
+                against=config.against(name),
             )
             for name, agent in config.agents.items()
         },
@@ -183,7 +185,7 @@ def _trainer_setup(
 
 
 def _orchestrator_setup(
-    config: RunConfig, references: References, checkpoints: Path, resume_from: RunState | None
+    config: RunConfig, references: References, directory: RunDirectory, resume_from: RunState | None
 ) -> OrchestratorSetup:
     return OrchestratorSetup(
         plan=config.plan(),
@@ -191,11 +193,17 @@ def _orchestrator_setup(
             name: OrchestratorPolicy(agents=config.agents_of(name), sft_batches=policy.sft.batches)
             for name, policy in config.trained.items()
         },
-        frozen={
-            name: FrozenPolicy(config.agents_of(name))
-            for name, policy in config.policies.items()
-            if not policy.train
-        },
+        opponents=OpponentsSetup(
+            {
+                name: FrozenPolicy(config.agents_of(name), policy.pool_of)
+                for name, policy in config.policies.items()
+                if not policy.train
+            },
+            directory.opponents,
+            directory.checkpoints,
+            config.seed,
+            resume_from.opponents if resume_from else {},
+        ),
         trajectories_per_query=config.training.trajectories_per_query,
         max_failed_share=config.rollout.max_failed_share,
         group_order="query" if config.deterministic else "arrival",
@@ -206,7 +214,7 @@ def _orchestrator_setup(
         supervisor=references.supervisor,
         router=references.router,
         console=references.console,
-        checkpoints=checkpoints,
+        checkpoints=directory.checkpoints,
         checkpoints_kept=config.checkpoint.keep,
         resume_from=resume_from,
         evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),

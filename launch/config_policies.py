@@ -18,7 +18,7 @@ from typing import Any
 
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, divided_algorithm
 from .config_sections import AgentConfig, PolicyConfig
-from .frozen_policies import defaults_of_frozen, is_frozen
+from .frozen_policies import defaults_of_frozen, is_frozen, with_pools, written_pool
 
 Raw = dict[str, Any]
 
@@ -57,10 +57,14 @@ def expanded(raw: Raw) -> Expanded:
     for name in own:
         named[name], sections[name] = _divided(agents[name])
         named[name]["policy"] = name
+    pools = {name for name, agent in named.items() if written_pool(_policy_of(agent)) is not None}
+    named, sections = with_pools(named, sections)
     named = {name: _with_name(agent, sections) for name, agent in named.items()}
-    in_order = [*policies, *(name for name in agents if name in own)]
+    in_order = [*policies, *(name for name in agents if name in sections and name not in policies)]
     return Expanded(
-        {**raw, "policies": {name: sections[name] for name in in_order}, "agents": named}, own, problems
+        {**raw, "policies": {name: sections[name] for name in in_order}, "agents": named},
+        own | pools,
+        problems,
     )
 
 
@@ -76,14 +80,16 @@ def with_defaults(raw: Raw, defaults: Raw) -> Raw:
         for name, written in agents.items():
             agent = {} if written is None else written
             frozen = is_frozen(agent, raw) or is_frozen(merged(defaults, agent), raw)
-            own = defaults_of_frozen(defaults) if frozen else defaults
+            own = defaults_of_frozen(defaults, agent) if frozen else defaults
             of_agent, _ = _divided(own)
             names_policy = isinstance(agent, dict) and merged(of_agent, agent).get("policy") is not None
             merged_raw["agents"][name] = merged(_without_name(of_agent) if names_policy else own, agent)
     if isinstance(policies := raw.get("policies"), dict):
         merged_raw["policies"] = {}
         for name, policy in policies.items():
-            _, of_policy = _divided(defaults_of_frozen(defaults) if is_frozen(policy, raw) else defaults)
+            _, of_policy = _divided(
+                defaults_of_frozen(defaults, policy) if is_frozen(policy, raw) else defaults
+            )
             merged_raw["policies"][name] = merged(of_policy, {} if policy is None else policy)
     return merged_raw
 
@@ -128,17 +134,19 @@ def _with_name(agent: Any, policies: Mapping[str, Any]) -> Any:
 
 
 def _problems(agents: Raw, policies: Raw, own: frozenset[str]) -> Iterator[str]:
+    pools = [name for name, agent in agents.items() if written_pool(_policy_of(agent)) is not None]
+    known = [*policies, *(name for name in agents if name in own or name in pools)]
     for name, agent in agents.items():
         if name in own:
             yield from _problems_of_owner(name, agent, policies)
         elif isinstance(agent, dict):
-            yield from _problems_of_user(
-                name, agent, [*policies, *(name for name in agents if name in own)], own
-            )
+            yield from _problems_of_user(name, agent, known, own)
     for name, policy in policies.items():
         users = [agent for agent, section in agents.items() if _policy_of(section) == name]
         if not users and name not in own:
             yield f"policies.{name}: no agent uses it: write `policy: {name}` in an agent, or leave policies.{name} out"
+        if isinstance(policy, dict):
+            yield from _problems_of_learner(f"policies.{name}.pool_of.policy", policy.get("pool_of"), known)
         yield from _misplaced_in_policy(name, policy, users)
 
 
@@ -155,6 +163,11 @@ def _problems_of_owner(name: str, agent: Raw, policies: Raw) -> Iterator[str]:
 
 def _problems_of_user(name: str, agent: Raw, known: list[str], own: frozenset[str]) -> Iterator[str]:
     policy = agent["policy"]
+    if (pool := written_pool(policy)) is not None:
+        yield from _problems_of_learner(f"agents.{name}.policy", pool, known)
+        for key in _misplaced(agent, _OF_POLICIES - {"instances", "engine", "train"}, _OF_LOSSES):
+            yield f"agents.{name}.{key}: the agent plays with past versions of another policy: leave it out"
+        return
     if not isinstance(policy, str):
         return  # the schema refuses it
     if policy not in known:
@@ -181,6 +194,13 @@ def _problems_of_user(name: str, agent: Raw, known: list[str], own: frozenset[st
         yield (
             f"agents.{name}.{key}: a setting of policy {policy!r}, for all agents that use it: write {section}.{key}"
         )
+
+
+def _problems_of_learner(key: str, pool: Any, known: list[str]) -> Iterator[str]:
+    """``pool``: a section ``pool_of``, as it is written."""
+    learner = pool.get("policy") if isinstance(pool, dict) else None
+    if isinstance(learner, str) and learner not in known:
+        yield f"{key}: there is no policy {learner!r}; there are: {', '.join(map(str, known))}"
 
 
 def _is_simulated(policy: Raw) -> bool:

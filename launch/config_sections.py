@@ -15,6 +15,7 @@ from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
 from ..actors.messages import LoraConfig, ModelConfig
 from ..actors.names import PolicyName
+from ..actors.orchestrator.orchestrator_config import PoolOfConfig
 from ..actors.rollout.rollout_config import SamplingConfig
 from ..actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ..actors.trainer.backends.backend_config import (
@@ -74,7 +75,8 @@ class PolicyConfig(Config):
     ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
     samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
     ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``). ``train``: false
-    for a frozen policy, whose weights stay as they are; none of the keys ``OF_TRAINING`` is for it.
+    for a frozen policy, whose weights stay as they are; none of the keys ``OF_TRAINING`` is for it. ``pool_of``: a
+    frozen policy that is past versions of another one, whose model it has.
     """
 
     model: ModelConfig | None = None
@@ -88,6 +90,15 @@ class PolicyConfig(Config):
     global_batch: Count | None = None
     init_from: Path | None = None
     train: bool = True
+    pool_of: PoolOfConfig | None = None
+
+    @model_validator(mode="after")
+    def _pool_is_frozen(self) -> "PolicyConfig":
+        if self.pool_of is not None and self.train:
+            raise ValueError(f"pool_of.policy={self.pool_of.policy!r}, and train=true: a pool is not trained")
+        if self.pool_of is not None and self.init_from is not None:
+            raise ValueError("init_from: a pool starts from its policy's weights: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _trains_or_has_no_training(self) -> "PolicyConfig":

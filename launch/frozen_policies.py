@@ -3,21 +3,30 @@
     agents:
       judge: {model: {path: Qwen/Qwen2.5-0.5B-Instruct}, train: false}      from a hub or a folder
       rival: {init_from: runs/first/120, train: false}                      from a checkpoint
+      past: {policy: {pool_of: solver, every: 10, rule: pfsp}}              past versions of a policy of this run
+      first: {policy: solver@0}                                             one of them: after step 0
+
+The last two have a policy of the agent's name with a section ``pool_of``, and with the model of the policy of which
+they are past versions (``with_pools``).
 
 A frozen policy has instances like any other. Defaults of training (``agent_defaults``) are not for it; a key of
 training that is written for it is refused.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..actors.names import AgentName, PolicyName
+from ..actors.orchestrator.plan import Mode
 from ..actors.trainer.trainer_config import CreditConfig
 from .config_sections import OF_TRAINING, AgentConfig, PolicyConfig
 
 Raw = dict[str, Any]
 
 _OF_TRAINED_AGENTS = ("algorithm", "columns")
+_OF_ITS_POLICY = ("model", "lora", "engine", "trainer")
+_AT_STEP = re.compile(r"(\w+)@(\d+)")
 
 
 def is_frozen(agent: Any, raw: Mapping[str, Any]) -> bool:
@@ -25,18 +34,72 @@ def is_frozen(agent: Any, raw: Mapping[str, Any]) -> bool:
     if not isinstance(agent, dict):
         return False
     name = agent.get("policy")
+    if written_pool(name) is not None:
+        return True
     if not isinstance(name, str):
-        return agent.get("train") is False
+        return agent.get("train") is False or isinstance(agent.get("pool_of"), dict)
     for kind in ("policies", "agents"):
         sections = raw.get(kind)
         section = sections.get(name) if isinstance(sections, dict) else None
         if isinstance(section, dict) and section is not agent:
-            return section.get("train") is False
+            return section.get("train") is False or isinstance(section.get("pool_of"), dict)
     return False
 
 
-def defaults_of_frozen(defaults: Raw) -> Raw:
-    """``defaults`` of agents and policies without those of training."""
+def with_pools(agents: Raw, policies: Raw) -> tuple[Raw, Raw]:
+    """Both, with a policy for each agent that names a pool of past versions, and with the model of its policy in each
+    pool."""
+    agents, policies = dict(agents), dict(policies)
+    for name, agent in agents.items():
+        pool = written_pool(agent.get("policy")) if isinstance(agent, dict) else None
+        if pool is not None and name not in policies:
+            of_policy = {key: each for key, each in agent.items() if key in ("instances", "engine", "train")}
+            policies[name] = {"train": False, **of_policy, "pool_of": pool}
+            agents[name] = {
+                **{key: each for key, each in agent.items() if key not in of_policy},
+                "policy": name,
+            }
+    for name, policy in policies.items():
+        if isinstance(policy, dict) and isinstance(pool := policy.get("pool_of"), dict):
+            learner = pool.get("policy")
+            own = policies.get(learner, agents.get(learner)) if isinstance(learner, str) else None
+            policies[name] = {"train": False, **_inherited(own, policy)}
+    return agents, policies
+
+
+def _inherited(learner: Any, pool: Raw) -> Raw:
+    """``pool`` with the model, the adapter and the engine of its policy; its own options of the engine precede."""
+    if not isinstance(learner, dict):
+        return pool
+    found = _without_training({key: learner[key] for key in _OF_ITS_POLICY if key in learner})
+    for key, each in pool.items():
+        both = isinstance(each, dict) and isinstance(found.get(key), dict)
+        found[key] = {**found[key], **each} if both else each
+    return found
+
+
+def written_pool(policy: Any) -> Raw | None:
+    """The section ``pool_of`` of an agent's ``policy``, as it is written; None if it is the name of a policy."""
+    if isinstance(policy, dict) and "pool_of" in policy:
+        return {
+            "policy": policy["pool_of"],
+            **{key: each for key, each in policy.items() if key != "pool_of"},
+        }
+    if isinstance(policy, str) and (at := _AT_STEP.fullmatch(policy)):
+        return {"policy": at[1], "only": int(at[2])}
+    return None
+
+
+def defaults_of_frozen(defaults: Raw, section: Any) -> Raw:
+    """``defaults`` of agents and policies without those of training; for a pool of past versions, without those of
+    models and engines too. ``section``: of the agent or policy, as it is written."""
+    kept = _without_training(defaults)
+    if isinstance(section, dict) and isinstance(section.get("pool_of"), dict):
+        kept = {key: each for key, each in kept.items() if key not in (*_OF_ITS_POLICY, "init_from")}
+    return kept
+
+
+def _without_training(defaults: Raw) -> Raw:
     kept = {key: each for key, each in defaults.items() if key not in (*OF_TRAINING, *_OF_TRAINED_AGENTS)}
     trainer = kept.pop("trainer", None)
     if isinstance(trainer, dict) and trainer.get("name") == "simulated":
@@ -45,9 +108,12 @@ def defaults_of_frozen(defaults: Raw) -> Raw:
 
 
 def frozen_problems(
-    policies: Mapping[PolicyName, PolicyConfig], agents: Mapping[AgentName, AgentConfig]
+    policies: Mapping[PolicyName, PolicyConfig], agents: Mapping[AgentName, AgentConfig], mode: Mode
 ) -> Iterator[str]:
     """Mistakes about frozen policies, with their keys."""
+    for pool, policy in policies.items():
+        if policy.pool_of is not None:
+            yield from _problems_of_pool(f"policies.{pool}.pool_of", policy, policies, mode)
     for name, agent in agents.items():
         if policies[agent.policy].train:
             continue
@@ -56,3 +122,25 @@ def frozen_problems(
             yield f"agents.{name}.columns.{next(iter(agent.columns))}: {frozen}, so that the agent has no samples"
         if agent.algorithm != CreditConfig():
             yield f"agents.{name}.algorithm.name={agent.algorithm.name}: {frozen}, so that its rewards train nothing"
+
+
+def _problems_of_pool(
+    key: str, pool: PolicyConfig, policies: Mapping[PolicyName, PolicyConfig], mode: Mode
+) -> Iterator[str]:
+    assert pool.pool_of is not None
+    name = pool.pool_of.policy
+    learner = policies.get(name)
+    if mode == "async":
+        yield f"{key}: one member plays a whole step, and under mode=async steps overlap: write strict or sync"
+    if learner is None:
+        trained = ", ".join(each for each, policy in policies.items() if policy.train)
+        yield f"{key}.policy={name!r}: there is no such policy; those that are trained: {trained}"
+    elif not learner.train:
+        yield f"{key}.policy={name!r}: that policy is frozen itself, and has no past versions"
+    elif (pool.model, pool.lora, pool.simulated) != (learner.model, learner.lora, learner.simulated):
+        yield f"{key}.policy={name!r}: a pool has the model and the adapter of its policy: leave model and lora out"
+    elif pool.served_as_adapter != learner.served_as_adapter:
+        yield (
+            f"{key}.policy={name!r}: the pool's engine {pool.engine.name} takes other weights than the policy's "
+            f"{learner.engine.name}: leave engine.name out"
+        )

@@ -31,7 +31,14 @@ from typing import Any, Final, TextIO
 from pydantic import TypeAdapter, ValidationError
 
 from ..actors.run_events import Evaluated, RunEvent
-from ..actors.step_metrics import AgentMetrics, DeviceMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from ..actors.step_metrics import (
+    AgentMetrics,
+    DeviceMetrics,
+    OpponentMetrics,
+    PolicyMetrics,
+    ProcessMetrics,
+    StepMetrics,
+)
 from .formatting import number
 
 _EVALUATION: Final = "eval"
@@ -40,6 +47,7 @@ VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
 _PARTS: Final = {
     "by_agent": AgentMetrics,
     "by_policy": PolicyMetrics,
+    "by_opponent": OpponentMetrics,
     "by_process": ProcessMetrics,
     "by_device": DeviceMetrics,
 }

@@ -9,7 +9,7 @@ from ..actors.config_base import Config, Count, Natural
 from ..actors.declared_columns import Column, common_types
 from ..actors.inference.balance import BalanceConfig
 from ..actors.inference.balancing import Balancing
-from ..actors.inference.inference_config import EngineConfig, VllmEngineConfig
+from ..actors.inference.inference_config import EngineConfig
 from ..actors.inference.instance_setup import ServedBase, ServedPolicy
 from ..actors.inference.router_config import RouterConfig
 from ..actors.messages import MOST_VERSION_CHANGES, WeightsConfig
@@ -33,6 +33,7 @@ from .config_sections import (
 from .frozen_policies import frozen_problems
 from .samples.archive import SamplesConfig
 from .sinks.sink_config import SinkConfigs
+from .weights_paths import weights_path_problem
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 # ``rollout-0`` and ``slot-0`` are the names of other actors than instances.
@@ -188,7 +189,7 @@ class RunConfig(Config):
     def _something_is_trained(self) -> "RunConfig":
         if not self.trained:
             raise ValueError("all policies have train=false: at least one has to be trained")
-        for problem in frozen_problems(self.policies, self.agents):
+        for problem in frozen_problems(self.policies, self.agents, self.mode):
             raise ValueError(problem)
         return self
 
@@ -252,30 +253,8 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _weights_path_exists(self) -> "RunConfig":
-        if self.weights.path != "cuda_ipc":
-            return self
-        if isinstance(self.pool, SharedPoolConfig):
-            raise ValueError(
-                "weights.path=cuda_ipc is for pool.name=static: a shared pool publishes from the host's memory, which "
-                "outlives its slot workers: write shm"
-            )
-        if frozen := [name for name, policy in self.policies.items() if not policy.train]:
-            raise ValueError(
-                f"weights.path=cuda_ipc, and policies.{frozen[0]}.train=false: a frozen policy is published from the "
-                "host's memory: write shm"
-            )
-        for name, policy in self.policies.items():
-            device = "a simulated one" if policy.used_model is None else policy.used_model.device
-            if not device.startswith("cuda"):
-                raise ValueError(
-                    f"weights.path=cuda_ipc wants memory of a device, and policies.{name}.model.device is {device}: "
-                    "write shm"
-                )
-            if isinstance(policy.engine, VllmEngineConfig) and policy.engine.tensor_parallel > 1:
-                raise ValueError(
-                    f"weights.path=cuda_ipc: the {policy.engine.tensor_parallel} workers of "
-                    f"policies.{name}.engine.tensor_parallel take new weights out of the host's memory: write shm"
-                )
+        if (problem := weights_path_problem(self.weights, self.pool, self.policies)) is not None:
+            raise ValueError(problem)
         return self
 
     # ------------------------------------------------------------------ agents and policies
@@ -286,6 +265,11 @@ class RunConfig(Config):
     def agents_of(self, policy: PolicyName) -> tuple[AgentName, ...]:
         """The agents that use ``policy``, in the order of the config; at least one."""
         return tuple(name for name, agent in self.agents.items() if agent.policy == policy)
+
+    def against(self, agent: AgentName) -> tuple[AgentName, ...]:
+        """The agents of the policy whose past versions ``agent`` plays with; empty if it plays with none."""
+        pool = self.policies[self.agents[agent].policy].pool_of
+        return () if pool is None else self.agents_of(pool.policy)
 
     @property
     def trained(self) -> dict[PolicyName, PolicyConfig]:

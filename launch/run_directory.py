@@ -9,6 +9,7 @@
         logs/            one file per actor process
         store/           the journal of the experience store, and samples beyond its memory limit
         samples.sqlite   trajectories of the last steps and of all evaluations, for people (``samples/``)
+        opponents/       past versions of policies that are opponents, and the results against them
         suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
         sinks/           the series that a resumed run continues (``sinks/sink_series.py``), and the sinks' own folders
@@ -41,6 +42,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.store = path / "store"
         self.samples = path / "samples.sqlite"
+        self.opponents = path / "opponents"
         self.suspended = path / "suspended"
         self.report = path / "report.html"
         self.control_address = path / "address"

@@ -108,6 +108,9 @@ class GroupClosed:
     """Tokens of them that earlier versions had generated."""
     turn_rewards: dict[AgentName, list[float]] = field(default_factory=dict)
     """Those that single turns were given; agents without any are not in it."""
+    games: dict[AgentName, list[tuple[float, float]]] = field(default_factory=dict)
+    """By agent that plays with past versions: the mean reward of the agents against it, and its own, in each trajectory
+    that gives both."""
 
     @property
     def generated_tokens(self) -> int:

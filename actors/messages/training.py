@@ -112,6 +112,12 @@ class TrainerApi(Protocol):
         moments, and so would a ``sft`` after this.
         """
 
+    async def keep(self, published: Published, file: str) -> None:
+        """Writes published weights of a policy that is trained into a new file, for ``publish_file``."""
+
+    async def publish_file(self, policy: PolicyName, version: Version, file: str) -> Published:
+        """Makes the weights in ``file`` available as ``version`` of a policy that is not trained."""
+
     @endpoint(raises=[TooFewRows, SamplesLost, SamplesUnreachable])
     async def train(self, policy: PolicyName, policy_version: Version, count: int) -> MicroBatchTrained:
         """Leases ``count`` rows of the policy's agents and accumulates their gradient. After TooFewRows and

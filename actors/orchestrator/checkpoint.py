@@ -25,6 +25,7 @@ from ...core.durable.files import sync, sync_folder
 from ..errors import CheckpointIncomplete
 from ..json_files import read_json, write_json
 from ..names import PolicyName, Step, Version
+from .opponents.past_pool import PastPool
 
 _PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
@@ -36,7 +37,7 @@ class RunState:
     """The run after ``step``. ``next_position``: the training query that the next step begins with.
 
     ``queries``: digests of the last queries before it, by position; ``evaluation_queries``: of all queries of the
-    evaluations, empty without one (``query_digests.py``).
+    evaluations, empty without one (``query_digests.py``). ``opponents``: the pools of past versions.
     """
 
     step: Step
@@ -45,6 +46,7 @@ class RunState:
     evaluations: dict[int, dict[str, float]]
     queries: dict[int, str] = field(default_factory=dict)
     evaluation_queries: str = ""
+    opponents: dict[PolicyName, PastPool] = field(default_factory=dict)
     format: int = _FORMAT
 
 

@@ -1,20 +1,19 @@
 """The recipe's supervised batches, before the first step."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ..errors import RecipeError
 from ..messages import TrainerApi
-from ..names import PolicyName
 from ..recipe import Recipe
 from ..run_events import SftDone
-from .orchestrator_setup import OrchestratorPolicy
+from .orchestrator_setup import OrchestratorSetup
 
 _CHUNK: Final = 10
 
 
 async def fine_tune(
-    policies: Mapping[PolicyName, OrchestratorPolicy],
+    setup: OrchestratorSetup,
     recipe: Recipe,
     trainer: TrainerApi,
     tell_console: Callable[..., Awaitable[None]],
@@ -22,7 +21,7 @@ async def fine_tune(
 ) -> None:
     """Trains the supervised batches of all policies, in chunks, so that progress shows. ``is_stopped``: True once the
     run has been asked to end. Raises RecipeError if the recipe has no batches."""
-    for policy, settings in policies.items():
+    for policy, settings in setup.policies.items():
         batches = settings.sft_batches
         if batches and not recipe.has_sft:
             raise RecipeError(

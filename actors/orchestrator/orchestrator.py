@@ -69,6 +69,7 @@ from .decisions import (
 )
 from .failures import Failures
 from .fine_tuning import fine_tune
+from .opponents.opponents import Opponents
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
 from .query_digests import QueryDigests
@@ -103,7 +104,15 @@ class Orchestrator(Actor, OrchestratorApi):
         self._policy_of = {
             agent: policy for policy, settings in setup.policies.items() for agent in settings.agents
         }
-        self._agents = [*self._policy_of, *(agent for each in setup.frozen.values() for agent in each.agents)]
+        self._opponents = Opponents(
+            setup.opponents,
+            self._recipe,
+            self._trainer,
+            self._router,
+            self._tell_console,
+            lambda: self.system,
+        )
+        self._agents = [*self._policy_of, *self._opponents.agents]
         self._records: dict[Step, StepRecord] = {}
         self._unreported: dict[Step, StepMetrics] = {}
         self._published: dict[PolicyName, Published] = {}
@@ -155,11 +164,12 @@ class Orchestrator(Actor, OrchestratorApi):
         self._submissions.closed(group)
         record = self._records[group.step]
         record.group_closed(group, self.system.clock())
+        self._opponents.closed(group)
         for failure in group.failures:
             await self._report_failure(failure, group.step)
         if self._finished.done():
             return
-        when, trajectories = f"step {group.step}", self._trajectories_per_step
+        when, trajectories = f"step {group.step}", self._plan.queries * self._setup.trajectories_per_query
         if (error := self._failures.too_many(when, record.failed, trajectories)) is not None:
             self._finished.set_exception(error)
             return
@@ -170,6 +180,7 @@ class Orchestrator(Actor, OrchestratorApi):
     def group_lost(self, group: GroupClosed) -> None:
         self._closing.lost(group)
         self._running.group_lost(group.step, self._by_policy(group))
+        self._opponents.lost(group)
 
     def _by_policy(self, group: GroupClosed) -> dict[PolicyName, int]:
         samples = Counter[PolicyName]()
@@ -183,21 +194,19 @@ class Orchestrator(Actor, OrchestratorApi):
         resumed = self._setup.resume_from
         if resumed is None:
             await fine_tune(
-                self._setup.policies,
-                self._recipe,
-                self._trainer,
-                self._tell_console,
-                lambda: self._stop_asked,
+                self._setup, self._recipe, self._trainer, self._tell_console, lambda: self._stop_asked
             )
         else:
-            await self.system.run_blocking(self._check_data, resumed)
+            await self.system.run_blocking(query_digests.check_data, self._recipe, resumed)
         await self._workers.start()
         versions = await self._publish_all()
         self._started = self._last_end = self.system.clock()
         before = resumed.step if resumed else Step(0)
         self._queries = QueryOrder(resumed.next_position if resumed else 0)
         plan = replace(
-            self._plan, first_step=Step(before + 1), evaluate_first=self._is_evaluation_due(before)
+            self._plan,
+            first_step=Step(before + 1),
+            evaluate_first=self._plan.is_evaluation_due(before, self._evaluations),
         )
         self._pipeline = Pipeline(plan, versions)
         with first_error():
@@ -207,20 +216,18 @@ class Orchestrator(Actor, OrchestratorApi):
                 self._carry_out(self._pipeline.start())
                 await self._finished
 
-    def _check_data(self, resumed: RunState) -> None:
-        """Raises DataChanged if the recipe now returns other queries."""
-        queries = {position: self._recipe.train_query(position) for position in resumed.queries}
-        query_digests.check_training(resumed.queries, queries)
-        if resumed.evaluation_queries:
-            query_digests.check_evaluation(resumed.evaluation_queries, self._recipe.eval_queries())
-
     async def _publish_all(self) -> dict[PolicyName, Version]:
         """Brings the first weights of every policy to its instances."""
-        for policy in (*self._setup.policies, *self._setup.frozen):
+        for policy in self._setup.policies:
             published = await self._trainer.publish(policy)
             await self._router.publish(published)
-            self._published[policy] = published
-        return {policy: self._published[policy].version for policy in self._setup.policies}
+            await self._take_published(published)
+        await self._opponents.start()
+        return {policy: published.version for policy, published in self._published.items()}
+
+    async def _take_published(self, published: Published) -> None:
+        self._published[published.policy] = published
+        await self._opponents.trained(published)
 
     # ------------------------------------------------------------------ carrying out decisions
 
@@ -267,6 +274,8 @@ class Orchestrator(Actor, OrchestratorApi):
             self.system.clock(),
             overlaps_itself=self._plan.mode != "async",
         )
+        for work in self._opponents.begin(decision.step, decision.versions):
+            self._tasks.create_task(work, name="opponent")
         submitted = self._submissions.take(decision.step, self._plan.queries)
         self._records[decision.step].submitted_queries = len(submitted)
         positions = self._queries.begin(decision.step, self._plan.queries - len(submitted))
@@ -285,19 +294,13 @@ class Orchestrator(Actor, OrchestratorApi):
             ids = [query.id for _, query in placed]
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
-            versions = {
-                policy: self._range(version)
-                for policy, version in self._with_frozen(self._records[step].versions).items()
-            }
+            versions = self._opponents.with_frozen(self._records[step].versions)
+            ranges = {policy: self._range(version) for policy, version in versions.items()}
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
-                GroupWork(step, position, query, trajectories, versions) for position, query in placed
+                GroupWork(step, position, query, trajectories, ranges) for position, query in placed
             )
             self._query_digests.drew(positions, queries)
-
-    def _with_frozen(self, versions: Mapping[PolicyName, Version]) -> dict[PolicyName, Version]:
-        """``versions`` of the policies that are trained, and those of the others."""
-        return {**versions, **{policy: self._published[policy].version for policy in self._setup.frozen}}
 
     def _range(self, version: Version) -> VersionRange:
         """The versions that may generate turns of a step that began with ``version``."""
@@ -323,9 +326,10 @@ class Orchestrator(Actor, OrchestratorApi):
         self._carry_out(self._running.not_trained(decision.policy, decision.step, decision.count))
 
     async def _step_optimizer(self, decision: StepOptimizer) -> None:
+        await self._opponents.wait_kept(decision.policy)
         result = await self._trainer.optimizer_step(decision.policy, decision.step)
         self._records[decision.step].optimizer_stepped(decision.policy, result, self.system.clock())
-        self._published[decision.policy] = result.published
+        await self._take_published(result.published)
         self._carry_out(self._running.stepped(decision.policy, decision.step))
 
     async def _publish(self, decision: Publish) -> None:
@@ -344,7 +348,9 @@ class Orchestrator(Actor, OrchestratorApi):
             dict(self._evaluations),
             self._query_digests.before(position),
             self._evaluation_queries,
+            self._opponents.states_after(step),
         )
+        await self._opponents.wait_kept()
         async with self._committing:
             # An answer to this means that the console has written all earlier messages, with the step's metrics: a run
             # that is resumed from this checkpoint lacks no line, even if this one is killed from here on.
@@ -352,6 +358,7 @@ class Orchestrator(Actor, OrchestratorApi):
             folder = await self.system.run_blocking(
                 checkpoint.commit, self._setup.checkpoints, state, self._setup.checkpoints_kept
             )
+        self._opponents.committed(step)
         self._last_checkpoint = str(folder)
         await self._tell_console("event", CheckpointSaved(step, str(folder)))
         self._carry_out(self._running.committed(step))
@@ -363,7 +370,7 @@ class Orchestrator(Actor, OrchestratorApi):
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
         query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
         rules = self._setup.evaluation
-        versions = self._with_frozen(decision.versions)
+        versions = self._opponents.with_frozen(decision.versions)
         ends = await self._workers.evaluate(decision.step, rules.work(queries), versions)
         result = rules.result(queries, ends)
         for failure in result.failures:
@@ -386,12 +393,14 @@ class Orchestrator(Actor, OrchestratorApi):
         self._queries.end(decision.step)
         self._closing.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
+        metrics = replace(metrics, by_opponent=self._opponents.metrics(decision.step))
         self._last_end = now
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
         else:  # at once: the next decision may be the run's end
             await self._tell_console("step", metrics)
         await self._workers.forget_step(decision.step)
+        await self._opponents.write_results()
 
     # ------------------------------------------------------------------ small things
 
@@ -399,15 +408,6 @@ class Orchestrator(Actor, OrchestratorApi):
     def _running(self) -> Pipeline:
         assert self._pipeline is not None, "the run has not begun"
         return self._pipeline
-
-    @property
-    def _trajectories_per_step(self) -> int:
-        return self._plan.queries * self._setup.trajectories_per_query
-
-    def _is_evaluation_due(self, step: Step) -> bool:
-        """True if the run begins with an evaluation: an earlier run may have been stopped before it."""
-        every = self._plan.evaluate_every
-        return step not in self._evaluations and (step == 0 or bool(every and step % every == 0))
 
     async def _tell_console(self, endpoint: str, *args: object) -> None:
         """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a

@@ -3,10 +3,11 @@
 import re
 from typing import Final
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from ..config_base import Config, Count, Natural
+from ..config_base import Config, Count, Natural, Positive
 from ..messages import EvaluationSampling
+from ..names import PolicyName
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -51,6 +52,35 @@ class EvaluationConfig(EvaluationSampling):
     def all_samplings(self) -> dict[str, EvaluationSampling]:
         """All samplings; the name of the first is empty."""
         return {"": EvaluationSampling(temperature=self.temperature, repeats=self.repeats), **self.samplings}
+
+
+class PoolOfConfig(Config):
+    """Past versions of the trained policy ``policy``, of which one plays each step: the initial one, and one after
+    every ``every`` steps, of which the newest ``size`` stay.
+
+    ``rule``: of the draw: ``uniform``, ``latest``, ``pfsp`` (prioritised fictitious self-play with ``power``; see
+    ``opponents/rules.py``), or the name of a function in the recipe's ``workflow.py`` that gives a weight for each
+    member. ``only``: the policy as it is after this step plays from then on, and until then the initial one; the other
+    keys are not for it.
+    """
+
+    policy: PolicyName
+    every: Count = 10
+    size: Count = 16
+    rule: str = "uniform"
+    power: Positive = 2.0
+    only: Natural | None = None
+
+    @model_validator(mode="after")
+    def _only_one(self) -> "PoolOfConfig":
+        for key in ("every", "size", "rule", "power"):
+            if self.only is not None and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"only={self.only} has one member, and no draw: leave out {key}")
+        return self
+
+    def joins_after(self, step: int) -> bool:
+        """True if the policy as it is after ``step`` is a member."""
+        return step in (0, self.only) if self.only is not None else step % self.every == 0
 
 
 class CheckpointConfig(Config):

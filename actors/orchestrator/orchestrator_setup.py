@@ -9,6 +9,7 @@ from ..names import AgentName, PolicyName
 from ..recipe import RecipeConfig
 from .checkpoint import RunState
 from .evaluation import EvaluationRules
+from .opponents.opponents import OpponentsSetup
 from .plan import Plan
 from .query_order import GroupOrder
 
@@ -19,13 +20,6 @@ class OrchestratorPolicy:
 
     agents: tuple[AgentName, ...]
     sft_batches: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenPolicy:
-    """A policy that is not trained. ``agents``: those that use it."""
-
-    agents: tuple[AgentName, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +46,4 @@ class OrchestratorSetup:
     checkpoints_kept: int
     resume_from: RunState | None
     evaluation: EvaluationRules = field(default_factory=EvaluationRules)
-    frozen: dict[PolicyName, FrozenPolicy] = field(default_factory=dict)
+    opponents: OpponentsSetup = field(default_factory=OpponentsSetup)

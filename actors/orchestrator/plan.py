@@ -1,6 +1,6 @@
 """The plan of a run: its mode, its steps, and how large they are."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,12 @@ class Plan:
     global_batch: Mapping[PolicyName, int] = field(default_factory=dict)
     whole_step: tuple[PolicyName, ...] = ()
     replacement_queries: int = 0
+
+    def is_evaluation_due(self, step: Step, evaluated: Collection[int]) -> bool:
+        """True if a run that begins after ``step`` begins with an evaluation: an earlier one may have been stopped
+        before it. ``evaluated``: the steps with one."""
+        every = self.evaluate_every
+        return step not in evaluated and (step == 0 or bool(every and step % every == 0))
 
     @property
     def steps_ahead(self) -> int:

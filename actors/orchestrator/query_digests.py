@@ -11,6 +11,8 @@ import xxhash
 from ...core.protocol import codec
 from ..errors import DataChanged
 from ..messages import Query
+from ..recipe import Recipe
+from .checkpoint import RunState
 
 _REMEMBERED = 64
 
@@ -38,6 +40,13 @@ class QueryDigests:
     def before(self, position: int) -> dict[int, str]:
         """Those before ``position``."""
         return {drawn: of_query for drawn, of_query in self._drawn if drawn < position}
+
+
+def check_data(recipe: Recipe, resumed: RunState) -> None:
+    """Raises DataChanged if the recipe now returns other queries than in the run that is resumed."""
+    check_training(resumed.queries, {position: recipe.train_query(position) for position in resumed.queries})
+    if resumed.evaluation_queries:
+        check_evaluation(resumed.evaluation_queries, recipe.eval_queries())
 
 
 def check_training(made: Mapping[int, str], queries: Mapping[int, Query]) -> None:

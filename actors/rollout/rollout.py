@@ -85,6 +85,7 @@ class Rollout(Actor, RolloutApi):
             {agent: settings.grouping for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
+            {agent: settings.against for agent, settings in setup.agents.items() if settings.against},
         )
         self._calls = CallGraph()
         self._texts = TurnTexts()

@@ -17,7 +17,7 @@ class RolloutAgent:
     """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``advantage``:
     for the record of its samples; None: the trainer computes it later. ``trained``: its turns become samples; those of
     a frozen policy do not. ``rewards``, ``team_weight``: as in ``CreditConfig``; None: of the trajectory, and a turn's
-    own is refused."""
+    own is refused. ``against``: the agents whose past versions this one plays with."""
 
     policy: PolicyName
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -27,6 +27,7 @@ class RolloutAgent:
     trained: bool = True
     rewards: RewardUse | None = None
     team_weight: float = 1.0
+    against: tuple[AgentName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

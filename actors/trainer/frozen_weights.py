@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError
+
+from ...core.actor import System
+from ...core.durable.files import sync
 from ...transport.state import StateTransport
+from ..errors import CheckpointIncomplete
 from ..messages import Published
 from ..names import PolicyName, Version
 from .host_memory import TRANSFER_TIMEOUT_S
@@ -13,12 +20,14 @@ from .trainer_setup import PolicySetup, TrainerSetup
 
 
 class FrozenWeights:
-    """``transport``: of the trainer's process, whose only memory of a frozen policy is the copy that is published."""
+    """``system``: the trainer's. ``transport``: of its process, whose only memory of a frozen policy is the published
+    copy."""
 
-    def __init__(self, setup: TrainerSetup, transport: StateTransport) -> None:
+    def __init__(self, setup: TrainerSetup, system: System, transport: StateTransport) -> None:
         frozen = {policy: _on_cpu(of_policy) for policy, of_policy in setup.frozen.items()}
         self._setup = replace(setup, policies=frozen, resume_from=None, pool=None)
-        self._transport = transport
+        self._system, self._transport = system, transport
+        self._is_simulated = all(policy.model is None for policy in setup.policies.values())
 
     async def publish(self, policy: PolicyName) -> Published:
         """The weights that the policy's setup names, as version 0. Raises CheckpointIncomplete, CheckpointMismatch."""
@@ -28,6 +37,25 @@ class FrozenWeights:
             return await self._set(policy, Version(0), weights)
         finally:
             backends.close()
+
+    async def keep(self, published: Published, file: Path) -> None:
+        """Writes published weights to ``file``, whole or not at all. Raises the errors of ``StateTransport.get``."""
+        if self._is_simulated:
+            state = {"state": np.zeros(2, np.int64)}
+            await self._transport.get(published.handle, into=state, timeout_s=TRANSFER_TIMEOUT_S)
+            _write(file, state)
+            return
+        async with self._transport.mapped(
+            published.handle, checked=True, timeout_s=TRANSFER_TIMEOUT_S
+        ) as tensors:
+            await self._system.run_blocking(_write, file, tensors)
+
+    async def publish_file(self, policy: PolicyName, version: Version, file: Path) -> Published:
+        """Weights that ``keep`` has written, as ``version`` of ``policy``. Raises CheckpointIncomplete."""
+        if self._is_simulated:
+            state = _read(file, simulated=True)["state"]
+            return await self._set(policy, version, {"state": np.array([version, state[1]], np.int64)})
+        return await self._set(policy, version, await self._system.run_blocking(_read, file))
 
     async def _set(self, policy: PolicyName, version: Version, tensors: Mapping[str, Any]) -> Published:
         offer = [path for path in self._transport.offered if path != "cuda_ipc"]
@@ -41,3 +69,34 @@ def _on_cpu(setup: PolicySetup) -> PolicySetup:
     if setup.model is None:
         return setup
     return setup.model_copy(update={"model": setup.model.model_copy(update={"device": "cpu"})})
+
+
+# PyTorch is imported by the processes alone that have real policies.
+
+
+def _write(file: Path, tensors: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".tmp")
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        from safetensors.numpy import save_file
+
+        save_file(dict(tensors), temporary)
+    else:
+        from .policy_files import write_tensors
+
+        write_tensors(temporary, tensors)
+    sync(temporary)
+    temporary.rename(file)
+
+
+def _read(file: Path, *, simulated: bool = False) -> Mapping[str, Any]:
+    try:
+        if simulated:
+            from safetensors.numpy import load_file
+
+            return load_file(file)
+        from safetensors.torch import load_file as load_tensors
+
+        return load_tensors(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointIncomplete(file, f"weights of a past version: {error}") from error

@@ -12,7 +12,7 @@ from ...core.actor import Actor, DeadActor, endpoint
 from ...core.task_groups import first_error
 from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
-from ..names import PolicyName, Step
+from ..names import PolicyName, Step, Version
 from .arrival_order import ArrivalOrder
 from .frozen_weights import FrozenWeights
 from .pool import TrainingPool
@@ -30,7 +30,7 @@ class Trainer(Actor, TrainerApi):
     async def on_start(self) -> None:
         self._pool = self._made_pool()
         await self._pool.start()
-        self._frozen = FrozenWeights(self._setup, self._pool.transport)
+        self._frozen = FrozenWeights(self._setup, self.system, self._pool.transport)
 
     async def on_stop(self) -> None:
         if self._pool is not None:
@@ -56,6 +56,14 @@ class Trainer(Actor, TrainerApi):
             return await self._frozen.publish(policy)
         await self._computing.end_sft(policy)
         return await self._computing.publish(policy)
+
+    @endpoint
+    async def keep(self, published: Published, file: str) -> None:
+        await self._frozen.keep(published, Path(file))
+
+    @endpoint
+    async def publish_file(self, policy: PolicyName, version: Version, file: str) -> Published:
+        return await self._frozen.publish_file(policy, version, Path(file))
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:

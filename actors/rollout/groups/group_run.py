@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from ...messages import AgentTurns, GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
 from ...names import AgentName, PolicyName, Step
@@ -25,11 +26,13 @@ class End:
 @dataclass(frozen=True, slots=True)
 class ClosingRules:
     """``grouping``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
-    agents that are not trained, and leave no samples."""
+    agents that are not trained, and leave no samples. ``against``: by agent that plays with past versions, the agents
+    that train them."""
 
     grouping: Mapping[AgentName, Grouping]
     drop_zero_advantage: bool
     frozen: Collection[AgentName] = ()
+    against: Mapping[AgentName, Collection[AgentName]] = field(default_factory=dict)
 
     @property
     def agents(self) -> Collection[AgentName]:
@@ -95,6 +98,7 @@ class GroupRun:
             limited=sum(one.limited for one in self.trajectories.values()),
             resumed_turns=len(resumed_turns),
             resumed_tokens=sum(sample.version_changes[-2] for sample in resumed_turns),
+            games={agent: _games(members, agent, of) for agent, of in rules.against.items()},
         )
 
     def _turns(
@@ -137,6 +141,18 @@ def _turn_rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) ->
         for agent in agents
     }
     return {agent: rewards for agent, rewards in found.items() if rewards}
+
+
+def _games(
+    members: Sequence[Trajectory], agent: AgentName, against: Iterable[AgentName]
+) -> list[tuple[float, float]]:
+    """By the workflow's own rewards, before any punishment. See ``GroupClosed.games``."""
+    found = []
+    for rewards in (member.rewards.given.by_agent for member in members):
+        others = [rewards[other] for other in against if other in rewards]
+        if others and agent in rewards:
+            found.append((fmean(others), rewards[agent]))
+    return found
 
 
 def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:

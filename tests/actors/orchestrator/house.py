@@ -175,6 +175,14 @@ class Store(Actor):
 
 
 class Trainer(Actor):
+    @endpoint
+    async def keep(self, published: Published, file: str) -> None:
+        raise AssertionError("there is no pool of past versions")
+
+    @endpoint
+    async def publish_file(self, policy: PolicyName, version: Version, file: str) -> Published:
+        raise AssertionError("there is no pool of past versions")
+
     def __init__(self, store: Store, agents_of: dict[PolicyName, list[AgentName]]) -> None:
         self.store = store
         self.agents_of = agents_of

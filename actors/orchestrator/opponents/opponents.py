@@ -1,0 +1,298 @@
+"""The policies of a run that are not trained: the pools of past versions among them.
+
+A step of a pool ``rival`` of the policy ``solver``, and the events that each part waits for:
+
+    begin(step)   the results of the steps before are in (strict, sync: all of their games have ended)
+                  solver as it is after the step before becomes a member, if it is its turn
+                  a member is drawn: a pure function of seed, step and results, so that a resumed run repeats it
+    bring(step)   waits for that version of solver, and writes its weights to the run's folder;
+                  publishes the drawn member as a new version of rival, whose turns of the step wait for it
+
+Solver does not step before its weights are written (``wait_kept``). The files of members that neither the pool nor a
+checkpoint names any more are removed.
+"""
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ....core.actor import System
+from ...errors import CheckpointIncomplete, SamplesLost
+from ...json_files import read_json, write_json
+from ...messages import GroupClosed, Published, RouterApi, TrainerApi
+from ...names import AgentName, PolicyName, Step, Version
+from ...recipe import Recipe
+from ...run_events import OpponentDrawn
+from ...step_metrics import OpponentMetrics
+from .. import checkpoint
+from ..orchestrator_config import PoolOfConfig
+from .past_pool import Game, PastPool
+from .rules import RULES, Rule, drawn, latest, pfsp
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPolicy:
+    """A policy that is not trained. ``agents``: those that use it. ``pool_of``: None if its weights never change."""
+
+    agents: tuple[AgentName, ...]
+    pool_of: PoolOfConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpponentsSetup:
+    """``folder``: of the members' weights and the pools' results, in the run's folder. ``checkpoints``: the folder of
+    the run's checkpoints. ``seed``: of the run. ``resumed``: the pools of a run that is resumed."""
+
+    policies: dict[PolicyName, FrozenPolicy] = field(default_factory=dict)
+    folder: Path = Path()
+    checkpoints: Path = Path()
+    seed: int = 0
+    resumed: dict[PolicyName, PastPool] = field(default_factory=dict)
+
+
+class Opponents:
+    """``tell_console``: sends the console a message. ``system``: the orchestrator's, once it has one."""
+
+    def __init__(
+        self,
+        setup: OpponentsSetup,
+        recipe: Recipe,
+        trainer: TrainerApi,
+        router: RouterApi,
+        tell_console: Callable[..., Awaitable[None]],
+        system: Callable[[], System],
+    ) -> None:
+        """Raises RecipeError if the recipe has no function that a pool's rule names."""
+        self._trainer, self._router, self._tell_console = trainer, router, tell_console
+        self._setup, self._system = setup, system
+        self._versions = dict.fromkeys(setup.policies, Version(0))
+        self._published: dict[PolicyName, Published] = {}
+        """The newest of each policy that is trained."""
+        self._news = asyncio.Condition()
+        """Notified of new weights, and of members whose weights are written."""
+        self.agents = tuple(agent for policy in setup.policies.values() for agent in policy.agents)
+        self._pools = {
+            name: _Pool(name, policy.pool_of, policy.agents, recipe, setup)
+            for name, policy in setup.policies.items()
+            if policy.pool_of is not None
+        }
+
+    # ------------------------------------------------------------------ versions
+
+    def with_frozen(self, versions: Mapping[PolicyName, Version]) -> dict[PolicyName, Version]:
+        """``versions`` of the policies that are trained, and those of the others now."""
+        return {**versions, **self._versions}
+
+    async def trained(self, published: Published) -> None:
+        """A policy that is trained has these weights from now on."""
+        async with self._news:
+            self._published[published.policy] = published
+            self._news.notify_all()
+
+    async def start(self) -> None:
+        """Publishes the first weights of every policy, after the first of those that are trained."""
+        for policy in self._versions:
+            if policy not in self._pools:
+                await self._router.publish(await self._trainer.publish(policy))
+        for policy, pool in self._pools.items():
+            if not pool.state.members:  # a new run
+                first = self._published[pool.config.policy].version
+                pool.state.add(Step(0), first, pool.config.size)
+                pool.state.play(pool.state.members[0])
+                pool.to_keep[Step(0)] = first
+            self._versions[policy] = pool.state.version
+            await self._keep(pool)
+            await self._publish(pool, pool.state.member, pool.state.version)
+
+    # ------------------------------------------------------------------ a step
+
+    def begin(self, step: Step, versions: Mapping[PolicyName, Version]) -> list[Coroutine[Any, Any, None]]:
+        """Draws the members that play ``step``, which begins with ``versions``; returns the work that publishes
+        them."""
+        work: list[Coroutine[Any, Any, None]] = []
+        for policy, pool in self._pools.items():
+            changed = pool.begin(step, versions[pool.config.policy])
+            state = pool.state
+            self._versions[policy] = state.version
+            event = OpponentDrawn(step, policy, state.member, state.version, len(state.members))
+            work.append(self._play(pool, event, changed=changed))
+        return work
+
+    async def _play(self, pool: "_Pool", drawn: OpponentDrawn, *, changed: bool) -> None:
+        async with pool.publishing:
+            if drawn.member in pool.to_keep:
+                await self._keep(pool)
+            if changed:
+                await self._publish(pool, drawn.member, drawn.version)
+            await self._keep(pool)  # of another member: the one that plays does not wait for it
+            await self._system().run_blocking(pool.remove_files, self._setup.checkpoints)
+        await self._tell_console("event", drawn)
+
+    async def _publish(self, pool: "_Pool", member: Step, version: Version) -> None:
+        published = await self._trainer.publish_file(pool.policy, version, str(pool.file(member)))
+        await self._router.publish(published)
+
+    async def _keep(self, pool: "_Pool") -> None:
+        """Writes the weights of the new members."""
+        learner = pool.config.policy
+        for step, version in list(pool.to_keep.items()):
+            async with self._news:
+                while self._published[learner].version < version:
+                    await self._news.wait()
+            await self._trainer.keep(self._published[learner], str(pool.file(step)))
+            async with self._news:
+                del pool.to_keep[step]
+                self._news.notify_all()
+
+    async def wait_kept(self, policy: PolicyName | None = None) -> None:
+        """Returns when the weights that ``policy`` has now are written, if they are those of a member; None: those of
+        every policy."""
+
+        def kept() -> bool:
+            return not any(
+                version <= self._published[pool.config.policy].version
+                for pool in self._pools.values()
+                if policy in (None, pool.config.policy)
+                for version in pool.to_keep.values()
+            )
+
+        async with self._news:
+            await self._news.wait_for(kept)
+
+    # ------------------------------------------------------------------ results
+
+    def closed(self, group: GroupClosed) -> None:
+        for pool in self._pools.values():
+            games = [Game(*game) for agent in pool.agents for game in group.games.get(agent, ())]
+            pool.results.setdefault(group.step, {})[group.query] = games
+
+    def lost(self, group: GroupClosed) -> None:
+        """A group begins again. Raises SamplesLost if another member plays by now."""
+        for pool in self._pools.values():
+            if pool.step != group.step:
+                raise SamplesLost(
+                    f"step {group.step}: samples are lost with their host after {pool.policy} has played the step: the "
+                    "run can continue from its last checkpoint"
+                )
+            pool.results.get(group.step, {}).pop(group.query, None)
+
+    def metrics(self, step: Step) -> dict[PolicyName, OpponentMetrics]:
+        """Figures of a complete step, to be asked for once."""
+        return {policy: pool.metrics_of(step) for policy, pool in self._pools.items()}
+
+    async def write_results(self) -> None:
+        for pool in self._pools.values():
+            await self._system().run_blocking(pool.write_results)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def states_after(self, step: Step) -> dict[PolicyName, PastPool]:
+        """The pools after ``step``, without anything of later steps."""
+        return {policy: pool.state_after(step) for policy, pool in self._pools.items()}
+
+    def committed(self, step: Step) -> None:
+        for pool in self._pools.values():
+            pool.forget_states_before(step)
+
+
+class _Pool:
+    """One pool. ``state``: with the results of all steps before ``step``, the one that is under way."""
+
+    def __init__(
+        self,
+        policy: PolicyName,
+        config: PoolOfConfig,
+        agents: Iterable[AgentName],
+        recipe: Recipe,
+        setup: OpponentsSetup,
+    ) -> None:
+        self.policy, self.config, self.agents = policy, config, tuple(agents)
+        self.state = copy.deepcopy(setup.resumed.get(policy, PastPool()))
+        self.step = self._settled = Step(0)
+        self.results: dict[Step, dict[str, list[Game]]] = {}
+        """Games by step and query."""
+        self.to_keep: dict[Step, Version] = {}
+        """New members whose weights are not written yet."""
+        self.publishing = asyncio.Lock()
+        self._rule, self._seed, self._folder = _rule_of(config, recipe), setup.seed, setup.folder
+        self._after: dict[Step, PastPool] = {}
+        """The state after each step that may still be saved."""
+        self._metrics: dict[Step, OpponentMetrics] = {}
+
+    def begin(self, step: Step, version: Version) -> bool:
+        """True if another member plays ``step`` than the step before. ``version``: of the policy in training."""
+        before = Step(step - 1)
+        self._settle(before)
+        self._after[before] = copy.deepcopy(self.state)
+        if self.config.joins_after(before) and self.state.add(before, version, self.config.size):
+            self.to_keep[before] = version
+        self.step = step
+        return self.state.play(drawn(self._rule, self.state.members, self._seed, self.policy, step))
+
+    def _settle(self, step: Step) -> None:
+        """Adds the results of a step whose games have all ended: in the order of the queries' names, whichever ended
+        first."""
+        found = self.results.pop(step, {})
+        games = [game for query in sorted(found) for game in found[query]]
+        if step != self.step or step <= self._settled:
+            return
+        self._settled = step
+        self.state.played(games)
+        member = self.state.playing
+        self._metrics[step] = OpponentMetrics(
+            opponent_step=member.step,
+            opponent_games=len(games),
+            opponent_score=fmean(game.score for game in games) if games else None,
+            opponent_payoff=fmean(game.reward for game in games) if games else None,
+            opponent_elo=member.elo,
+            elo=self.state.elo,
+        )
+
+    def metrics_of(self, step: Step) -> OpponentMetrics:
+        self._settle(step)
+        return self._metrics.pop(step)
+
+    def state_after(self, step: Step) -> PastPool:
+        return self._after[step] if step in self._after else copy.deepcopy(self.state)
+
+    def forget_states_before(self, step: Step) -> None:
+        self._after = {number: state for number, state in self._after.items() if number >= step}
+
+    # ------------------------------------------------------------------ files
+
+    def file(self, step: Step) -> Path:
+        return self._folder / self.policy / f"step_{step:06d}.safetensors"
+
+    def write_results(self) -> None:
+        path = self._folder / f"{self.policy}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        write_json(temporary, {"policy": self.config.policy, **asdict(self.state)})
+        temporary.rename(path)
+
+    def remove_files(self, checkpoints: Path) -> None:
+        """Removes the weights of members that can't play any more, also not in a run that is resumed."""
+        kept = {member.step for state in (self.state, *self._after.values()) for member in state.members}
+        for folder in checkpoint.complete(checkpoints):
+            try:
+                pools = read_json(folder / "run.json").get("opponents") or {}
+            except CheckpointIncomplete:  # an older one that is just being removed
+                continue
+            kept |= {member["step"] for member in pools.get(self.policy, {}).get("members", ())}
+        names = {self.file(step).name for step in kept}
+        for path in self.file(Step(0)).parent.glob("step_*.safetensors"):
+            if path.name not in names:
+                path.unlink()
+
+
+def _rule_of(config: PoolOfConfig, recipe: Recipe) -> Rule:
+    if config.only is not None:
+        return latest
+    if config.rule == "pfsp":
+        return partial(pfsp, power=config.power)
+    return RULES[config.rule] if config.rule in RULES else recipe.function(config.rule)

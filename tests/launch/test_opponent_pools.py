@@ -1,0 +1,205 @@
+"""Pools of past versions: in the config, and in runs that are stopped, killed and resumed."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.core.errors import ActorFailed
+from flexmarl.launch import resuming
+from flexmarl.launch.config_reading import check, resolve, to_yaml
+from flexmarl.launch.run_config import RunConfig
+from flexmarl.launch.simulated_troubles import Kind, Troubles
+from flexmarl.launch.simulation import Simulation, simulate
+
+RECIPE = Path(__file__).parent / "recipes" / "self_play"
+RIVAL = PolicyName("rival")
+POOL = "agents.rival={policy: {pool_of: player, every: 1, size: 2, rule: pfsp}}"
+
+
+def game(*overrides: str, recipe: Path = RECIPE) -> RunConfig:
+    return resolve(str(recipe), overrides)
+
+
+# --------------------------------------------------------------------------- the config
+
+
+def test_a_pool_has_the_model_and_the_engine_of_its_policy() -> None:
+    config = game("agents.rival={policy: {pool_of: player, every: 5}, instances: 2, engine: {max_batch: 4}}")
+    pool, player = config.policies[RIVAL], config.policies[PolicyName("player")]
+    assert not pool.train and pool.pool_of is not None and pool.instances == 2
+    assert (pool.pool_of.policy, pool.pool_of.every, pool.pool_of.rule) == ("player", 5, "uniform")
+    assert pool.model == player.model and pool.simulated
+    assert pool.engine == player.engine.model_copy(update={"max_batch": 4})
+    assert config.against(AgentName("rival")) == ("player",) and config.against(AgentName("player")) == ()
+    assert check(yaml.safe_load(to_yaml(config)), "again") == config
+
+
+def test_a_policy_at_a_step_is_a_pool_of_one_version() -> None:
+    pool = game("agents.rival={policy: player@7}").policies[RIVAL].pool_of
+    assert pool is not None and (pool.policy, pool.only) == ("player", 7)
+    assert [step for step in range(20) if pool.joins_after(step)] == [0, 7]
+
+
+def test_a_pool_may_be_written_in_the_section_policies() -> None:
+    config = game("policies={past: {pool_of: {policy: player}}}", "agents.rival={policy: past}")
+    assert config.policies[PolicyName("past")].pool_of is not None
+    assert check(yaml.safe_load(to_yaml(config)), "again") == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        (["agents.rival={policy: {pool_of: plyer}}"], r"agents\.rival\.policy: there is no policy 'plyer'"),
+        (["agents.rival={policy: nobody@3}"], r"agents\.rival\.policy: there is no policy 'nobody'"),
+        (
+            ["policies={past: {pool_of: {policy: plyer}}}", "agents.rival={policy: past}"],
+            r"policies\.past\.pool_of\.policy: there is no policy 'plyer'",
+        ),
+        ([POOL, "mode=async"], r"agents\.rival\.pool_of: one member plays a whole step, and under mode=async"),
+        (
+            ["agents={player: {}, rival: {train: false}, past: {policy: {pool_of: rival}}}"],
+            r"pool_of\.policy='rival': that policy is frozen itself",
+        ),
+        (
+            ["agents.rival={policy: {pool_of: player}, optimizer: {lr: 1.0}}"],
+            r"agents\.rival\.optimizer: the agent plays with past versions of another policy",
+        ),
+        (["agents.rival={policy: {pool_of: player, every: 0}}"], r"agents\.rival\.pool_of\.every=0"),
+        (["agents.rival={policy: {pool_of: player, evry: 2}}"], r"agents\.rival\.pool_of\.evry: there is no"),
+        (
+            ["agents.rival={policy: {pool_of: player, only: 3, rule: latest}}"],
+            r"only=3 has one member, and no draw: leave out rule",
+        ),
+        (
+            ["agents.rival={policy: {pool_of: player}, train: true}"],
+            r"pool_of\.policy='player', and train=true: a pool is not trained",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_about_a_pool_is_refused_by_name(settings: list[str], refused: str) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        game(*settings)
+
+
+# --------------------------------------------------------------------------- runs
+
+
+@dataclass
+class Played:
+    """A run, as its files have it."""
+
+    made: Simulation
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The last line of each step."""
+        lines = [json.loads(line) for line in self.made.directory.metrics.read_text().splitlines()]
+        return [*{line["step"]: line for line in lines}.values()]
+
+    @property
+    def draws(self) -> list[tuple[int, int, int]]:
+        """Step, member and version of the last draw for each step."""
+        lines = [json.loads(line) for line in self.made.directory.events.read_text().splitlines()]
+        drawn = {line["step"]: line for line in lines if line["event"] == "opponent_drawn"}
+        return [(step, drawn[step]["member"], drawn[step]["version"]) for step in sorted(drawn)]
+
+    @property
+    def results(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.made.directory.opponents / "rival.json").read_text())
+        return found
+
+    def weights(self, step: int) -> list[int]:
+        """Version and digest of a member."""
+        file = self.made.directory.opponents / "rival" / f"step_{step:06d}.safetensors"
+        return [int(number) for number in load_file(file)["state"]]
+
+
+def played(tmp_path: Path, *overrides: str, recipe: Path = RECIPE) -> Played:
+    config = game(*overrides, recipe=recipe)
+    made = simulate(config, tmp_path / "run", 1, hosts=2)
+    assert made.result is not None and made.result.last_step == config.training.steps
+    return Played(made)
+
+
+@pytest.mark.parametrize(
+    "settings", [(), ("mode=sync",), ("pool={name: shared, slots: 1}",)], ids=["strict", "sync", "shared"]
+)
+def test_the_latest_member_is_the_policy_itself(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Every step has a version of its own: the weights that the player had after the step before."""
+    pool = "agents.rival={policy: {pool_of: player, every: 1, rule: latest}}"
+    run = played(tmp_path, pool, "training.steps=5", *settings)
+    assert [(step, member) for step, member, _ in run.draws] == [(n, n - 1) for n in range(1, 6)]
+    assert [run.weights(step)[0] for step in range(5)] == [0, 1, 2, 3, 4]
+    assert len({run.weights(step)[1] for step in range(5)}) == 5
+    assert [step["opponent_step/rival"] for step in run.steps] == [0, 1, 2, 3, 4]
+    assert [step["opponent_games/rival"] for step in run.steps] == [6] * 5
+    assert [step["versions"] for step in run.steps] == [{"player": n} for n in range(1, 6)]
+
+
+def test_results_are_in_metrics_and_in_the_folder(tmp_path: Path) -> None:
+    run = played(tmp_path, "agents.rival={policy: {pool_of: player, every: 2}}", "training.steps=6")
+    for step in run.steps:
+        assert step["opponent_payoff/rival"] == pytest.approx(step["reward/player"])
+        assert step["opponent_score/rival"] == pytest.approx((step["reward/player"] + 1) / 2)
+    results = run.results
+    assert [member["step"] for member in results["members"]] == [0, 2, 4]
+    assert results["elo"] == run.steps[-1]["elo/rival"] and results["policy"] == "player"
+    assert sum(cell["games"] for cell in results["payoffs"]) == 36
+    rows = [0, 0, 2, 2, 4, 4]  # the newest member when each step was played
+    for row, step in zip(rows, run.steps, strict=True):
+        assert (row, step["opponent_step/rival"]) in {(c["row"], c["column"]) for c in results["payoffs"]}
+
+
+def test_a_policy_at_a_step_plays_from_then_on(tmp_path: Path) -> None:
+    run = played(tmp_path, "agents.rival={policy: player@2}", "training.steps=5")
+    assert [member for _, member, _ in run.draws] == [0, 0, 2, 2, 2]
+    assert [version for _, _, version in run.draws] == [1, 1, 2, 2, 2], "the same weights are published once"
+    assert run.weights(2)[0] == 2
+
+
+def test_members_that_left_leave_no_files(tmp_path: Path) -> None:
+    pool = "agents.rival={policy: {pool_of: player, every: 1, size: 2}}"
+    run = played(tmp_path, pool, "training.steps=12")
+    files = {path.name for path in (run.made.directory.opponents / "rival").iterdir()}
+    assert len(run.results["members"]) == 2 and len(files) <= 6, "those of the last checkpoints too"
+    assert {f"step_{member['step']:06d}.safetensors" for member in run.results["members"]} <= files
+
+
+def test_a_rule_may_be_a_function_of_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    (recipe / "config.yaml").write_text((RECIPE / "config.yaml").read_text())
+    rule = "\n\ndef oldest(members):\n    return [1.0] + [0.0] * (len(members) - 1)\n"
+    (recipe / "workflow.py").write_text((RECIPE / "workflow.py").read_text() + rule)
+    pool = "agents.rival={policy: {pool_of: player, every: 1, rule: %s}}"
+    run = played(tmp_path, pool % "oldest", "training.steps=4", recipe=recipe)
+    assert [member for _, member, _ in run.draws] == [0, 0, 0, 0]
+    with pytest.raises(ActorFailed, match="RecipeError.* defines no function 'oldst'"):
+        simulate(game(pool % "oldst", recipe=recipe), tmp_path / "other", 1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_that_is_resumed_repeats_the_draws_and_the_results(tmp_path: Path, seed: int) -> None:
+    """The orchestrator or the trainer dies several times; the run continues from its newest checkpoint."""
+    settings = [
+        POOL, f"seed={seed}", "training.steps=8", "deterministic=true", "supervision.heartbeat_s=0.2",
+        "supervision.missed_heartbeats=2", "supervision.max_restarts=100", "rollout.turn_retries=100",
+    ]  # fmt: skip
+    whole = Played(simulate(game(*settings), tmp_path / "whole", 1, hosts=2))
+    troubles = Troubles(every_s=0.7, most=4, kinds={Kind.FATAL_KILL: 1.0})
+    killed = Played(simulate(game(*settings), tmp_path / "killed", 1, hosts=2, troubles=troubles))
+    assert killed.made.attempts > 2
+    assert killed.draws == whole.draws and len(whole.draws) == 8
+    assert killed.results == whole.results
+    keys = ("opponent_step/rival", "opponent_score/rival", "opponent_elo/rival", "elo/rival", "loss/player")
+    assert [[step.get(key) for key in keys] for step in killed.steps] == [
+        [step.get(key) for key in keys] for step in whole.steps
+    ]
+    assert resuming.prepare(killed.made.directory, (), ()).is_complete
