@@ -226,6 +226,8 @@ class StepMetrics:
     """Seconds of the evaluation after the step, if there was one; not in ``step_s``."""
     evaluation: dict[str, float] = field(default_factory=dict)
     """Metrics of that evaluation by name, such as ``accuracy`` and ``reward/<agent>``."""
+    workflow: dict[str, float] = field(default_factory=dict)
+    """Means of the workflow's own metrics over the step's trajectories, by name."""
     by_agent: dict[AgentName, AgentMetrics] = field(default_factory=dict)
     by_policy: dict[PolicyName, PolicyMetrics] = field(default_factory=dict)
     by_opponent: dict[PolicyName, OpponentMetrics] = field(default_factory=dict)

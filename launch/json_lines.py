@@ -10,6 +10,7 @@ Keys of ``metrics.jsonl`` are the fields of ``StepMetrics``, and for its parts `
     rss_mib/<process> ...                      an actor process (``ProcessMetrics``); counts of 0 are left out
     actor.<figure>/<actor>                     an actor's own ``statistics()``, such as ``actor.rows_ready/store``
                                                and ``actor.engine_waiting/<instance>``
+    workflow/<metric>                          the workflow's own metrics, means over the step's trajectories
     eval/<metric>                              the evaluation after the step
 
 Figures of processes and actors are at most about a second old. A field that is None is left out; a number that is not
@@ -42,6 +43,7 @@ from ..actors.step_metrics import (
 from .formatting import number
 
 _EVALUATION: Final = "eval"
+_WORKFLOW: Final = "workflow"
 _OF_ACTOR: Final = "actor."
 VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
 _PARTS: Final = {
@@ -52,7 +54,9 @@ _PARTS: Final = {
     "by_device": DeviceMetrics,
 }
 _OF_STEP: Final = tuple(
-    field.name for field in fields(StepMetrics) if field.name not in (*_PARTS, "evaluation", "by_actor")
+    field.name
+    for field in fields(StepMetrics)
+    if field.name not in (*_PARTS, "evaluation", "workflow", "by_actor")
 )
 _PART_OF: Final = {field.name: part for part, cls in _PARTS.items() for field in fields(cls)}
 _COUNTS_OF_PROCESS: Final = tuple(field.name for field in fields(ProcessMetrics) if field.default == 0)
@@ -110,6 +114,7 @@ def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
         line |= {f"{field}/{name}": count for field, count in counts.items() if count}
     for actor, figures in metrics.by_actor.items():
         line |= {f"{_OF_ACTOR}{figure}/{actor}": value for figure, value in figures.items()}
+    line |= {f"{_WORKFLOW}/{name}": value for name, value in metrics.workflow.items()}
     line |= {f"{_EVALUATION}/{name}": value for name, value in metrics.evaluation.items()}
     return {key: value for key, value in line.items() if value is not None}
 
@@ -122,7 +127,7 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
     step = line.get("step")
     if type(step) is not int or not 0 <= step < _STEP_LIMIT:
         return None
-    of_step: dict[str, Any] = {"evaluation": {}, "by_actor": {}}
+    of_step: dict[str, Any] = {"evaluation": {}, "workflow": {}, "by_actor": {}}
     parts: dict[str, dict[str, dict[str, Any]]] = {part: {} for part in _PARTS}
     for key, field in VERSIONS.items():
         versions = line.get(key)
@@ -137,6 +142,8 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
             of_step[field] = value
         elif slash and field == _EVALUATION:
             of_step["evaluation"][name] = value
+        elif slash and field == _WORKFLOW:
+            of_step["workflow"][name] = value
         elif slash and field.startswith(_OF_ACTOR):
             of_step["by_actor"].setdefault(name, {})[field.removeprefix(_OF_ACTOR)] = value
         elif slash and field in _PART_OF:
@@ -164,7 +171,7 @@ def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
 def label_of(field: str) -> str:
     """The kind of the names behind the slash of ``field/name``: ``agent``, ``policy``, ``process``, ``device``,
     ``metric``; ``name`` for a field that is unknown."""
-    if field == _EVALUATION:
+    if field in (_EVALUATION, _WORKFLOW):
         return "metric"
     return (
         _PART_OF[field].removeprefix("by_")

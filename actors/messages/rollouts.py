@@ -111,6 +111,8 @@ class GroupClosed:
     games: dict[AgentName, list[tuple[float, float]]] = field(default_factory=dict)
     """By agent that plays with past versions: the mean reward of the agents against it, and its own, in each trajectory
     that gives both."""
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """The workflow's own, by name: one for each trajectory that counts and has it."""
 
     @property
     def generated_tokens(self) -> int:

@@ -159,6 +159,7 @@ class StepRecord:
         self._overlaps_itself = overlaps_itself
         self._agents = {agent: _AgentRecord() for agent in agents}
         self._policies = {policy: _PolicyRecord(version) for policy, version in versions.items()}
+        self._workflow: dict[str, list[float]] = {}
         self._waited_s = math.inf
         self._rolled_out: float | None = None
         self._busy: list[tuple[float, float]] = []
@@ -180,6 +181,8 @@ class StepRecord:
             self._agents[agent].turn_rewards += rewards
         for agent, turns in group.turns.items():
             self._agents[agent].turns += turns
+        for name, values in group.metrics.items():
+            self._workflow.setdefault(name, []).extend(values)
         for agent in group.zero_advantage:
             self._agents[agent].zero_advantage_groups += 1
         self.failed += len(group.failures)
@@ -261,6 +264,7 @@ class StepRecord:
             replaced_queries=self.replaced_queries,
             submitted_queries=self.submitted_queries,
             restarted_groups=self.restarted_groups,
+            workflow={name: fmean(values) for name, values in self._workflow.items()},
             by_agent={agent: record.metrics() for agent, record in self._agents.items()},
             by_policy={
                 policy: record.metrics(next_versions[policy], carried.get(policy, 0))

@@ -89,6 +89,7 @@ class GroupRun:
             waited_s=self._waited_s(),
             rewards=rewards,
             turn_rewards=_turn_rewards(members, rules.agents),
+            metrics=_metrics(members),
             failures=self.failures,
             dropped=dropped,
             zero_advantage=zero_advantage,
@@ -152,6 +153,14 @@ def _games(
         others = [rewards[other] for other in against if other in rewards]
         if others and agent in rewards:
             found.append((fmean(others), rewards[agent]))
+    return found
+
+
+def _metrics(members: Sequence[Trajectory]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for member in members:
+        for name, value in member.rewards.metrics.items():
+            found.setdefault(name, []).append(value)
     return found
 
 

@@ -16,6 +16,7 @@ from flexmarl.actors.messages import (
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from flexmarl.launch.json_lines import metrics_from_json, metrics_to_json
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.statistics import Chosen
 
@@ -180,3 +181,17 @@ def test_loads_are_counted_by_their_path() -> None:
     step.applied(A, [*LOADED, by_device, Loaded(A, Version(8), 0.5, 0.25, 0.125)], now=114.5)
     measured = ended(step).by_policy[A]
     assert (measured.loads_by_shm, measured.loads_by_cuda_ipc) == (2, 1)
+
+
+def test_the_workflows_metrics_and_rewards_of_turns_are_means_over_the_step() -> None:
+    step = StepRecord(Step(3), {A: Version(7)}, [AGENT], started=100.0)
+    for values in ([1.0, 0.0, 1.0], [0.0]):
+        group = replace(closed(1.0, values), metrics={"accuracy": values}, turn_rewards={AGENT: values})
+        step.group_closed(group, now=103.0)
+    found = ended(step)
+    assert found.workflow == {"accuracy": 0.5}
+    assert found.by_agent[AGENT].turn_reward == 0.5
+    assert ended(record()).by_agent[AGENT].turn_reward is None
+    line = metrics_to_json(found)
+    assert (line["workflow/accuracy"], line[f"turn_reward/{AGENT}"]) == (0.5, 0.5)
+    assert metrics_from_json(line) == found
