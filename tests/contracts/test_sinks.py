@@ -228,6 +228,22 @@ async def test_a_resumed_run_continues_the_series_without_doubled_steps(
     assert written.read()["loss/a"] == {1: 1.0, 2: 2.0, **repeated, 5: 50.0, 6: 60.0}
 
 
+async def test_weights_and_biases_without_a_login_asks_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    library = pytest.importorskip("wandb", reason="flexmarl[wandb] is not installed")
+    said: list[RunEvent] = []
+    async with RunSinks([("wandb", WandbConfig().sink())], SinkRun(tmp_path, tmp_path), said.append) as sinks:
+        sinks.step(step(1, 0.5))
+    library.teardown()
+    [failed, closed] = said
+    assert isinstance(failed, SinkFailed) and "not logged in: run wandb login" in failed.error
+    assert closed == SinkClosed("wandb", 0, 1, 2)
+
+
 # --------------------------------------------------------------------------- Prometheus
 
 
