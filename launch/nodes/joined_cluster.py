@@ -67,7 +67,7 @@ async def joined_cluster(
     try:
         with RunAddress.of(system).published(directory.control_address):
             await ssh.start()
-            if wanted.fewer:
+            if wanted.count and wanted.fewer:
                 console.ref.tell_nowait("phase", "waiting for nodes that are still there", None, None)
                 fits = partial(_fits, config, host, nodes)
                 await nodes.wait_settled(wanted.count, _SETTLE_S, wanted.wait_s, fits)
