@@ -65,3 +65,10 @@ def test_deterministic_groups_are_handed_on_in_the_order_of_their_queries(first:
             assert handed[step] == list("abcde"[:ready])
     order.end(S(1))
     order.end(S(2))
+
+
+def test_a_step_with_submitted_queries_draws_fewer_and_a_resumed_run_skips_none() -> None:
+    order = QueryOrder(10)
+    drawn = [order.begin(Step(step), count) for step, count in ((1, 3), (2, 1), (3, 0), (4, 3))]
+    assert drawn == [range(10, 13), range(13, 14), range(14, 14), range(14, 17)]
+    assert [order.position_after(Step(step)) for step in (1, 2, 3, 4)] == [13, 14, 14, 17]
