@@ -11,6 +11,7 @@ parsing lines of JSON takes (``scripts/bench/samples.py``). Pages of removed ste
 stays as large as the steps that it keeps. On a network file system WAL is for one host: read it on the run's own.
 """
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -23,13 +24,13 @@ FORMAT: Final = 1
 _SCHEMA: Final = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY, evaluation INTEGER NOT NULL, step INTEGER NOT NULL, query TEXT NOT NULL,
-    part INTEGER NOT NULL, text TEXT NOT NULL, content BLOB NOT NULL, UNIQUE (evaluation, step, query, part)
+    part INTEGER NOT NULL, text TEXT NOT NULL, content BLOB NOT NULL, UNIQUE (step, evaluation, query, part)
 );
 CREATE TABLE trajectories (
     id INTEGER PRIMARY KEY, record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE, place INTEGER NOT NULL,
     number INTEGER NOT NULL, reward REAL, rewards TEXT NOT NULL, metrics TEXT NOT NULL, failure TEXT NOT NULL
 );
-CREATE INDEX of_record ON trajectories (record);
+CREATE INDEX of_record ON trajectories (record, number);
 CREATE TABLE samples (
     trajectory INTEGER NOT NULL REFERENCES trajectories ON DELETE CASCADE, turn INTEGER NOT NULL, agent TEXT NOT NULL,
     reward REAL, advantage REAL, version INTEGER NOT NULL, tokens INTEGER NOT NULL, finish_reason TEXT NOT NULL,
@@ -85,6 +86,9 @@ class SampleFile:
         return refused
 
     def close(self) -> None:
+        with contextlib.suppress(sqlite3.OperationalError):  # a reader is there
+            # From now on one file, which is read without others beside it: in folders that can't be written too.
+            self._database.execute("PRAGMA journal_mode = DELETE")
         self._database.close()
 
     # ------------------------------------------------------------------ inside
