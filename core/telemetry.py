@@ -210,8 +210,8 @@ class _Lines:
 
 
 def _import_structlog() -> None:
-    """Imports structlog without rich. It takes rich, if that is there, for tracebacks that are not used here: a tenth of
-    an actor's start. rich can be imported afterwards."""
+    """Imports structlog without rich. It takes rich, if that is there, for tracebacks that are not used here: a tenth
+    of an actor's start. rich can be imported afterwards."""
     if "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported

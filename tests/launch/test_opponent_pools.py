@@ -57,7 +57,7 @@ def test_a_pool_may_be_written_in_the_section_policies() -> None:
     ("settings", "refused"),
     [
         (["agents.rival={policy: {pool_of: plyer}}"], r"agents\.rival\.policy: there is no policy 'plyer'"),
-        (["agents.rival={policy: nobody@3}"], r"agents\.rival\.policy: there is no policy 'nobody'"),
+        (["agents.rival={policy: missing@3}"], r"agents\.rival\.policy: there is no policy 'missing'"),
         (
             ["policies={past: {pool_of: {policy: plyer}}}", "agents.rival={policy: past}"],
             r"policies\.past\.pool_of\.policy: there is no policy 'plyer'",

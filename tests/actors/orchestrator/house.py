@@ -160,9 +160,7 @@ class Store(Actor):
             writer, {name for name, group in put.items() if 0 < sum(group.samples.values()) == there[name]}
         )
         self.lost += len(lost)
-        self.ready = {
-            agent: [row for row in rows if row.group not in lost] for agent, rows in self.ready.items()
-        }
+        self.ready = {agent: [row for row in of if row.group not in lost] for agent, of in self.ready.items()}
 
     @endpoint
     async def lost_groups(self, writer: str) -> list[GroupClosed]:
