@@ -30,11 +30,13 @@ class GymnasiumEnvironment(Environment):
     def action(self, turn):
                 return "LDRU".find(turn.text[:1]) % 4
 
-    The agent's reward is the sum of the rewards of its steps. It begins with ``reset(seed=query.data["seed"])``. Its
-    methods are plain functions, and run on the event loop, as gymnasium's do.
+    The agent's reward is the sum of the rewards of its steps. With ``by_turn = True`` each step's reward is that of its
+    turn instead, for algorithms whose ``rewards`` are ``turn`` or ``both``. A trajectory begins with
+    ``reset(seed=query.data["seed"])``. These methods are plain functions, and run on the event loop, as gymnasium's do.
     """
 
     agent = "player"
+    by_turn = False
 
     @abstractmethod
     def make(self, query: Query) -> "gymnasium.Env[Any, Any]":
@@ -52,7 +54,7 @@ class GymnasiumEnvironment(Environment):
         raise NotImplementedError
 
     async def reset(self, query: Query) -> Mapping[str, Says]:
-        self.total, self.steps = 0.0, 0
+        self.paid: list[tuple[Turn, float]] = []
         self.made: gymnasium.Env[Any, Any] | None = self.make(query)
         observation, info = self.made.reset(seed=query.data.get("seed"))
         return {self.agent: self.prompt(observation, info)}
@@ -60,15 +62,21 @@ class GymnasiumEnvironment(Environment):
     async def step(self, turns: Mapping[str, Turn]) -> Mapping[str, Says] | Rewards:
         if self.made is None:
             raise InvalidEnvironment(f"{type(self).__name__}.step before reset")
-        found = self.made.step(self.action(turns[self.agent]))
-        observation, reward, terminated, truncated, info = found
-        self.total += float(reward)
-        self.steps += 1
+        turn = turns[self.agent]
+        observation, reward, terminated, truncated, info = self.made.step(self.action(turn))
+        self.paid.append((turn, float(reward)))
         return self.rewards() if terminated or truncated else {self.agent: self.prompt(observation, info)}
 
     def rewards(self) -> Rewards:
         """The rewards at the end, also at a limit of turns or tokens."""
-        return Rewards(metrics={"return": self.total, "steps": float(self.steps)}, **{self.agent: self.total})
+        total = sum(reward for _, reward in self.paid)
+        metrics = {"return": total, "steps": float(len(self.paid))}
+        if not self.by_turn:
+            return Rewards(metrics=metrics, **{self.agent: total})
+        rewards = Rewards(metrics=metrics, **{self.agent: 0.0})
+        for turn, reward in self.paid:
+            rewards.of(turn, reward)
+        return rewards
 
     async def truncated(self, limit: LimitReached) -> Rewards:
         return self.rewards()

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 class ParallelEnvironment(Environment):
     """Derive from this class, and define ``make`` and ``action``, as for ``GymnasiumEnvironment``. The agents have the
-    same names here and there. Each one's reward is the sum of the rewards of its steps."""
+    same names here and there. Each one's reward is the sum of the rewards of its steps; with ``by_turn = True`` each
+    step's reward is that of its turn instead."""
+
+    by_turn = False
 
     @abstractmethod
     def make(self, query: Query) -> "pettingzoo.ParallelEnv[str, Any, Any]":
@@ -34,7 +37,7 @@ class ParallelEnvironment(Environment):
         raise NotImplementedError
 
     async def reset(self, query: Query) -> Mapping[str, Says] | Rewards:
-        self.totals: dict[str, float] = {}
+        self.paid: list[tuple[Turn, float]] = []
         self.steps = 0
         self.made: pettingzoo.ParallelEnv[str, Any, Any] | None = self.make(query)
         observations, infos = self.made.reset(seed=query.data.get("seed"))
@@ -45,8 +48,7 @@ class ParallelEnvironment(Environment):
             raise InvalidEnvironment(f"{type(self).__name__}.step before reset")
         actions = {agent: self.action(agent, turn) for agent, turn in turns.items()}
         observations, rewards, _, _, infos = self.made.step(actions)
-        for agent, reward in rewards.items():
-            self.totals[agent] = self.totals.get(agent, 0.0) + float(reward)
+        self.paid += [(turns[agent], float(reward)) for agent, reward in rewards.items()]
         self.steps += 1
         return self._next(observations, infos)
 
@@ -62,8 +64,13 @@ class ParallelEnvironment(Environment):
 
     def rewards(self) -> Rewards:
         """The rewards at the end, also at a limit of turns or tokens: of all agents that had a turn."""
-        totals = {agent: self.totals.get(agent, 0.0) for agent in self.turns} | self.totals
-        return Rewards(metrics={"steps": float(self.steps)}, **totals)
+        totals = dict.fromkeys(self.turns, 0.0)
+        for turn, reward in self.paid:
+            totals[turn.agent] += 0.0 if self.by_turn else reward
+        found = Rewards(metrics={"steps": float(self.steps)}, **totals)
+        for turn, reward in self.paid if self.by_turn else ():
+            found.of(turn, reward)
+        return found
 
     async def truncated(self, limit: LimitReached) -> Rewards:
         return self.rewards()

@@ -56,6 +56,19 @@ async def test_a_trajectory_on_the_frozen_lake(moves: str, total: float, squares
     assert player.squares == [f"square {number}: " for number in squares.split()]
 
 
+async def test_a_step_may_pay_its_turn() -> None:
+    class Steps(Lake):
+        by_turn = True
+
+    player: Any = Player("RRDDDR")
+    found = await play(Steps(), QUERY, {"player": player})
+    assert [(turn.text, reward) for turn, reward in found.turns] == [
+        *[(move, 0.0) for move in "RRDDD"],
+        ("R", 1.0),
+    ]
+    assert found.by_agent == {"player": 0.0} and found.metrics["return"] == 1.0
+
+
 async def test_an_invalid_action_fails_the_trajectory_and_the_environment_is_closed() -> None:
     closed = []
 

@@ -96,6 +96,22 @@ async def test_agents_move_at_once_until_they_leave() -> None:
     assert isinstance(game.made, Pennies) and game.made.closed
 
 
+async def test_a_step_may_pay_its_turns() -> None:
+    class Rounds(Game):
+        by_turn = True
+
+    players: dict[str, Any] = {"even": Player("even", "HHH"), "odd": Player("odd", "HT")}
+    found = await play(Rounds(), QUERY, players)
+    assert [(turn.agent, reward) for turn, reward in found.turns] == [
+        ("even", 1.0),
+        ("odd", -1.0),
+        ("even", -1.0),
+        ("odd", 1.0),
+        ("even", 1.0),
+    ]
+    assert found.by_agent == {"even": 0.0, "odd": 0.0}
+
+
 async def test_a_limit_keeps_the_rewards_so_far() -> None:
     players: dict[str, Any] = {"even": Player("even", "H"), "odd": Player("odd", "T")}
     assert (await play(Game(), QUERY, players)).by_agent == {"even": -1.0, "odd": 1.0}
