@@ -33,8 +33,9 @@ AlgorithmName = Literal[
     "at_grpo",
     "dr_mas",
     "ppo",
+    "rae",
 ]
-Baseline = Literal["group_mean", "leave_one_out", "critic", "none"]
+Baseline = Literal["group_mean", "leave_one_out", "role_mean", "critic", "none"]
 Surrogate = Literal["clipped", "clipped_sequence", "clipped_weight", "reinforce"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -126,6 +127,16 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
         rewards="both",
         kl_estimator="k1",
         kl_in_reward=True,
+    ),
+    # The running mean of a role's rewards in place of a group: one trajectory per query is enough.
+    "rae": Algorithm(
+        "Liu et al. (SPIRAL), arXiv 2506.24119, section 3.3",
+        baseline="role_mean",
+        surrogate="reinforce",
+        aggregation="sequence_sum",
+        clip_low=0.0,
+        clip_high=0.0,
+        scale_rewards=None,
     ),
 }
 """Every algorithm that can be configured."""

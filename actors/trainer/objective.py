@@ -109,8 +109,9 @@ def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor
             return reinforce_loss(logprobs, advantages)
 
 
-def sample_advantage(credit: CreditConfig, sample: Sample) -> float:
+def sample_advantage(credit: CreditConfig, sample: Sample, role_mean: float = 0.0) -> float:
     """A sample's advantage from its group's rewards alone, without the critic and the normalisation over the step.
+    ``role_mean``: of the agent (``RoleBaselines``), if its baseline is that.
 
     Raises ``ValueError`` if the reward is not among its group's or is not finite.
     """
@@ -119,6 +120,9 @@ def sample_advantage(credit: CreditConfig, sample: Sample) -> float:
             return leave_one_out_advantage(sample.reward, sample.group_rewards)
         case "group_mean":
             return group_advantage(sample.reward, sample.group_rewards, scale=credit.scale_rewards)
+        case "role_mean":
+            group_advantage(sample.reward, (sample.reward,), scale=False)  # checks that it is finite
+            return sample.reward - role_mean
         case "critic" | "none":
             group_advantage(sample.reward, (sample.reward,), scale=False)  # checks that it is finite
             return float(sample.reward)

@@ -66,6 +66,8 @@ class CriticConfig(Config):
 class CreditConfig(Config):
     """Credit assignment of one agent: its advantages from its rewards. Part of the agent's ``algorithm`` section.
 
+    ``baseline_decay``: of rae's running mean, for each trajectory; None: 0.95, as in the paper.
+
     ``name`` chooses the row of ``ALGORITHMS``, and with it the baseline and the samples that a reward is compared with.
     ``scale_rewards``: divide the group-centred reward by the group's standard deviation; by default as in the paper.
 
@@ -80,6 +82,7 @@ class CreditConfig(Config):
     scale_rewards: bool = bool(_DEFAULT.scale_rewards)
     rewards: RewardUse | None = None
     team_weight: NonNegative = 1.0
+    baseline_decay: Decay | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -92,6 +95,8 @@ class CreditConfig(Config):
     def _fits_the_algorithm(self) -> "CreditConfig":
         if self.row.scale_rewards is None and self.scale_rewards:
             raise ValueError(f"{self.name} does not divide by a group's deviation: leave out scale_rewards")
+        if self.row.baseline != "role_mean" and self.baseline_decay is not None:
+            raise ValueError(f"{self.name} has no running mean: leave out baseline_decay")
         return self
 
     @property
@@ -111,6 +116,11 @@ class CreditConfig(Config):
                 return "leave_one_out"
             case _:
                 return None
+
+    @property
+    def decay(self) -> float:
+        """``baseline_decay``, or the paper's."""
+        return 0.95 if self.baseline_decay is None else self.baseline_decay
 
     @property
     def used_rewards(self) -> RewardUse | None:

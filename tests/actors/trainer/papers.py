@@ -233,3 +233,12 @@ def ppo(step: PaperStep, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         for t in range(length):
             squares = squares + (value[t] - (advantages[-1][t] + v[t])) ** 2 / 2
     return token_mean(step, clipped_tokens(step, advantages)), squares / step.tokens
+
+
+def rae(step: PaperStep) -> Tensor:
+    """2506.24119, section 3.3: (R - b) log pi, summed over a turn; b of a role is 0 in the first step."""
+    total = torch.zeros(())
+    for turn, logprobs, reference in zip(step.turns, step.logprobs, step.reference, strict=True):
+        for logprob, engine, other in zip(logprobs, turn.engine, reference, strict=True):
+            total = total + weight(logprob, engine) * turn.reward * logprob - step.beta * k3(logprob, other)
+    return -total / len(step.turns)

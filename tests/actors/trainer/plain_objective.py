@@ -69,6 +69,8 @@ def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]
                     spent[int(other.sample.sample_id.split("_")[2])] += sum(each)
             mine = spent.pop(int(row.sample.sample_id.split("_")[2]))
             found.append([advantage - (mine - fmean(spent))] * len(row.logprobs))
+        elif config.loss.name == "rae":  # the mean of the role is 0 in the first step
+            found.append([reward] * len(row.logprobs))
         elif config.loss.name == "reinforce_pp":
             found.append([reward - sum(kls[n][t:]) for t in range(len(row.logprobs))])
         elif config.loss.critic is not None:
@@ -98,7 +100,7 @@ def plain_gae(config: Algorithm, row: Row, rewards: list[float]) -> list[float]:
 
 def plain_token_loss(config: Algorithm, logprob: Tensor, old: Any, advantage: float) -> Tensor:
     low, high = 1 - config.loss.clip_low, 1 + config.loss.clip_high
-    if config.loss.name == "rloo":
+    if config.loss.name in ("rloo", "rae"):
         return -advantage * logprob
     ratio = torch.exp(logprob - old)
     if config.loss.name == "cispo":

@@ -59,6 +59,8 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     ),
     {"name": "rloo", "rewards": "both", "kl_coefficient": 0.05},
     {"name": "dr_mas", "scale_rewards": False},
+    {"name": "rae"},
+    {"name": "rae", "kl_coefficient": 0.1, "rewards": "both"},
     {"name": "ppo"},
     {"name": "ppo", "kl_coefficient": 0.1, "critic": {"gamma": 0.9, "lam": 0.5}},
     {

@@ -1,6 +1,6 @@
 """The samples of a micro-batch, checked before the first forward, each with its advantage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ....errors import StaleSample
 from ....messages import Sample
@@ -11,9 +11,14 @@ from .forward_batches import TrainedSample
 
 
 def checked_samples(
-    batch: Sequence[Sample], policy: PolicyName, setup: PolicySetup, version: int
+    batch: Sequence[Sample],
+    policy: PolicyName,
+    setup: PolicySetup,
+    version: int,
+    role_means: Mapping[str, float],
 ) -> list[TrainedSample]:
-    """Every sample with its advantage from its group's rewards, for ``policy`` at ``version``.
+    """Every sample with its advantage from its group's rewards or its agent's running mean, for ``policy`` at
+    ``version``.
 
     Raises as ``PolicyBackend.accumulate`` does, but for tokens outside the vocabulary.
     """
@@ -35,5 +40,7 @@ def checked_samples(
             raise ValueError(
                 f"sample {sample.sample_id}: agent {sample.agent} does not use policy {policy}; {users} do"
             )
-        checked.append(TrainedSample(sample, sample_advantage(credit, sample)))
+        checked.append(
+            TrainedSample(sample, sample_advantage(credit, sample, role_means.get(sample.agent, 0.0)))
+        )
     return checked

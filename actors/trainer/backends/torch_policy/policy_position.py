@@ -1,11 +1,15 @@
 """A policy's position in its training: all of its state that is not a tensor."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
 from ....messages import Sample
+from ....names import AgentName
+from ...role_baselines import RoleBaselines
+from ...trainer_config import CreditConfig
 from .step_totals import StepTotals
 
 
@@ -14,6 +18,7 @@ class PolicyPosition:
     """``version`` is the count of optimizer steps; ``totals`` and ``held`` (samples of an algorithm that does not
     stream) are those of the present step. ``accumulated``: the gradient may be other than zero. ``sft_batches`` since
     the SFT began, 0 if it has ended; ``sft_loss`` of the last. ``non_finite_steps``: in a row, up to the last step.
+    ``baselines``: of agents with running means.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -26,6 +31,19 @@ class PolicyPosition:
     sft_loss: float = 0.0
     deviating_steps: int = 0
     non_finite_steps: int = 0
+    baselines: RoleBaselines = field(default_factory=RoleBaselines)
+
+    @classmethod
+    def loaded(cls, version: int, role_means: dict[str, float]) -> "PolicyPosition":
+        """The position after an optimizer step, from a policy's files."""
+        return cls(version, baselines=RoleBaselines(role_means))
+
+    def step(self, credit: Mapping[AgentName, CreditConfig]) -> None:
+        """Counts an optimizer step and begins the next one. ``credit``: of the policy's agents."""
+        self.version += 1
+        self.baselines.step(credit)
+        self.totals = StepTotals()
+        self.accumulated = False
 
     def plain(self) -> dict[str, Any]:
         """Plain data for MessagePack. Samples lose their declared columns, of which training needs none."""

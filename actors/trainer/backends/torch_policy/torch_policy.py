@@ -158,7 +158,8 @@ class TorchPolicy:
         started = perf_counter()
         if self._position.sft_batches:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
-        checked = checked_samples(batch, self.name, self._setup, self._position.version)
+        means = self._position.baselines.means
+        checked = checked_samples(batch, self.name, self._setup, self._position.version, means)
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
         totals.stale = sum(sample.policy_version < self._position.version for sample in batch)
         if self._gang.size > 1 or not self._loss.streams:
@@ -167,6 +168,7 @@ class TorchPolicy:
             self._backward(self._chunks(checked), totals)
         else:
             self._position.held += batch
+        self._position.baselines.note(self._setup.credit, batch)
         self._position.totals.add(totals)
         return MicroBatchStats(
             samples=totals.samples,
@@ -249,9 +251,7 @@ class TorchPolicy:
         grad_norm = gradient_norm(self.models.parameters, divisor, self._gang)
         skipped = self._update(totals, divisor, grad_norm, lr, position)
         self._check_deviation(totals)
-        self._position.version += 1
-        self._position.totals = StepTotals()
-        self._position.accumulated = False
+        self._position.step(self._setup.credit)
         return StepStats(
             samples=totals.samples,
             tokens=totals.tokens,
@@ -411,8 +411,8 @@ class TorchPolicy:
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """See ``TrainedModels.save``."""
-        self.models.save(folder, tokenizer, self._position.version)
+        self.models.save(folder, tokenizer, self._position.version, self._position.baselines.means)
 
     def load(self, folder: Path) -> None:
         """See ``PolicyBackend.load``. A SFT under way ends."""
-        self._position = PolicyPosition(self.models.load(folder))
+        self._position = PolicyPosition.loaded(*self.models.load(folder))

@@ -184,8 +184,11 @@ class TrainedModels:
             files[CRITIC_FILE] = self.critic.state()
         return files
 
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, version: int) -> None:
-        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32.
+    def save(
+        self, folder: Path, tokenizer: PreTrainedTokenizerBase, version: int, role_means: Mapping[str, float]
+    ) -> None:
+        """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32. ``role_means``: of
+        ``RoleBaselines``.
 
         The files are those of one rank: each rank writes its own rows of every tensor, the first one everything else.
         """
@@ -200,15 +203,18 @@ class TrainedModels:
 
                 write_adapter_config(model, folder)
             tokenizer.save_pretrained(folder)
-            position = {"format": FORMAT, "version": version}
+            position: dict[str, object] = {"format": FORMAT, "version": version}
+            if role_means:
+                position["role_means"] = dict(role_means)
             write_json(folder / POSITION_FILE, position | _plain_base(self._base))
         parts = self._parts()
         for name, tensors in self.files().items():
             write_tensors(folder / name, tensors, parts[name], first=first)
 
-    def load(self, folder: Path) -> int:
-        """See ``PolicyBackend.load``; returns the version. The folder may be of any number of ranks."""
-        version = read_version(folder / POSITION_FILE, self._base)
+    def load(self, folder: Path) -> tuple[int, dict[str, float]]:
+        """See ``PolicyBackend.load``; returns the version and the means of ``RoleBaselines``. The folder may be of any
+        number of ranks."""
+        position = read_position_file(folder / POSITION_FILE, self._base)
         self._check_adapter(folder)
         files, parts = self.files(), self._parts()
         for name, tensors in files.items():
@@ -216,7 +222,7 @@ class TrainedModels:
         for name, tensors in files.items():
             read_tensors_into(folder / name, tensors, parts[name])
         self.drop_gradients()
-        return version
+        return position
 
     def start_from(self, folder: Path) -> None:
         """See ``PolicyBackend.start_from``."""
@@ -288,16 +294,20 @@ def _plain_base(base: FrozenBase | None) -> dict[str, object]:
     return {} if base is None else {"base": base.plain()}
 
 
-def read_version(path: Path, base: FrozenBase | None) -> int:
-    """The version. Raises CheckpointIncomplete, and CheckpointMismatch also if the file's base is not ``base``."""
+def read_position_file(path: Path, base: FrozenBase | None) -> tuple[int, dict[str, float]]:
+    """The version and the means of ``RoleBaselines``. Raises CheckpointIncomplete, and CheckpointMismatch also if the
+    file's base is not ``base``."""
     position = read_json(path)
     if position.get("format") != FORMAT:
         raise CheckpointMismatch(path, "format", str(FORMAT), str(position.get("format")))
     version = position.get("version")
     if type(version) is not int or version < 0:
         raise CheckpointMismatch(path, "version", "a count", repr(version))
+    means = position.get("role_means", {})
+    if not isinstance(means, dict) or not all(isinstance(mean, float) for mean in means.values()):
+        raise CheckpointMismatch(path, "role_means", "a number for each agent", repr(means))
     check_base(path, base)
-    return version
+    return version, means
 
 
 def check_base(path: Path, base: FrozenBase | None) -> None:

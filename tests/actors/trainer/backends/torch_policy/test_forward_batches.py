@@ -16,7 +16,7 @@ from .policies import gradient, make_policy, make_samples, reference_loss, relat
 
 
 def checked(policy: TorchPolicy, samples: Sequence[Sample]) -> list[TrainedSample]:
-    return checked_samples(samples, policy.name, policy._setup, policy.version)
+    return checked_samples(samples, policy.name, policy._setup, policy.version, {})
 
 
 def test_long_and_short_rows_in_one_batch_give_the_same_gradient() -> None:

@@ -32,6 +32,7 @@ LOSSES: dict[str, Callable[[PaperStep], Tensor]] = {
     "reinforce_pp_baseline": papers.reinforce_pp_baseline,
     "at_grpo": papers.at_grpo,
     "dr_mas": papers.dr_mas,
+    "rae": papers.rae,
 }
 
 
