@@ -1,8 +1,8 @@
 """The built-in recipe: its problems, its rewards, and that config, tokenizer and workflow fit together."""
 
 import json
-import runpy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.recipe import Recipe, RecipeConfig
 from flexmarl.actors.workflow import Prompt, Query, Turn
 from flexmarl.launch.config_reading import recipe_folder, resolve
+from flexmarl.launch.recipes import make_tokenizer
 
 FOLDER = recipe_folder("sort-digits")
 DATA = {"digits": 5, "eval_problems": 500}
@@ -163,11 +164,11 @@ def test_other_characters_are_refused(tokenizer: Any, text: str) -> None:
         tokenizer.encode(text)
 
 
-def test_the_script_makes_the_committed_tokenizer() -> None:
-    made = json.loads(
-        runpy.run_path(str(FOLDER / "make_tokenizer.py"))["make_tokenizer"]().backend_tokenizer.to_str()
+def test_the_script_makes_the_committed_tokenizer(tmp_path: Path) -> None:
+    make_tokenizer.main(str(tmp_path), "0123456789=?")
+    made, committed = (
+        json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, FOLDER / "tokenizer")
     )
-    committed = json.loads((FOLDER / "tokenizer" / "tokenizer.json").read_text())
     for part in ("model", "pre_tokenizer", "decoder", "added_tokens"):
         assert made[part] == committed[part]
 
