@@ -21,6 +21,7 @@ from .console.output import Form, Output, print_error
 from .control_commands import admit, logs, status, stop
 from .doctor import doctor
 from .errors import Interrupted, LostActor
+from .new_recipe import new
 from .nodes.command import node
 from .nodes.hosts_file import read_hosts
 from .nodes.joined_cluster import WAIT_S, NodesWanted
@@ -65,7 +66,7 @@ def cli() -> None:
     """
 
 
-for command in (bench, runs, export, completion, doctor, status, stop, logs, admit, samples, node, slurm):
+for command in (bench, new, runs, export, completion, doctor, status, stop, logs, admit, samples, node, slurm):
     cli.add_command(command)
 
 
