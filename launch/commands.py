@@ -66,7 +66,21 @@ def cli() -> None:
     """
 
 
-for command in (bench, new, runs, export, completion, doctor, status, stop, logs, admit, samples, node, slurm):
+for command in (
+    bench,
+    new,
+    runs,
+    export,
+    completion,
+    doctor,
+    status,
+    stop,
+    logs,
+    admit,
+    samples,
+    node,
+    slurm,
+):
     cli.add_command(command)
 
 
