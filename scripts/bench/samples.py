@@ -132,7 +132,7 @@ def paired_steps(pairs: int, steps: int) -> dict[str, Any]:
 def _step_s(runs: Path, name: str, kept: int, steps: int) -> float:
     words = (
         f"training.steps={steps}",
-        "sft.batches=20",
+        "agent_defaults.sft.batches=20",
         f"samples.steps={kept}",
         "evaluation.every=0",
         "data.eval_problems=8",
