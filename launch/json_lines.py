@@ -157,20 +157,20 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
 
 
 def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by keys ``family/name`` of a family that is not listed above, such as workflow metrics."""
+    """The numbers of a line by keys ``family/name`` of a workflow, of opponents, and of families that are unknown."""
     return {
         key: known
         for key, value in line.items()
         if "/" in key
         and not key.startswith((_OF_ACTOR, f"{_EVALUATION}/"))
-        and key.partition("/")[0] not in _PART_OF
+        and _PART_OF.get(key.partition("/")[0]) in (None, "by_opponent")
         and (known := number(value)) is not None
     }
 
 
 def label_of(field: str) -> str:
     """The kind of the names behind the slash of ``field/name``: ``agent``, ``policy``, ``process``, ``device``,
-    ``metric``; ``name`` for a field that is unknown."""
+    ``opponent``, ``metric``; ``name`` for a field that is unknown."""
     if field in (_EVALUATION, _WORKFLOW):
         return "metric"
     return (

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ...actors.step_metrics import AgentMetrics, PolicyMetrics
 from ..formatting import compact
+from ..json_lines import label_of
 from .charts import Axes, Point
 from .page_parts import grid, note, smoothed_cell, smoothed_chart, smoothing_words
 from .run_history import History
@@ -131,12 +132,20 @@ def other_curves(history: History) -> str:
     several agents or policies are in one chart."""
     names = {*history.agents, *history.policies, *history.policy_of}
     charts: dict[str, dict[str, Sequence[Point]]] = {}
+    played: dict[str, dict[str, Sequence[Point]]] = {}
     for key, points in history.of_others().items():
         family, _, name = key.rpartition("/")
-        title = family if name in names else key
-        charts.setdefault(title, {})[name] = points
-    drawn = [Chart(title, "mean of the step", compact, curves, keep=True) for title, curves in charts.items()]
-    return _section("Metrics of the workflow", drawn, history)
+        if label_of(family) == "opponent":
+            played.setdefault(family.replace("_", " ").capitalize(), {})[name] = points
+        else:
+            charts.setdefault(family if name in names else key, {})[name] = points
+    of_workflow = [
+        Chart(title, "mean of the step", compact, curves, keep=True) for title, curves in charts.items()
+    ]
+    of_games = [Chart(title, "", compact, curves) for title, curves in played.items()]
+    return _section("Metrics of the workflow", of_workflow, history) + _section(
+        "Opponents", of_games, history
+    )
 
 
 # --------------------------------------------------------------------------- small charts

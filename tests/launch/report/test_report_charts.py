@@ -98,12 +98,15 @@ def test_metrics_of_a_family_that_is_unknown_are_drawn_too(tmp_path: Path) -> No
         "workflow/moves": 12,
         "share/sorter": 0.75,
         "share/checker": 0.25,
+        "elo/rivals": 1200.0,
+        "opponent_score/rivals": 0.5,
     }
     page = written(tmp_path, [record(step) | more for step in STEPS])
     check(page)
     found = cells(page)
     assert found["workflow/exact"] == ["exact"] and found["workflow/moves"] == ["moves"]
     assert found["share"] == ["sorter", "checker"]
+    assert found["Elo"] == found["Opponent score"] == ["rivals"]
 
 
 def test_times_of_turns_are_means_of_each_step_by_policy(tmp_path: Path) -> None:
