@@ -3,7 +3,10 @@
 import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+OF_REWARDS: Final = ("reward/", "turn_reward/")
+"""The beginnings of the names of an evaluation's metrics that are rewards, and not the workflow's own metrics."""
 
 
 def number(value: Any) -> float | None:

@@ -8,7 +8,7 @@ from ..actors.errors import CheckpointMismatch, ConfigError, DataChanged, Recipe
 from ..actors.messages import RunResult
 from ..core.errors import ActorDead, ActorFailed, text_of
 from .errors import Interrupted
-from .formatting import change, count, duration
+from .formatting import OF_REWARDS, change, count, duration
 
 _REPEATED = (ConfigError, RecipeError, DataChanged, UnsupportedModel, CheckpointMismatch)
 _REPEATED_KINDS = frozenset(kind.__name__ for kind in _REPEATED)
@@ -45,7 +45,7 @@ def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out
     if not steps:
         return ""
     before, after = evaluations[steps[0]], evaluations[steps[-1]]
-    names = [name for name in after if not name.startswith("reward/")] or list(after)
+    names = [name for name in after if not name.startswith(OF_REWARDS)] or list(after)
     changes = []
     for name in names:
         form = ".1%" if "accuracy" in name else ".3f"

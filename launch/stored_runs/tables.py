@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..formatting import duration
+from ..formatting import OF_REWARDS, duration
 from .compare import MISSING, Comparison
 from .stored_run import StoredRun
 
@@ -51,7 +51,7 @@ def _evaluation(run: StoredRun) -> str:
     """The workflow's metrics and the step; the rewards if the workflow has no metrics."""
     if run.evaluated_step is None:
         return ""
-    own = {name: value for name, value in run.evaluation.items() if not name.startswith("reward/")}
+    own = {name: value for name, value in run.evaluation.items() if not name.startswith(OF_REWARDS)}
     figures = ", ".join(f"{name} {value:.3g}" for name, value in (own or run.evaluation).items())
     return f"{figures} (step {run.evaluated_step})"
 
