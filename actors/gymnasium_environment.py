@@ -19,15 +19,13 @@ class GymnasiumEnvironment(Environment):
         class Lake(GymnasiumEnvironment):
             agent = "player"
 
-            @abstractmethod
-    def make(self, query):
+            def make(self, query):
                 return gymnasium.make("FrozenLake-v1", is_slippery=False)
 
             def prompt(self, observation, info):
                 return f"You are on square {observation}. Your move: "
 
-            @abstractmethod
-    def action(self, turn):
+            def action(self, turn):
                 return "LDRU".find(turn.text[:1]) % 4
 
     The agent's reward is the sum of the rewards of its steps. With ``by_turn = True`` each step's reward is that of its
@@ -37,6 +35,7 @@ class GymnasiumEnvironment(Environment):
 
     agent = "player"
     by_turn = False
+    made: "gymnasium.Env[Any, Any] | None" = None
 
     @abstractmethod
     def make(self, query: Query) -> "gymnasium.Env[Any, Any]":
@@ -55,7 +54,7 @@ class GymnasiumEnvironment(Environment):
 
     async def reset(self, query: Query) -> Mapping[str, Says]:
         self.paid: list[tuple[Turn, float]] = []
-        self.made: gymnasium.Env[Any, Any] | None = self.make(query)
+        self.made = self.make(query)
         observation, info = self.made.reset(seed=query.data.get("seed"))
         return {self.agent: self.prompt(observation, info)}
 
@@ -82,6 +81,5 @@ class GymnasiumEnvironment(Environment):
         return self.rewards()
 
     async def end(self) -> None:
-        made = getattr(self, "made", None)
-        if made is not None:
-            made.close()
+        if self.made is not None:
+            self.made.close()

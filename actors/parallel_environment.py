@@ -20,6 +20,7 @@ class ParallelEnvironment(Environment):
     step's reward is that of its turn instead."""
 
     by_turn = False
+    made: "pettingzoo.ParallelEnv[str, Any, Any] | None" = None
 
     @abstractmethod
     def make(self, query: Query) -> "pettingzoo.ParallelEnv[str, Any, Any]":
@@ -39,7 +40,7 @@ class ParallelEnvironment(Environment):
     async def reset(self, query: Query) -> Mapping[str, Says] | Rewards:
         self.paid: list[tuple[Turn, float]] = []
         self.steps = 0
-        self.made: pettingzoo.ParallelEnv[str, Any, Any] | None = self.make(query)
+        self.made = self.make(query)
         observations, infos = self.made.reset(seed=query.data.get("seed"))
         return self._next(observations, infos)
 
@@ -76,6 +77,5 @@ class ParallelEnvironment(Environment):
         return self.rewards()
 
     async def end(self) -> None:
-        made = getattr(self, "made", None)
-        if made is not None:
-            made.close()
+        if self.made is not None:
+            self.made.close()

@@ -121,8 +121,9 @@ class Processes:
         return process
 
     def _drop(self, process: "_Process") -> None:
-        process.kill()
-        self._all.discard(process)
+        if process in self._all:
+            process.kill()
+            self._all.discard(process)
 
 
 class _Process:
@@ -151,10 +152,10 @@ class _Process:
         return message_of(await self._process.stdout.readexactly(LENGTH.unpack(head)[0]))
 
     def kill(self) -> None:
-        """Kills it, with the processes that it has started in its group."""
-        if self.runs:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """Kills the processes of its group: itself, unless it has ended, and those that it has started. To be called
+        once: later the group's number may be another one's."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> str:
         """Waits for its end, at most ``_END_S``. Returns the way in which it has ended."""

@@ -9,6 +9,7 @@ Everything here is a named tuple: a step has hundreds, they are packed as they a
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
@@ -77,8 +78,14 @@ class RecordedTrajectory(NamedTuple):
 
     @property
     def reward(self) -> float | None:
-        """The mean over its agents' rewards; None without rewards."""
-        return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
+        """The mean over its agents' rewards, or, if only single turns have rewards, over these; None without any, and
+        for one that failed."""
+        if self.failure:
+            return None
+        rewards = list(self.rewards.values()) or [
+            turn.reward for turn in self.turns if turn.reward is not None
+        ]
+        return fmean(rewards) if rewards else None
 
 
 class SampleRow(NamedTuple):

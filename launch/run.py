@@ -49,7 +49,7 @@ from .run_feed import Broadcast
 from .run_record import RunRecord
 from .run_supervision import RunSupervision
 from .samples.archive import Archive
-from .sinks.function_sink import FunctionSink, MetricsFunction, checked
+from .sinks.function_sink import FunctionSink, MetricsFunction, checked, name_of
 from .sinks.run_sinks import RunSinks
 from .sinks.sink import SinkRun
 
@@ -202,8 +202,7 @@ class Run:
         config = dict(flattened(life.config.model_dump(mode="json")))
         named = [(sink.label, sink.sink()) for sink in life.config.sinks]
         named += [
-            (f"{number}:{one.__qualname__}", FunctionSink(one))
-            for number, one in enumerate(self._functions, 1)
+            (f"{number}:{name_of(one)}", FunctionSink(one)) for number, one in enumerate(self._functions, 1)
         ]
         return RunSinks(named, SinkRun(folder, Path(life.config.recipe), life.step, config), self._record.log)
 

@@ -64,10 +64,15 @@ def trajectory_rewards(
     returned.close()
     rewards = returned.checked()
     own = _turn_rewards(trajectory, rewards, turns, agents)
-    rewarded = {turn.agent for turn in turns if turn.sample_id in own} | rewards.by_agent.keys()
+    paid = {turn.agent for turn in turns if turn.sample_id in own}
+    rewarded = {agent for agent in paid if agents[agent].rewards != "trajectory"} | rewards.by_agent.keys()
     for turn in turns:
         if agents[turn.agent].trained and turn.agent not in rewarded and rewards.team is None:
-            raise RecipeError(f"the workflow used agent {turn.agent!r} and returned no reward for it")
+            ignored = f": agents.{turn.agent}.algorithm.rewards=trajectory ignores those of its turns"
+            raise RecipeError(
+                f"the workflow used agent {turn.agent!r} and returned no reward for it"
+                + (ignored if turn.agent in paid else "")
+            )
     of_agents = _with_team(rewards, {turn.agent for turn in turns}, agents)
     given = _amounts(of_agents, own, turns, agents)
     used = given if not punish else _punished(of_agents, own, turns, agents)
@@ -128,7 +133,8 @@ def _amounts(
 def _punished(
     by_agent: dict[AgentName, float], own: Mapping[str, float], turns: Sequence[EndedTurn], agents: Agents
 ) -> Amounts:
-    """Lowers an agent's reward by the cost of its longest turn; for ``rewards: turn`` each turn's by its own."""
+    """Lowers an agent's reward by the cost of its longest turn; for ``rewards: turn`` each turn's by its own. With
+    ``both`` and no reward of the agent's, all of its turns are lowered by the cost of the longest."""
     sampling = {agent: settings.sampling for agent, settings in agents.items()}
     longest: dict[AgentName, int] = {}
     lowered = dict(own)
@@ -137,6 +143,11 @@ def _punished(
         limits = sampling[turn.agent]
         if agents[turn.agent].rewards == "turn" and limits.overlong_buffer:
             cost = overlong_punishment(turn.tokens, limits.max_new_tokens, limits.overlong_buffer)
+            lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
+    for turn in turns:
+        limits = sampling[turn.agent]
+        if agents[turn.agent].rewards == "both" and turn.agent not in by_agent and limits.overlong_buffer:
+            cost = overlong_punishment(longest[turn.agent], limits.max_new_tokens, limits.overlong_buffer)
             lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
     less = punished(
         Rewards(metrics={}, **{str(agent): value for agent, value in by_agent.items()}), longest, sampling

@@ -49,23 +49,23 @@ class SampleFile:
         """``limit_bytes``: of the file; the oldest steps go first, then nothing more is taken. Makes the file if it is
         missing, and in place of one that can't be read, which is kept beside it under another name."""
         self._kept_steps, self._limit_bytes = kept_steps, limit_bytes
-        self._newest = 0
         self.replaced: Path | None = None
         """The file that could not be read."""
         try:
             self._database = _opened(path)
+        except sqlite3.OperationalError:  # it is locked, or the disk is full: the file may be whole
+            raise
         except sqlite3.DatabaseError:
-            self.replaced = path.with_name(path.name + _DAMAGED)
-            for end in ("-wal", "-shm"):
-                path.with_name(path.name + end).unlink(missing_ok=True)
-            path.replace(self.replaced)
+            self.replaced = _put_aside(path)
             self._database = _opened(path)
         (self._page_bytes,) = self._database.execute("PRAGMA page_size").fetchone()
+        self._newest = self._newest_step()
 
     def forget_after(self, step: int) -> None:
         """Removes the later steps and their evaluations: a resumed run repeats them."""
         with self._database:
             self._database.execute("DELETE FROM records WHERE step > ?", (step,))
+        self._newest = self._newest_step()
 
     def add(self, records: Sequence[bytes], dropped: int = 0) -> int:
         """Adds records in one transaction; ``dropped``: further trajectories, to be counted. Returns how many
@@ -74,7 +74,7 @@ class SampleFile:
         refused = 0
         with self._database:
             for record in found:
-                if not self._has_room(len(record.content)):
+                if not self._has_room(len(record.content), 0 if record.evaluation else record.step):
                     refused += len(record.trajectories)
                     continue
                 self._insert(record)
@@ -119,14 +119,19 @@ class SampleFile:
     def _forget_before(self, step: int) -> None:
         self._database.execute("DELETE FROM records WHERE evaluation = 0 AND step < ?", (step,))
 
-    def _has_room(self, more_bytes: int) -> bool:
-        """Makes room for ``more_bytes`` by removing the oldest steps of training, but the newest; False if that is not
-        enough."""
+    def _newest_step(self) -> int:
+        (newest,) = self._database.execute("SELECT max(step) FROM records WHERE evaluation = 0").fetchone()
+        return newest or 0
+
+    def _has_room(self, more_bytes: int, step: int) -> bool:
+        """Makes room for ``more_bytes`` of ``step`` (0: of an evaluation) by removing the oldest steps of training, but
+        the newest; False if that is not enough."""
+        newest = max(self._newest, step)
         while self._used_bytes() + more_bytes > self._limit_bytes:
             (oldest,) = self._database.execute(
                 "SELECT min(step) FROM records WHERE evaluation = 0"
             ).fetchone()
-            if oldest is None or oldest >= self._newest:
+            if oldest is None or oldest >= newest:
                 return False
             self._forget_before(oldest + 1)
         return True
@@ -136,6 +141,19 @@ class SampleFile:
             self._database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count")
         )
         return int((pages - free) * self._page_bytes)
+
+
+def _put_aside(path: Path) -> Path:
+    """Renames a damaged file, with those that SQLite has beside it; returns its new path."""
+    aside, number = path.with_name(path.name + _DAMAGED), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}{_DAMAGED}-{number}")
+    for end in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + end)
+        if part.exists():
+            part.replace(aside.with_name(aside.name + end))
+    return aside
 
 
 def _opened(path: Path) -> sqlite3.Connection:

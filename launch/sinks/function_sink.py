@@ -27,13 +27,18 @@ class FunctionSink:
     def open(self, run: SinkRun, series: str) -> tuple[str, str]:
         given = self._given
         self._function = loaded(run.recipe, given) if isinstance(given, str) else given
-        return "", given if isinstance(given, str) else f"{given.__module__}.{given.__qualname__}"
+        return "", given if isinstance(given, str) else name_of(given)
 
     def write(self, figures: Figures) -> None:
         assert self._function is not None, "it was opened"
         self._function(figures.step, figures.figures)
 
     def close(self, failed: bool) -> None: ...
+
+
+def name_of(function: Any) -> str:
+    """For people. A ``partial`` and an object that can be called have the name of their class."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def loaded(recipe: Path, name: str) -> MetricsFunction:
@@ -51,14 +56,14 @@ def loaded(recipe: Path, name: str) -> MetricsFunction:
 
 def checked(function: Any, name: str) -> MetricsFunction:
     """``function``. Raises ConfigError if it can't be called with step and figures."""
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         raise ConfigError(
-            f"{name} is async: it is called in a thread, write def {function.__name__}(step, figures)"
+            f"{name} is async: it is called in a thread, write def {name_of(function)}(step, figures)"
         )
     try:
         inspect.signature(function).bind(0, {})
     except TypeError as error:
-        raise ConfigError(f"{name}: {error}: write def {function.__name__}(step, figures)") from None
+        raise ConfigError(f"{name}: {error}: write def {name_of(function)}(step, figures)") from None
     except ValueError:  # a function without a signature, written in C
         pass
     found: MetricsFunction = function

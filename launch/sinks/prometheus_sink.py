@@ -67,10 +67,8 @@ class PrometheusSink:
         for key, value in figures.items():
             name, labels = named(key)
             if name not in families:
-                families[name] = GaugeMetricFamily(
-                    name, f"{key.partition('/')[0]} of metrics.jsonl", labels=list(labels)
-                )
-            families[name].add_metric(list(labels.values()), value)
+                families[name] = GaugeMetricFamily(name, f"{key.partition('/')[0]} of metrics.jsonl")
+            families[name].add_sample(name, dict(labels), value)  # of a step as a whole: without a label
         yield from families.values()
 
 

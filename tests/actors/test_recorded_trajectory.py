@@ -42,6 +42,14 @@ def test_a_record_has_rows_to_filter_by_and_closed_content() -> None:
     assert turns_of(record.content) == [TURNS, TURNS[:1]]
 
 
+def test_rewards_of_turns_are_the_trajectorys_if_it_has_no_other() -> None:
+    paid = DONE._replace(
+        rewards={}, turns=(TURNS[0]._replace(reward=0.25), TURNS[0]._replace(reward=0.75), TURNS[1])
+    )
+    assert (paid.reward, DONE.reward) == (0.5, 0.5)
+    assert paid._replace(turns=TURNS[1:]).reward is None
+
+
 def test_columns_of_arrays_and_text_that_is_not_unicode_are_recorded_too() -> None:
     columns = {"plan": np.array([[1, 2]], np.int32), "score": np.float32(0.5)}
     turn = TURNS[0]._replace(text="\ud800", columns=columns)

@@ -271,6 +271,8 @@ async def test_metrics_are_fetched_over_http(served: tuple[RunSinks, list[Any]])
         while not said or "flexmarl_step 2.0" not in (text := await asyncio.to_thread(page)):
             await asyncio.sleep(0.01)
     lines = text.splitlines()
+    series = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(series) == len(set(series)), "each series has one value"
     for line in (
         'flexmarl_run{run="first"} 1.0',
         'flexmarl_loss{policy="a"} 0.25',

@@ -220,7 +220,7 @@ def test_of_a_mistake_the_name_and_the_remedy_are_given(overrides: tuple[str, ..
         ),
         (
             "agents.solver.algorithm.foo=1",
-            "agents.solver.algorithm.foo: .* allowed: name, scale_rewards, clip_low",
+            "agents.solver.algorithm.foo: .* allowed: name, scale_rewards, rewards, .* clip_low",
         ),
         ("agents.solver.algorithm.name=foo", "^agents.solver.algorithm.name='foo': [^\n]*$"),
         ("agents.solver.algorithm=5", "^agents.solver.algorithm=5: [^\n]*$"),

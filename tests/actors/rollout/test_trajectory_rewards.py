@@ -59,6 +59,19 @@ def test_a_turns_reward_is_enough_for_its_agent() -> None:
     assert of_solver(rewards) == [0.0, 2.0] and rewards.used.by_agent == {"judge": 1.0}
 
 
+def test_a_turns_reward_that_is_ignored_is_not_enough_for_its_agent() -> None:
+    with pytest.raises(
+        RecipeError, match=r"agent 'solver' .*no reward.*algorithm.rewards=trajectory ignores"
+    ):
+        found(Rewards(judge=1.0).of(turn(1), 2.0), rewards="trajectory")
+
+
+def test_length_lowers_rewards_of_turns_alone_too() -> None:
+    sampling = SamplingConfig(max_new_tokens=4, overlong_buffer=2)
+    rewards = found(Rewards(judge=1.0).of(turn(0), 0.5), punish=True, rewards="both", sampling=sampling)
+    assert of_solver(rewards) == [-0.5, -1.0] and rewards.given.by_sample["1:q_0_0"] == 0.5
+
+
 def test_an_agent_without_any_reward_ends_the_run() -> None:
     with pytest.raises(RecipeError, match="used agent 'judge' and returned no reward for it"):
         found(Rewards(solver=1.0))

@@ -86,6 +86,35 @@ def test_at_its_limit_the_oldest_steps_go_and_then_nothing_is_taken(tmp_path: Pa
         assert steps_in(run.path, evaluation=False) == [9]
 
 
+def test_a_file_at_its_limit_takes_the_steps_of_a_resumed_run(tmp_path: Path) -> None:
+    """Also if one step alone fills it."""
+    run = recorded_run(tmp_path / "run")
+    for life in range(3):
+        file = SampleFile(run.samples, 50, 400_000)
+        file.forget_after(2 * life)
+        for step in (2 * life + 1, 2 * life + 2):
+            groups = [record(trajectory(step, query, 0, text=os.urandom(50_000).hex())) for query in range(6)]
+            assert file.add(groups) < len(groups)
+        file.close()
+        assert 2 * life + 2 in steps_in(run.path, evaluation=False)
+
+
+def test_a_locked_file_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded_run(tmp_path / "run", [record(trajectory(1, 1, 0))])
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda path, **options: connect(path, **options | {"timeout": 0.0})
+    )
+    other = sqlite3.connect(run.samples)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        SampleFile(run.samples, 50, NO_LIMIT)
+    other.close()
+    assert steps_in(run.path, evaluation=False) == [1]
+
+
 def test_a_killed_writer_leaves_all_that_was_answered(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run")
     program = f"""
@@ -117,6 +146,11 @@ def test_a_file_that_can_not_be_read_is_kept_beside_a_new_one(tmp_path: Path) ->
     file.add([record(trajectory(1, 1, 0))])
     file.close()
     assert file.replaced == run.path / "samples.sqlite.damaged" and file.replaced.exists()
+    run.samples.write_bytes(b"not a database" * 1000)
+    file = SampleFile(run.samples, 50, NO_LIMIT)
+    file.add([record(trajectory(1, 1, 0))])
+    file.close()
+    assert file.replaced == run.path / "samples.sqlite.damaged-2" and file.replaced.exists()
     assert steps_in(run.path, evaluation=False) == [1]
 
 

@@ -1,6 +1,7 @@
 """A run and its resumed half with functions as sinks, one of which raises; sinks that are refused."""
 
 import asyncio
+import functools
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from flexmarl.launch.preflight import preflight
 from flexmarl.launch.preflight.recipe_checks import function_problems
 from flexmarl.launch.report.run_history import load_history
 from flexmarl.launch.resuming import may_change
+from flexmarl.launch.sinks.function_sink import checked, name_of
 from flexmarl.launch.written_keys import WrittenKeys
 
 from ...patience import PATIENCE_S
@@ -97,6 +99,21 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         "  sinks.0.name=tensorboard: tensorboard is not installed: pip install 'flexmarl[tensorboard]'",
         "  sinks.1.name=prometheus: prometheus_client is not installed: pip install 'flexmarl[prometheus]'",
     ]
+
+
+def test_a_partial_and_an_object_that_is_called_are_functions_too() -> None:
+    def to(place: str, step: int, figures: Mapping[str, float]) -> None: ...
+
+    class Page:
+        def __call__(self, step: int, figures: Mapping[str, float]) -> None: ...
+
+    class Slow:
+        async def __call__(self, step: int, figures: Mapping[str, float]) -> None: ...
+
+    names = [name_of(checked(one, "sinks[0]")) for one in (functools.partial(to, "here"), Page())]
+    assert names == ["partial", f"{Page.__qualname__}"]
+    with pytest.raises(ConfigError, match="is async"):
+        checked(Slow(), "sinks[0]")
 
 
 @pytest.mark.parametrize(
