@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 import zmq
 
 from ..protocol.incarnations import new_epoch
+from ..telemetry import get_logger
 from . import descriptors
 from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState
@@ -34,6 +36,8 @@ _CHECKED_CONNECTIONS = 32
 # Callers that connect to a listening socket before its process takes them.
 _WAITING_CONNECTIONS = 512
 _RECONNECT_MS = 20
+# Ten times the linger time of the sockets.
+_TERM_S = 10 * LINGER_MS / 1000
 _RECONNECT_MAX_MS = 500
 # libzmq ends the connection of a peer that announces a larger frame, before it allocates memory.
 MAX_FRAME_BYTES = 8 * 2**30
@@ -47,6 +51,7 @@ _EVENTS = (
 )
 
 Dealer: TypeAlias = "zmq.Socket[bytes]"
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +300,7 @@ class ZmqWire:
         if self._gate is not None:
             self._gate.close()
         if self._context is not None:
-            self._context.term()
+            _terminate(self._context, self.address)
         if self._router is not None and self.address.startswith("ipc://"):
             Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
 
@@ -332,6 +337,16 @@ class ZmqWire:
         if len(self._links.incoming) % _CHECKED_CONNECTIONS == 0:
             descriptors.warn_if_scarce()
         return link
+
+
+def _terminate(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+    """Ends libzmq's threads, when they have sent what they had. It has been seen that they wait for ever, with all
+    sockets closed and past their linger times: then they are left alone."""
+    ending = threading.Thread(target=context.term, name=f"end of {address}", daemon=True)
+    ending.start()
+    ending.join(_TERM_S)
+    if ending.is_alive():
+        log.warning("ZeroMQ does not end: its threads are left alone", address=address, after_s=_TERM_S)
 
 
 def _refuse_to_steal(address: str) -> None:
