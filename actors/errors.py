@@ -310,6 +310,15 @@ class EngineUnavailable(FlexmarlError):
         self.problem = problem
 
 
+class EndpointFailed(FlexmarlError):
+    """An endpoint does not answer, or refuses a request: the turn fails. Its instance continues."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"the endpoint {url}: {problem}")
+        self.url = url
+        self.problem = problem
+
+
 class PromptTooLong(FlexmarlError):
     """The prompt and the new tokens of a request exceed the engine's context, or its memory for keys and values.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..actors.trainer.trainer_config import CreditConfig, LossConfig, divided_algorithm
 from .config_sections import AgentConfig, PolicyConfig
-from .frozen_policies import defaults_of_frozen, is_frozen, with_pools, written_pool
+from .frozen_policies import defaults_of_frozen, is_frozen, names_endpoint, with_pools, written_pool
 
 Raw = dict[str, Any]
 
@@ -156,7 +156,7 @@ def _problems_of_owner(name: str, agent: Raw, policies: Raw) -> Iterator[str]:
             f"policies.{name}: agent {name!r} names no policy, so that it has one of its own of the same name: write "
             f"`policy: {name}` in agents.{name} to use policies.{name}, or give policies.{name} another name"
         )
-    elif "model" not in agent and not _is_simulated(agent):
+    elif "model" not in agent and not _is_simulated(agent) and not names_endpoint(agent):
         there = f"; there are: {', '.join(map(str, policies))}" if policies else ""
         yield f"agents.{name}: neither `model` nor `policy`: give it a model, or write `policy: NAME`{there}"
 

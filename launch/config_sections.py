@@ -120,8 +120,22 @@ class PolicyConfig(Config):
         return found if self.train else {key: each for key, each in found.items() if key not in OF_TRAINING}
 
     @model_validator(mode="after")
+    def _endpoint_is_never_trained(self) -> "PolicyConfig":
+        if self.engine.endpoint:
+            if self.train:
+                raise ValueError(
+                    f"engine.name={self.engine.name}: an endpoint is never trained: write train=false"
+                )
+            for key in ("model", "lora", "init_from", "pool_of"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"{key}: with engine.name={self.engine.name} the endpoint has the weights: leave it out"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _has_a_model(self) -> "PolicyConfig":
-        if self.model is None and not self.simulated:
+        if self.model is None and not self.simulated and not self.engine.endpoint:
             raise PydanticCustomError("model_missing", "is missing")
         return self
 
@@ -168,13 +182,13 @@ class PolicyConfig(Config):
 
     @property
     def used_model(self) -> ModelConfig | None:
-        """The model that is trained and served; None if the policy is simulated."""
+        """The model that is trained and served; None if the policy is simulated or an endpoint's."""
         return None if self.simulated else self.model
 
     @property
     def tokenizer(self) -> str:
-        """Hub name or folder of the tokenizer; ``bytes`` if the policy is simulated."""
-        return "bytes" if self.simulated else self.real_model.tokenizer_source
+        """Hub name or folder of the tokenizer; ``bytes`` if the policy is simulated or an endpoint's."""
+        return "bytes" if self.used_model is None else self.real_model.tokenizer_source
 
 
 class HostsConfig(Config):

@@ -4,10 +4,11 @@
       judge: {model: {path: Qwen/Qwen2.5-0.5B-Instruct}, train: false}      from a hub or a folder
       rival: {init_from: runs/first/120, train: false}                      from a checkpoint
       past: {policy: {pool_of: solver, every: 10, rule: pfsp}}              past versions of a policy of this run
+      coach: {engine: {name: openai, ...}, train: false}                    behind an endpoint
       first: {policy: solver@0}                                             one of them: after step 0
 
-The last two have a policy of the agent's name with a section ``pool_of``, and with the model of the policy of which
-they are past versions (``with_pools``).
+``past`` and ``first`` have a policy of the agent's name with a section ``pool_of``, and with the model of the policy of
+which they are past versions (``with_pools``).
 
 A frozen policy has instances like any other. Defaults of training (``agent_defaults``) are not for it; a key of
 training that is written for it is refused.
@@ -37,13 +38,17 @@ def is_frozen(agent: Any, raw: Mapping[str, Any]) -> bool:
     if written_pool(name) is not None:
         return True
     if not isinstance(name, str):
-        return agent.get("train") is False or isinstance(agent.get("pool_of"), dict)
+        return _has_a_frozen_policy(agent)
     for kind in ("policies", "agents"):
         sections = raw.get(kind)
         section = sections.get(name) if isinstance(sections, dict) else None
         if isinstance(section, dict) and section is not agent:
-            return section.get("train") is False or isinstance(section.get("pool_of"), dict)
+            return _has_a_frozen_policy(section)
     return False
+
+
+def _has_a_frozen_policy(section: Raw) -> bool:
+    return section.get("train") is False or isinstance(section.get("pool_of"), dict) or names_endpoint(section)
 
 
 def with_pools(agents: Raw, policies: Raw) -> tuple[Raw, Raw]:
@@ -91,12 +96,18 @@ def written_pool(policy: Any) -> Raw | None:
 
 
 def defaults_of_frozen(defaults: Raw, section: Any) -> Raw:
-    """``defaults`` of agents and policies without those of training; for a pool of past versions, without those of
-    models and engines too. ``section``: of the agent or policy, as it is written."""
+    """``defaults`` of agents and policies without those of training; for a pool of past versions and for an
+    endpoint, without those of models and engines too. ``section``: of the agent or policy, as it is written."""
     kept = _without_training(defaults)
-    if isinstance(section, dict) and isinstance(section.get("pool_of"), dict):
+    if isinstance(section, dict) and (isinstance(section.get("pool_of"), dict) or names_endpoint(section)):
         kept = {key: each for key, each in kept.items() if key not in (*_OF_ITS_POLICY, "init_from")}
     return kept
+
+
+def names_endpoint(section: Raw) -> bool:
+    """True if an endpoint generates for the agent or policy of this section, as it is written."""
+    engine = section.get("engine")
+    return isinstance(engine, dict) and engine.get("name") == "openai"
 
 
 def _without_training(defaults: Raw) -> Raw:

@@ -228,7 +228,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _all_simulated_or_none(self) -> "RunConfig":
-        if len({policy.simulated for policy in self.policies.values()}) > 1:
+        if len({policy.simulated for policy in self.policies.values() if not policy.engine.endpoint}) > 1:
             raise ValueError(
                 "some policies have trainer.name=simulated and others have not: one trainer trains all of them"
             )
@@ -294,7 +294,7 @@ class RunConfig(Config):
 
     @property
     def simulated(self) -> bool:
-        return all(policy.simulated for policy in self.policies.values())
+        return all(policy.simulated for policy in self.trained.values())
 
     def policy_setups(self) -> dict[PolicyName, PolicySetup]:
         """The trainer's part of each policy, the frozen ones included."""

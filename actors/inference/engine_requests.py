@@ -62,6 +62,8 @@ def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineR
         request.max_new_tokens - resumed_tokens,
         resumed_tokens,
         truncation=request.truncation,
+        chat=request.chat,
+        stop=request.stop,
     )
 
 

@@ -1,10 +1,12 @@
 """Settings of an instance's engine: one class for each engine, chosen by ``name``. No engine is imported here."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Tag
+from pydantic import Tag, field_validator
 
-from ..config_base import Config, Count, NonNegative, Positive, chosen_by_name
+from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, chosen_by_name
 from .vllm_installed import vllm_problem
 
 VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -25,6 +27,9 @@ class EngineOptions(Config):
     lora: ClassVar[bool]
     """It serves LoRA adapters beside its model, which it loads once. Other engines get weights with the adapter in
     them."""
+
+    endpoint: ClassVar[bool] = False
+    """It takes text and stop strings as they are: a server outside the run has the model."""
 
     max_batch: Count = 64
     max_context: Count | None = None
@@ -154,9 +159,61 @@ class SimulatedEngineConfig(EngineOptions):
     install_s: NonNegative = 0.0
 
 
+class OpenaiEngineConfig(EngineOptions):
+    """An endpoint with the OpenAI API, for frozen policies. It is installed by ``pip install 'flexmarl[openai]'``.
+
+    ``base_url``: with the version, such as ``http://127.0.0.1:8000/v1``. ``model``: its name there. ``max_batch``:
+    requests at a time. ``api_key_file``: a file with the key alone, at the same absolute path on each host;
+    None: no key.
+    ``request_timeout_s``: of the connection and of each silence of an attempt. ``retries``: after a lost connection, a
+    silence, or the status 408, 429 or 5xx, with pauses of 0.5 s that double up to 30 s.
+    """
+
+    exact_draws: ClassVar[bool] = False
+    resumable: ClassVar[bool] = False
+    lora: ClassVar[bool] = False
+    endpoint: ClassVar[bool] = True
+
+    name: Literal["openai"] = "openai"
+    base_url: str
+    model: str
+    api_key_file: Path | None = None
+    request_timeout_s: Seconds = 120.0
+    retries: Natural = 4
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_of_http(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _is_found_from_anywhere(cls, file: Path | None) -> Path | None:
+        if file is not None and not file.is_absolute():
+            raise ValueError("must be an absolute path: instances have folders of their own")
+        return file
+
+    @field_validator("max_context")
+    @classmethod
+    def _has_its_own_context(cls, limit: int | None) -> int | None:
+        if limit is not None:
+            raise ValueError("the endpoint has its own limit: leave it out")
+        return limit
+
+    def unavailable(self, device: str) -> str | None:
+        if find_spec("httpx2") is None:
+            return "httpx2 is missing; install it by: pip install 'flexmarl[openai]'"
+        if self.api_key_file is not None and not self.api_key_file.is_file():
+            return f"api_key_file={str(self.api_key_file)!r}: there is no such file"
+        return None
+
+
 EngineConfig = Annotated[
     Annotated[EmbeddedEngineConfig, Tag("embedded")]
     | Annotated[VllmEngineConfig, Tag("vllm")]
+    | Annotated[OpenaiEngineConfig, Tag("openai")]
     | Annotated[SimulatedEngineConfig, Tag("simulated")],
     chosen_by_name("embedded"),
 ]

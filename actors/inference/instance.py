@@ -105,9 +105,9 @@ class Instance(Actor, InstanceApi):
             raise WrongVersion(
                 request.policy, request.versions.oldest, None if served is None else served.version
             )
-        codec = self._factories[served.policy].codec
+        codec, options = self._factories[served.policy].codec, self._setup.policies[served.policy].engine
         prompt = prompt_tokens(request, codec)
-        search = stop_search(request, codec)
+        search = None if options.endpoint else stop_search(request, codec)
         stream = None if text_to is None else TextStream(text_to, codec.decode, request.completion)
         on_tokens = listener(search, stream)
         with self._turn(), self._engine_id(request.sample_id) as request_id:
@@ -118,7 +118,7 @@ class Instance(Actor, InstanceApi):
             )
         if search is not None:
             result = search.ended(result)
-        result = kept(result, resumable=self._setup.policies[served.policy].engine.resumable)
+        result = kept(result, resumable=options.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))

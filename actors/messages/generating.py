@@ -7,6 +7,7 @@ from ...core.actor import endpoint
 from ...core.ref import ActorRef
 from ...transport.statistics import Chosen
 from ..errors import (
+    EndpointFailed,
     EngineFailed,
     InvalidRequest,
     LoadFailed,
@@ -147,7 +148,15 @@ class InstanceApi(Protocol):
         is served in its place."""
 
     @endpoint(
-        raises=(WrongPolicy, WrongVersion, PromptTooLong, InvalidRequest, NonFiniteLogits, EngineFailed)
+        raises=(
+            WrongPolicy,
+            WrongVersion,
+            PromptTooLong,
+            InvalidRequest,
+            NonFiniteLogits,
+            EndpointFailed,
+            EngineFailed,
+        )
     )
     async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
         """``text_to``: gets the text so far, ``completion`` included, in one-way messages; the last of it comes with
@@ -155,4 +164,5 @@ class InstanceApi(Protocol):
 
         Raises WrongPolicy if another policy is served, WrongVersion if the version served is not in
         ``request.versions``, PromptTooLong, InvalidRequest, NonFiniteLogits if a log-probability is infinite or not a
-        number, and EngineFailed if the engine broke: the instance ends then."""
+        number, EndpointFailed if the policy's endpoint gave no answer, and EngineFailed if the engine broke: the
+        instance ends then."""

@@ -24,13 +24,19 @@ class FrozenWeights:
     copy."""
 
     def __init__(self, setup: TrainerSetup, system: System, transport: StateTransport) -> None:
-        frozen = {policy: _on_cpu(of_policy) for policy, of_policy in setup.frozen.items()}
+        self._of_endpoints = {policy for policy, own in setup.frozen.items() if own.is_of_an_endpoint}
+        frozen = {
+            policy: _on_cpu(own) for policy, own in setup.frozen.items() if policy not in self._of_endpoints
+        }
         self._setup = replace(setup, policies=frozen, resume_from=None, pool=None)
         self._system, self._transport = system, transport
         self._is_simulated = all(policy.model is None for policy in setup.policies.values())
 
     async def publish(self, policy: PolicyName) -> Published:
-        """The weights that the policy's setup names, as version 0. Raises CheckpointIncomplete, CheckpointMismatch."""
+        """The weights that the policy's setup names, as version 0; a placeholder for a policy of an endpoint. Raises
+        CheckpointIncomplete, CheckpointMismatch."""
+        if policy in self._of_endpoints:
+            return await self._set(policy, Version(0), {"state": np.zeros(2, np.int64)})
         backends, setup = backends_of(self._setup), self._setup.policies[policy]
         try:
             weights = await backends.compute(lambda: backends.frozen_weights(policy, setup))

@@ -15,8 +15,8 @@ from .trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
 
 class PolicySetup(Config):
     """A policy and its training. ``credit`` has an entry for each of its agents, in the order of the config.
-    ``model``: None if the policy is simulated. ``lora``: of a policy that is an adapter over the model, None if all
-    weights are trained; ``publishes_adapter``: instances have the model, and get the adapter alone.
+    ``model``: None if the policy is simulated, or an endpoint's. ``lora``: of a policy that is an adapter over the
+    model, None if all weights are trained; ``publishes_adapter``: instances have the model, and get the adapter alone.
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
     ``init_from``: the folder of a saved policy, whose weights this one starts from.
@@ -32,6 +32,11 @@ class PolicySetup(Config):
     sft: SftConfig = SftConfig()
     max_staleness: Natural = 0
     init_from: Path | None = None
+
+    @property
+    def is_of_an_endpoint(self) -> bool:
+        """True if the policy has no weights in this run."""
+        return self.model is None and isinstance(self.trainer, TorchTrainerConfig)
 
     @property
     def real_model(self) -> ModelConfig:

@@ -9,7 +9,7 @@ def engine_problems(config: RunConfig) -> Iterator[str]:
     """A line for each policy whose engine can't be used on this machine."""
     for name, policy in config.policies.items():
         model = policy.used_model
-        problem = None if model is None else policy.engine.unavailable(model.device)
+        problem = policy.engine.unavailable("cpu" if model is None else model.device)
         if problem is not None:
             yield f"policies.{name}.engine.name={policy.engine.name}: {problem}"
 

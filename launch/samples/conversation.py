@@ -93,7 +93,7 @@ def _indented(text: str) -> str:
 
 
 def _answer(turn: RecordedTurn, pieces: Pieces | None, *, coloured: bool) -> Text:
-    if pieces is None:
+    if pieces is None or not turn.logprobs:  # an endpoint gives none
         return Text(_indented(turn.text))
     text = Text("  ")
     for piece, logprob in zip(pieces(turn), turn.logprobs, strict=True):

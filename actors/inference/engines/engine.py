@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import InvalidRequest
-from ...messages import Truncation
+from ...messages import Chat, Truncation
 
 TRANSFER_TIMEOUT_S: Final = 3600.0
 """Long enough for the largest models over the slowest path: catches a transfer that hangs."""
@@ -40,6 +40,10 @@ class EngineRequest:
     adapter: str = ""
     truncation: Truncation | None = None
     """None: every token may be drawn."""
+    chat: Chat | None = None
+    """The messages that the prompt is of, for an engine that takes text."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the turn, for an engine that takes text. The caller of any other ends it by ``on_tokens``."""
 
     def __post_init__(self) -> None:
         if (problem := self._problem()) is not None:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 from ....core.collector import importing
 from ...errors import EngineUnavailable
 from ...messages import ModelConfig
-from ..inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig, VllmEngineConfig
+from ..inference_config import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    OpenaiEngineConfig,
+    SimulatedEngineConfig,
+    VllmEngineConfig,
+)
 from ..instance_setup import ServedBase
 from .engine_factory import EngineFactory
 
@@ -24,9 +30,13 @@ async def factory_of(
         from .simulated_engine import SimulatedFactory
 
         return SimulatedFactory(engine, base)
-    assert model is not None, "only a simulated policy has no model"
-    if (problem := engine.unavailable(model.device)) is not None:
+    if (problem := engine.unavailable("cpu" if model is None else model.device)) is not None:
         raise EngineUnavailable(engine.name, problem)
+    if isinstance(engine, OpenaiEngineConfig):
+        from .openai_engine import OpenaiFactory
+
+        return OpenaiFactory(engine)
+    assert model is not None, "only simulated policies and those of endpoints have no model"
     match engine:
         case EmbeddedEngineConfig():
             return await (await asyncio.to_thread(_embedded)).open(model, engine)

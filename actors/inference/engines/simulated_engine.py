@@ -5,16 +5,14 @@ time. The tokens of a text are its bytes in UTF-8.
 """
 
 import asyncio
-import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, WrongVersion
 from ..inference_config import SimulatedEngineConfig
 from ..instance_setup import ServedBase
+from .byte_codec import ByteCodec
 from .engine import (
     TRANSFER_TIMEOUT_S,
     Engine,
@@ -26,7 +24,7 @@ from .engine import (
     Pending,
 )
 from .engine_factory import EngineFactory
-from .simulated_step_engine import END_OF_SEQUENCE, SimulatedStepEngine
+from .simulated_step_engine import SimulatedStepEngine
 
 
 class SimulatedEngine(Engine):
@@ -127,27 +125,10 @@ class SimulatedFactory(EngineFactory):
     """Serves any policy: there is no model."""
 
     def __init__(self, config: SimulatedEngineConfig, base: ServedBase | None) -> None:
-        self.codec = _Bytes()
+        self.codec = ByteCodec("simulated")
         self.architecture = (config, base)
         self.clock = asyncio.get_running_loop().time
         self._config = config
 
     async def build(self) -> Engine:
         return SimulatedEngine(self._config)
-
-
-class _Bytes:
-    """See ``TextCodec``."""
-
-    name = "simulated"
-
-    def encode(self, text: str, first: bool) -> tuple[int, ...]:
-        return tuple(text.encode())
-
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        return bytes(token for token in tokens if token != END_OF_SEQUENCE).decode()
-
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        lines = [f"tool: {json.dumps(tool)}" for tool in tools]
-        lines += [f"{message['role']}: {message.get('content') or ''}" for message in messages]
-        return "\n".join([*lines, "assistant: "])

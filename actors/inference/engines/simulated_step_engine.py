@@ -17,11 +17,11 @@ import numpy as np
 
 from ...errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from ..inference_config import SimulatedEngineConfig
+from .byte_codec import END_OF_SEQUENCE
 from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
 from .request_times import RequestTimes
 from .step_engine import StepEngine
 
-END_OF_SEQUENCE = 0
 VOCABULARY = 256  # tokens are bytes of UTF-8 text
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;:!"
 _TO_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
