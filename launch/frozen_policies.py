@@ -48,7 +48,9 @@ def is_frozen(agent: Any, raw: Mapping[str, Any]) -> bool:
 
 
 def _has_a_frozen_policy(section: Raw) -> bool:
-    return section.get("train") is False or isinstance(section.get("pool_of"), dict) or names_endpoint(section)
+    return (
+        section.get("train") is False or isinstance(section.get("pool_of"), dict) or names_endpoint(section)
+    )
 
 
 def with_pools(agents: Raw, policies: Raw) -> tuple[Raw, Raw]:

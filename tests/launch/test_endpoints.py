@@ -44,7 +44,8 @@ def test_the_defaults_of_models_and_engines_are_not_for_it() -> None:
 def test_agents_may_share_one_in_the_section_policies() -> None:
     engine = "{name: openai, base_url: 'http://there/v1', model: large}"
     config = resolve(
-        str(RECIPE), [f"policies={{house: {{train: false, engine: {engine}}}}}", "agents.rival={policy: house}"]
+        str(RECIPE),
+        [f"policies={{house: {{train: false, engine: {engine}}}}}", "agents.rival={policy: house}"],
     )
     assert config.policies[PolicyName("house")].engine.name == "openai"
 

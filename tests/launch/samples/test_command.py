@@ -124,6 +124,18 @@ def test_a_terminal_gets_colours_and_no_command_of_the_model() -> None:
     assert printable("a\nb\tc\r") == "a\nb\tc\\x0d"
 
 
+def test_a_turn_of_an_endpoint_has_no_log_probabilities_to_show() -> None:
+    one = trajectory(1, 0, 0)
+    turns = [one.turns[0]._replace(text="four", tokens=tuple(b"four"), logprobs=()), one.turns[1]]
+    output = io.StringIO()
+    show(
+        Console(file=output, width=80),
+        one._replace(turns=tuple(turns)),
+        lambda turn: ["x"] * len(turn.tokens),
+    )
+    assert "\n  four\n" in output.getvalue() and "x[-1.50]" in output.getvalue()
+
+
 def test_shades_grow_with_surprise() -> None:
     assert shade(0.0) == shade(-0.01) == ""
     assert shade(-0.7) == "black on rgb(255,142,142)"
