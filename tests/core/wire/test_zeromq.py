@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import structlog
+import zmq
 
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import LocalProtocolError, PlainTcpRefused, Unreachable
@@ -14,6 +16,7 @@ from flexmarl.core.protocol.codec import Buffer, Bytes
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.supervision.system_api import SystemApi
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire import zeromq
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.loop_socket import ConnectionMonitor, Frames
 from flexmarl.core.wire.wire import Link
@@ -217,3 +220,17 @@ async def test_a_wire_that_can_not_listen_leaves_nothing_open(tmp_path: Path) ->
         async with ActorSystem("one", tmp_path, wire=ZmqWire(address)):
             pass
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_wire_closes_although_libzmq_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq, "_TERM_S", 0.05)
+    held = []
+    path = tmp_path / "a.sock"
+    with structlog.testing.capture_logs() as lines:
+        async with ActorSystem("a", wire=ZmqWire(f"ipc://{path}")) as system:
+            assert isinstance(system._wire, ZmqWire) and system._wire._context is not None
+            held.append(system._wire._context.socket(zmq.PAIR))  # libzmq waits until it is closed
+    held.pop().close(linger=0)
+    assert not path.exists() and ["ZeroMQ does not end" in line["event"] for line in lines] == [True]
