@@ -30,6 +30,10 @@ class AgentMetrics:
     turn_tokens_max: float | None = None
     turn_reward: float | None = None
     """Mean of the rewards that single turns were given; None without any."""
+    token_share: float | None = None
+    """Share of the tokens that its policy was trained on in the step; None unless several agents share the policy."""
+    advantage_share: float | None = None
+    """Share of the sum of ``|advantage|`` over these tokens; None also if all are 0, and with a critic."""
 
 
 @dataclass(frozen=True, slots=True)

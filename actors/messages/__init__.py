@@ -43,13 +43,22 @@ from .slots import (
     StateBytes,
     Suspended,
 )
-from .training import MicroBatchTrained, PolicyStepped, PoolFigures, Published, StepStats, TrainerApi
+from .training import (
+    AgentShare,
+    MicroBatchTrained,
+    PolicyStepped,
+    PoolFigures,
+    Published,
+    StepStats,
+    TrainerApi,
+)
 from .truncation import Truncation
 from .weights_config import WeightsConfig
 
 __all__ = [
     "MOST_VERSION_CHANGES",
     "WORK_TIMEOUT_S",
+    "AgentShare",
     "AgentTurns",
     "ArchiveApi",
     "BaseState",

@@ -1,12 +1,12 @@
 """Messages between orchestrator and trainer; the weights that the trainer publishes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...core.actor import endpoint
 from ...transport.handle import StateHandle
 from ..errors import SamplesLost, SamplesUnreachable, TooFewRows
-from ..names import PolicyName, Step, Version
+from ..names import AgentName, PolicyName, Step, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,15 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentShare:
+    """One agent's shares of an optimizer step: of the tokens, and of the sum of ``|advantage|`` over the tokens. The
+    latter is None if all are 0, and with a critic."""
+
+    tokens: float
+    advantages: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """Figures of one optimizer step, over all of its micro-batches.
 
@@ -64,7 +73,8 @@ class StepStats:
     forward. ``entropy``: estimated by the mean ``-log p`` of the tokens that have a gradient, None without any. ``kl``:
     from the reference, the mean of the estimate ``k3`` over all tokens, None if the algorithm has no reference.
     ``advantage_mean`` and ``advantage_std`` are over all tokens. ``unsure_tokens``: tokens of truncated distributions
-    whose support may differ by rounding from the engine's, or that are outside of the trainer's.
+    whose support may differ by rounding from the engine's, or that are outside of the trainer's. ``agent_shares``:
+    empty unless several agents share the policy.
     """
 
     samples: int
@@ -83,6 +93,7 @@ class StepStats:
     kl: float | None = None
     advantage_mean: float | None = None
     advantage_std: float | None = None
+    agent_shares: dict[AgentName, AgentShare] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

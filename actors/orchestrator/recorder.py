@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from ..messages import AgentTurns, GroupClosed, Loaded, MicroBatchTrained, PolicyStepped, PoolFigures
+from ..messages import (
+    AgentShare,
+    AgentTurns,
+    GroupClosed,
+    Loaded,
+    MicroBatchTrained,
+    PolicyStepped,
+    PoolFigures,
+)
 from ..names import AgentName, PolicyName, Step, Version
 from ..step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
 
@@ -18,6 +26,7 @@ class _AgentRecord:
     turn_rewards: list[float] = field(default_factory=list)
     turns: AgentTurns = field(default_factory=AgentTurns)
     zero_advantage_groups: int = 0
+    share: AgentShare | None = None
 
     def metrics(self) -> AgentMetrics:
         return AgentMetrics(
@@ -28,6 +37,8 @@ class _AgentRecord:
             zero_advantage_groups=self.zero_advantage_groups,
             **_length_quantiles(sorted(self.turns.lengths)),
             turn_reward=fmean(self.turn_rewards) if self.turn_rewards else None,
+            token_share=self.share.tokens if self.share else None,
+            advantage_share=self.share.advantages if self.share else None,
         )
 
 
@@ -205,6 +216,8 @@ class StepRecord:
     def optimizer_stepped(self, policy: PolicyName, result: PolicyStepped, now: float) -> None:
         record = self._policies[policy]
         record.stepped, record.stepped_at = result, now
+        for agent, share in result.stats.agent_shares.items():
+            self._agents[agent].share = share
 
     def applied(self, policy: PolicyName, loaded: Sequence[Loaded], now: float) -> None:
         """All instances of ``policy`` have applied its new weights. ``loaded``: the figures of each."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flexmarl.actors.messages import (
+    AgentShare,
     AgentTurns,
     GroupClosed,
     Loaded,
@@ -106,6 +107,16 @@ def test_the_metrics() -> None:
     assert metrics.stale_samples == 3, "samples of another version are counted from the rows themselves"
     assert metrics.max_staleness == 1 and policy.carried_samples == 2
     assert policy.value_loss is None and policy.explained_variance is None, "there is no critic"
+
+
+def test_shares_of_a_policy_are_figures_of_its_agents() -> None:
+    step, result = two_policies(), stepped(8)
+    shares = {AGENT: AgentShare(0.75, None), AgentName("b"): AgentShare(0.25, 1.0)}
+    step.optimizer_stepped(A, replace(result, stats=replace(result.stats, agent_shares=shares)), now=2.0)
+    found = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0).by_agent
+    assert (found[AGENT].token_share, found[AGENT].advantage_share) == (0.75, None)
+    of_b = found[AgentName("b")]
+    assert (of_b.token_share, of_b.advantage_share) == (0.25, 1.0)
 
 
 def test_quantiles_are_lengths_of_turns_of_all_groups() -> None:

@@ -1,13 +1,17 @@
 """The sums of a policy's optimizer step, and the figures that they give."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import torch
 
+from ....messages import AgentShare
+from ....names import AgentName
 from ...objective import DIAGNOSTICS
+from .forward_batches import TrainedSample
 from .gang_rank import GangRank
 
 _SUMS: Final = (*DIAGNOSTICS, "unsure")
@@ -19,7 +23,8 @@ _ADDED: Final = ("samples", "tokens", "stale", *_SUMS, *_COUNTS)
 class StepTotals:
     """Sums over the micro-batches of this step. From ``loss`` to ``kl``: see ``DIAGNOSTICS``. ``values``: see
     ``value_sums``. ``unsure``: tokens, see ``Truncations``. ``stale``: samples of an older version. ``positions``: of
-    the forwards' inputs, of which ``padding`` are."""
+    the forwards' inputs, of which ``padding`` are. ``agent_tokens`` and ``agent_advantages``: by agent, its tokens and
+    the sum of their ``|advantage|``; the latter empty with a critic."""
 
     samples: int = 0
     tokens: int = 0
@@ -36,11 +41,42 @@ class StepTotals:
     positions: int = 0
     padding: int = 0
     values: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    agent_tokens: dict[str, int] = field(default_factory=dict)
+    agent_advantages: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: "StepTotals") -> None:
         for name in _ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_values(other.values)
+        for agent, tokens in other.agent_tokens.items():
+            self.agent_tokens[agent] = self.agent_tokens.get(agent, 0) + tokens
+        for agent, total in other.agent_advantages.items():
+            self.agent_advantages[agent] = self.agent_advantages.get(agent, 0.0) + total
+
+    def note_agents(self, rows: Sequence[TrainedSample], advantages: bool) -> None:
+        """Adds the tokens of all ``rows``, the same on each rank. ``advantages``: those of the rows are trained on."""
+        for row in rows:
+            agent, tokens = row.sample.agent, len(row.sample.tokens)
+            self.agent_tokens[agent] = self.agent_tokens.get(agent, 0) + tokens
+            if advantages:
+                given = row.advantage
+                total = abs(given) * tokens if isinstance(given, float) else float(np.abs(given).sum())
+                self.agent_advantages[agent] = self.agent_advantages.get(agent, 0.0) + total
+
+    def agent_shares(self, agents: Iterable[AgentName]) -> dict[AgentName, AgentShare]:
+        """Shares of the policy's ``agents``; empty unless they are several and the step has tokens."""
+        names, tokens = tuple(agents), sum(self.agent_tokens.values())
+        if len(names) < 2 or not tokens:
+            return {}
+        pull = sum(self.agent_advantages.values())
+        measured = 0.0 < pull < math.inf
+        return {
+            name: AgentShare(
+                self.agent_tokens.get(name, 0) / tokens,
+                self.agent_advantages.get(name, 0.0) / pull if measured else None,
+            )
+            for name in names
+        }
 
     def add_values(self, sums: Iterable[float]) -> None:
         first, second, third, fourth = (a + b for a, b in zip(self.values, sums, strict=True))

@@ -165,7 +165,7 @@ class TorchPolicy:
         if self._gang.size > 1 or not self._loss.streams:
             self._completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
         if self._loss.streams:
-            self._backward(self._chunks(checked), totals)
+            self._backward(checked, totals)
         else:
             self._position.held += batch
         self._position.baselines.note(self._setup.credit, batch)
@@ -177,8 +177,10 @@ class TorchPolicy:
             seconds=perf_counter() - started,
         )
 
-    def _backward(self, chunks: Sequence[Chunk], totals: StepTotals) -> None:
-        """Adds the gradient of ``chunks``, and their sums to ``totals``."""
+    def _backward(self, samples: Sequence[TrainedSample], totals: StepTotals) -> None:
+        """Adds the gradient of ``samples``, and their sums to ``totals``."""
+        totals.note_agents(samples, self._critic is None)
+        chunks = self._chunks(samples)
         self._position.accumulated |= bool(chunks)
         sums = torch.zeros(len(DIAGNOSTICS) + 1, device=self._device)
         for chunk in chunks:
@@ -222,15 +224,13 @@ class TorchPolicy:
     def _backward_held(self) -> None:
         """Adds the gradient of all samples that were held until the step was complete."""
         samples, self._position.held = self._position.held, []
-        references = None
-        if self._loss.penalises_rewards:
-            references = self._reference_logprobs_of(samples)
+        references = self._reference_logprobs_of(samples) if self._loss.penalises_rewards else None
         advantages = (
             step_advantages(self._loss, self._setup.credit, samples, references).numpy().astype(np.float32)
         )
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
         totals = StepTotals()
-        self._backward(self._chunks(list(map(TrainedSample, samples, np.split(advantages, ends)))), totals)
+        self._backward(list(map(TrainedSample, samples, np.split(advantages, ends))), totals)
         if references is not None:
             totals.kl = step_kl(samples, references)
         self._position.totals.add(totals)
@@ -267,6 +267,7 @@ class TorchPolicy:
             lr=lr,
             skipped_update=skipped,
             padding_share=totals.padding_share,
+            agent_shares=totals.agent_shares(self._setup.credit),
             value_loss=_finite(totals.value_loss) if self._critic else None,
             explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
         )
