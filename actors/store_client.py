@@ -164,7 +164,7 @@ class ExperienceWriter:
         """Raises UnsafeDirectory, and StoreFull if this host has had no room for half an hour."""
         finished = [] if self._segments is None else self._segments.take_finished()
         node, store = self._node, self._store.within(WORK_TIMEOUT_S)
-        give_up_at = asyncio.get_running_loop().time() + _NO_ROOM_S
+        give_up_at: float | None = None
         while True:
             if node is None:
                 grant = await store.grant(self._name, needed_bytes, finished)
@@ -177,10 +177,12 @@ class ExperienceWriter:
             except OSError as error:
                 if node is None or error.errno not in StoreFull.ERRNOS:
                     raise
-                if asyncio.get_running_loop().time() >= give_up_at:
+                now = asyncio.get_running_loop().time()
+                give_up_at = give_up_at or now + _NO_ROOM_S
+                if now >= give_up_at:
                     problem = (
-                        f"{error.strerror}, for {_NO_ROOM_S:g} s, and no sample was trained meanwhile; free memory of "
-                        "this host, or lower store.memory_bytes"
+                        f"{error.strerror}, for {_NO_ROOM_S:g} s; free memory of this host, or lower "
+                        "store.memory_bytes"
                     )
                     raise StoreFull(node.folder, grant.size_bytes, problem) from error
                 log.warning("no room for samples on this host: waiting", problem=str(error))

@@ -203,6 +203,7 @@ def _orchestrator_setup(
             directory.checkpoints,
             config.seed,
             resume_from.opponents if resume_from else {},
+            config.checkpoint.every,
         ),
         trajectories_per_query=config.training.trajectories_per_query,
         max_failed_share=config.rollout.max_failed_share,

@@ -108,9 +108,9 @@ class GroupClosed:
     """Tokens of them that earlier versions had generated."""
     turn_rewards: dict[AgentName, list[float]] = field(default_factory=dict)
     """Those that single turns were given; agents without any are not in it."""
-    games: dict[AgentName, list[tuple[float, float]]] = field(default_factory=dict)
-    """By agent that plays with past versions: the mean reward of the agents against it, and its own, in each trajectory
-    that gives both."""
+    games: dict[PolicyName, list[tuple[float, float]]] = field(default_factory=dict)
+    """By policy that is a pool of past versions: the mean reward of the agents against it, and that of its own agents,
+    in each trajectory that gives both."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """The workflow's own, by name: one for each trajectory that counts and has it."""
 

@@ -34,9 +34,10 @@ class Submissions:
     async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
         """Waits until all have been rolled out. Those that wait are withdrawn if this is cancelled. Raises
         QueriesRefused."""
-        waiting = sum(not answer.done() for _, answer in self._waiting)
         if self._refusal:
             raise QueriesRefused(self._refusal)
+        self._waiting = deque(each for each in self._waiting if not each[1].done())  # without those withdrawn
+        waiting = len(self._waiting)
         if waiting + len(queries) > _MOST_WAITING:
             raise QueriesRefused(
                 f"{waiting} queries wait for a step already, and at most {_MOST_WAITING} may: submit fewer at a time"

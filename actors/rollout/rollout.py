@@ -56,7 +56,7 @@ from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
 from .resumable_turn import ResumableTurn
-from .rollout_setup import RolloutSetup
+from .rollout_setup import RolloutSetup, sides_of
 from .trajectory import Deadline, Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
@@ -85,7 +85,7 @@ class Rollout(Actor, RolloutApi):
             {agent: settings.grouping for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
-            {agent: settings.against for agent, settings in setup.agents.items() if settings.against},
+            sides_of(setup.agents),
         )
         self._calls = CallGraph()
         self._texts = TurnTexts()

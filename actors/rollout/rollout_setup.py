@@ -1,5 +1,6 @@
 """Everything that a rollout actor is made with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,17 @@ class RolloutAgent:
     rewards: RewardUse | None = None
     team_weight: float = 1.0
     against: tuple[AgentName, ...] = ()
+
+
+def sides_of(
+    agents: Mapping[AgentName, RolloutAgent],
+) -> dict[PolicyName, tuple[list[AgentName], list[AgentName]]]:
+    """By policy that is a pool of past versions: the agents against it, and its own."""
+    sides: dict[PolicyName, tuple[list[AgentName], list[AgentName]]] = {}
+    for agent, settings in agents.items():
+        if settings.against:
+            sides.setdefault(settings.policy, ([*settings.against], []))[1].append(agent)
+    return sides
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,11 +144,13 @@ async def _ask(host: SshHost, request: ProbeRequest) -> Probed | str:
             answer = TypeAdapter(ProbeAnswer).validate_json(line)
         except ValidationError:
             return f"{host.python} there has another flexmarl than this one: install the same"
-        ahead, error = await _clock_ahead(process)
+        clock = await _clock_ahead(process)
+        if clock is None:
+            return await _reason(process)
         not_reached = ""
         if answer.address:
             not_reached = await asyncio.to_thread(connection_problem, answer.address, answer.port)
-        return Probed(answer, not_reached, ahead, error)
+        return Probed(answer, not_reached, *clock)
     finally:
         await _ended(process)
 
@@ -166,17 +168,19 @@ async def _exchange(process: asyncio.subprocess.Process, line: str) -> str | Non
     return None
 
 
-async def _clock_ahead(process: asyncio.subprocess.Process) -> tuple[float, float]:
+async def _clock_ahead(process: asyncio.subprocess.Process) -> tuple[float, float] | None:
     """Seconds by which the other clock is ahead, and the most that this is wrong by: half of the fastest exchange
-    (Cristian: Probabilistic clock synchronization, 1989)."""
-    found = []
+    (Cristian: Probabilistic clock synchronization, 1989). None if the process has ended."""
+    found: list[tuple[float, float]] = []
     for _ in range(_CLOCK_ROUNDS):
         before = time.time()
         there = await _exchange(process, "time")
         after = time.time()
         if there is not None:
             found.append(((after - before) / 2, float(there) - (before + after) / 2))
-    error, ahead = min(found, default=(float("inf"), 0.0))
+    if not found:
+        return None
+    error, ahead = min(found)
     return ahead, error
 
 

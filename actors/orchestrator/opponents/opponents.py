@@ -14,7 +14,7 @@ checkpoint names any more are removed.
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,15 @@ class FrozenPolicy:
 @dataclass(frozen=True, slots=True)
 class OpponentsSetup:
     """``folder``: of the members' weights and the pools' results, in the run's folder. ``checkpoints``: the folder of
-    the run's checkpoints. ``seed``: of the run. ``resumed``: the pools of a run that is resumed."""
+    the run's checkpoints. ``seed``: of the run. ``resumed``: the pools of a run that is resumed. ``save_every``: steps
+    between checkpoints, 0 for none but the last."""
 
     policies: dict[PolicyName, FrozenPolicy] = field(default_factory=dict)
     folder: Path = Path()
     checkpoints: Path = Path()
     seed: int = 0
     resumed: dict[PolicyName, PastPool] = field(default_factory=dict)
+    save_every: int = 0
 
 
 class Opponents:
@@ -73,11 +75,12 @@ class Opponents:
         self._versions = dict.fromkeys(setup.policies, Version(0))
         self._published: dict[PolicyName, Published] = {}
         """The newest of each policy that is trained."""
+        self._writing = asyncio.Lock()
         self._news = asyncio.Condition()
         """Notified of new weights, and of members whose weights are written."""
         self.agents = tuple(agent for policy in setup.policies.values() for agent in policy.agents)
         self._pools = {
-            name: _Pool(name, policy.pool_of, policy.agents, recipe, setup)
+            name: _Pool(name, policy.pool_of, recipe, setup)
             for name, policy in setup.policies.items()
             if policy.pool_of is not None
         }
@@ -168,7 +171,7 @@ class Opponents:
 
     def closed(self, group: GroupClosed) -> None:
         for pool in self._pools.values():
-            games = [Game(*game) for agent in pool.agents for game in group.games.get(agent, ())]
+            games = [Game(*game) for game in group.games.get(pool.policy, ())]
             pool.results.setdefault(group.step, {})[group.query] = games
 
     def lost(self, group: GroupClosed) -> None:
@@ -186,8 +189,9 @@ class Opponents:
         return {policy: pool.metrics_of(step) for policy, pool in self._pools.items()}
 
     async def write_results(self) -> None:
-        for pool in self._pools.values():
-            await self._system().run_blocking(pool.write_results)
+        async with self._writing:
+            for pool in self._pools.values():
+                await self._system().run_blocking(pool.write_results, pool.results_now())
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -207,11 +211,10 @@ class _Pool:
         self,
         policy: PolicyName,
         config: PoolOfConfig,
-        agents: Iterable[AgentName],
         recipe: Recipe,
         setup: OpponentsSetup,
     ) -> None:
-        self.policy, self.config, self.agents = policy, config, tuple(agents)
+        self.policy, self.config = policy, config
         self.state = copy.deepcopy(setup.resumed.get(policy, PastPool()))
         self.step = self._settled = Step(0)
         self.results: dict[Step, dict[str, list[Game]]] = {}
@@ -220,6 +223,7 @@ class _Pool:
         """New members whose weights are not written yet."""
         self.publishing = asyncio.Lock()
         self._rule, self._seed, self._folder = _rule_of(config, recipe), setup.seed, setup.folder
+        self._save_every = setup.save_every
         self._after: dict[Step, PastPool] = {}
         """The state after each step that may still be saved."""
         self._metrics: dict[Step, OpponentMetrics] = {}
@@ -228,11 +232,16 @@ class _Pool:
         """True if another member plays ``step`` than the step before. ``version``: of the policy in training."""
         before = Step(step - 1)
         self._settle(before)
+        self._after = {step: state for step, state in self._after.items() if self._may_be_saved(step, before)}
         self._after[before] = copy.deepcopy(self.state)
         if self.config.joins_after(before) and self.state.add(before, version, self.config.size):
             self.to_keep[before] = version
         self.step = step
         return self.state.play(drawn(self._rule, self.state.members, self._seed, self.policy, step))
+
+    def _may_be_saved(self, step: Step, newest: Step) -> bool:
+        """True for the steps of checkpoints, and for the last ones: a run that is asked to stop saves where it ends."""
+        return step >= newest - 1 or (self._save_every > 0 and step % self._save_every == 0)
 
     def _settle(self, step: Step) -> None:
         """Adds the results of a step whose games have all ended: in the order of the queries' names, whichever ended
@@ -268,11 +277,15 @@ class _Pool:
     def file(self, step: Step) -> Path:
         return self._folder / self.policy / f"step_{step:06d}.safetensors"
 
-    def write_results(self) -> None:
+    def results_now(self) -> dict[str, Any]:
+        return {"policy": self.config.policy, **asdict(self.state)}
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """``results``: of one moment; this runs in a thread."""
         path = self._folder / f"{self.policy}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        write_json(temporary, {"policy": self.config.policy, **asdict(self.state)})
+        write_json(temporary, results)
         temporary.rename(path)
 
     def remove_files(self, checkpoints: Path) -> None:

@@ -26,13 +26,13 @@ class End:
 @dataclass(frozen=True, slots=True)
 class ClosingRules:
     """``grouping``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
-    agents that are not trained, and leave no samples. ``against``: by agent that plays with past versions, the agents
-    that train them."""
+    agents that are not trained, and leave no samples. ``sides``: by policy that is a pool of past versions, the agents
+    against it and its own."""
 
     grouping: Mapping[AgentName, Grouping]
     drop_zero_advantage: bool
     frozen: Collection[AgentName] = ()
-    against: Mapping[AgentName, Collection[AgentName]] = field(default_factory=dict)
+    sides: Mapping[PolicyName, tuple[Sequence[AgentName], Sequence[AgentName]]] = field(default_factory=dict)
 
     @property
     def agents(self) -> Collection[AgentName]:
@@ -99,7 +99,7 @@ class GroupRun:
             limited=sum(one.limited for one in self.trajectories.values()),
             resumed_turns=len(resumed_turns),
             resumed_tokens=sum(sample.version_changes[-2] for sample in resumed_turns),
-            games={agent: _games(members, agent, of) for agent, of in rules.against.items()},
+            games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
         )
 
     def _turns(
@@ -145,14 +145,14 @@ def _turn_rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) ->
 
 
 def _games(
-    members: Sequence[Trajectory], agent: AgentName, against: Iterable[AgentName]
+    members: Sequence[Trajectory], against: Iterable[AgentName], own: Iterable[AgentName]
 ) -> list[tuple[float, float]]:
     """By the workflow's own rewards, before any punishment. See ``GroupClosed.games``."""
     found = []
     for rewards in (member.rewards.given.by_agent for member in members):
-        others = [rewards[other] for other in against if other in rewards]
-        if others and agent in rewards:
-            found.append((fmean(others), rewards[agent]))
+        sides = [[rewards[agent] for agent in side if agent in rewards] for side in (against, own)]
+        if all(sides):
+            found.append((fmean(sides[0]), fmean(sides[1])))
     return found
 
 
