@@ -69,7 +69,7 @@ async def joined_cluster(
             await ssh.start()
             if wanted.count and wanted.fewer:
                 console.ref.tell_nowait("phase", "waiting for nodes that are still there", None, None)
-                fits = partial(_fits, config, host, nodes)
+                fits = partial(_fits, config, host, nodes, ssh)
                 await nodes.wait_settled(wanted.count, _SETTLE_S, wanted.wait_s, fits)
             elif wanted.count:
                 await _wait_for_nodes(nodes, ssh, wanted, directory.control_address.absolute(), console)
@@ -94,7 +94,10 @@ def _hosts(head: HostDescription, nodes: Nodes) -> list[HostDescription]:
     return [head, *(joined.host for joined in nodes.joined.values())]
 
 
-async def _fits(config: RunConfig, head: HostDescription, nodes: Nodes) -> bool:
+async def _fits(config: RunConfig, head: HostDescription, nodes: Nodes, ssh: SshNodes) -> bool:
+    """False also if a node that ssh has started may still come."""
+    if ssh.coming(nodes.joined):
+        return False
     try:
         await asyncio.to_thread(place_run, config, _hosts(head, nodes))
     except DoesNotFit:

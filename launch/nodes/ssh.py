@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +62,14 @@ class SshNodes:
                 if process.returncode is not None
             ]
         )
+
+    def coming(self, joined: Collection[str]) -> list[str]:
+        """The hosts whose ssh runs, and whose node is not in ``joined``."""
+        return [
+            host.name
+            for host, process in self._processes.items()
+            if process.returncode is None and host.name not in joined
+        ]
 
     def _reason(self, host: SshHost, status: int) -> str:
         with contextlib.suppress(OSError):
