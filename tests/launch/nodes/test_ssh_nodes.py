@@ -1,4 +1,4 @@
-"""Nodes by ssh, with a program of this name that is none."""
+"""Nodes by ssh, with a script in the place of ssh."""
 
 import os
 from pathlib import Path
