@@ -148,7 +148,7 @@ class TestRefusals:
             ("agent_defaults=[1]", r"agent_defaults=\[1\]: must be a section"),
             (
                 "engine.name=vlm",
-                "engine.name='vlm': there is no such engine; there are: embedded, vllm, simulated",
+                "engine.name='vlm': there is no such engine; there are: embedded, vllm, openai, simulated",
             ),
             ("agents.solver.engine.name=3", "agents.solver.engine.name=3: there is no such engine"),
             ("agents.solver.engine=3", "agents.solver.engine=3: Input should be a valid dictionary"),
