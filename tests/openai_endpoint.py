@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -63,7 +64,8 @@ def served_endpoint() -> Iterator[Endpoint]:
         try:
             deadline_s = time.monotonic() + PATIENCE_S
             while not server.started:
-                assert thread.is_alive() and time.monotonic() < deadline_s
+                if not thread.is_alive() or time.monotonic() > deadline_s:
+                    pytest.fail("the endpoint does not start")
                 time.sleep(0.01)
             yield endpoint
         finally:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -150,7 +151,8 @@ def test_a_cut_host_and_a_frozen_one_are_given_up_and_their_groups_begin_again(
         )
         made.continues()
         for process in frozen:
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # the node continues first, and ends the others
+                process.resume()
         assert far.wait() == 1, "it was given up"
     log = (made.run.directory / "logs" / f"{worker}.log").read_text()
     assert "given it up for its silence" in log or "is retired" in log, log
