@@ -56,7 +56,7 @@ class ParallelEnvironment(Environment):
     def _next(
         self, observations: Mapping[str, Any], infos: Mapping[str, Mapping[str, Any]]
     ) -> Mapping[str, Says] | Rewards:
-        """The prompts of the agents that are left; the rewards if there are none."""
+        """The prompts of the agents that are left, or the rewards if no agent is left."""
         assert self.made is not None
         left = self.made.agents
         if not left:

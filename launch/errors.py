@@ -70,7 +70,7 @@ class InvalidCondition(FlexmarlError):
 
 
 class SamplesUnreadable(FlexmarlError):
-    """The recorded trajectories of a run can't be read: there are none, or their file is damaged."""
+    """The recorded trajectories of a run can't be read: their file is missing or damaged."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")

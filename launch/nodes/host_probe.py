@@ -69,7 +69,7 @@ def folder_problem(request: ProbeRequest) -> str:
 
 
 def answer(request: ProbeRequest) -> tuple[ProbeAnswer, socket.socket]:
-    """The answer, and the socket that listens. Raises OSError if there is none."""
+    """The answer, and the socket that listens. Raises OSError if no socket can listen."""
     not_reached, own = "", ""
     if request.port:
         not_reached = connection_problem(request.address, request.port)
