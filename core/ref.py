@@ -9,6 +9,8 @@ from pydantic_core import core_schema
 
 from .call import Call
 from .errors import FlexmarlError, LocalProtocolError
+from .protocol.messages import check_timeout
+from .protocol.open_requests import Callee
 from .signature import Signature, signature_of
 
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
@@ -22,14 +24,10 @@ class Peer(Protocol):
 
     dead: FlexmarlError | None
 
+    def callee(self, actor: str, endpoint: str, timeout_s: float, signature: Signature | None) -> Callee: ...
+
     def call(
-        self,
-        actor: str,
-        endpoint: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout_s: float,
-        signature: Signature | None,
+        self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Signature | None
     ) -> Call: ...
 
     def tell(
@@ -96,11 +94,18 @@ class ActorRef(Generic[Api]):
         (arguments or result of the wrong type), LocalProtocolError or SystemClosed; ValueError if ``timeout_s`` is
         negative or NaN.
         """
-        return cast(Api, _Proxy(self, _checked(timeout_s)))
+        check_timeout(timeout_s)
+        return cast(Api, _Proxy(self, timeout_s))
 
     def ask(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Call:
         """Calls an endpoint by name; awaiting it raises what ``within`` lists."""
-        return self._call(endpoint, args, kwargs, _checked(timeout_s), self._signature(endpoint))
+        signature = self._signature(endpoint)
+        try:
+            peer = self._peer()
+            callee = peer.callee(self.name, endpoint, timeout_s, signature)
+        except FlexmarlError as error:
+            return _failed(error)
+        return peer.call(callee, args, kwargs, signature)
 
     def tell(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Call:
         """Sends at once, without a reply: delivered at most once, in order with this system's other requests.
@@ -114,7 +119,7 @@ class ActorRef(Generic[Api]):
                 peer = self._peer()
             except FlexmarlError as error:
                 return _failed(error)
-        return peer.tell(self.name, endpoint, args, kwargs, _checked(timeout_s))
+        return peer.tell(self.name, endpoint, args, kwargs, timeout_s)
 
     def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
         """``tell`` for code that can't wait: raises NoCredit if a whole window of messages is not processed yet."""
@@ -128,22 +133,9 @@ class ActorRef(Generic[Api]):
         To leave the iteration early, put ``contextlib.aclosing`` around it: otherwise the stream ends only when the
         garbage collector finds it.
         """
+        check_timeout(timeout_s)
         signature = self._signature(endpoint)
-        return self._peer().stream(self.name, endpoint, args, kwargs, _checked(timeout_s), signature)
-
-    def _call(
-        self,
-        endpoint: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout_s: float,
-        signature: Signature | None,
-    ) -> Call:
-        try:
-            peer = self._peer()
-        except FlexmarlError as error:
-            return _failed(error)
-        return peer.call(self.name, endpoint, args, kwargs, timeout_s, signature)
+        return self._peer().stream(self.name, endpoint, args, kwargs, timeout_s, signature)
 
     def _signature(self, endpoint: str) -> Signature | None:
         return None if self._api is None else signature_of(self._api, endpoint)
@@ -189,12 +181,6 @@ class ActorRef(Generic[Api]):
         return core_schema.union_schema([core_schema.is_instance_schema(cls), from_wire])
 
 
-def _checked(timeout_s: float) -> float:
-    if not timeout_s >= 0.0:  # also NaN, which has no place in the order of deadlines
-        raise ValueError(f"timeout_s must not be negative, got {timeout_s!r}")
-    return float(timeout_s)
-
-
 def _failed(error: FlexmarlError) -> Call:
     call = Call(loop=asyncio.get_running_loop())
     call.set_exception(error)
@@ -209,17 +195,23 @@ class _Proxy:
         self._timeout_s = timeout_s
 
     def __getattr__(self, endpoint: str) -> Callable[..., Any]:
-        ref, timeout_s, name = self._ref, self._timeout_s, self._ref.name
+        ref, timeout_s = self._ref, self._timeout_s
         signature = ref._signature(endpoint)
+        peer: Peer | None = None
+        callee: Callee | None = None
 
         def stream(*args: Any, **kwargs: Any) -> Any:
             return ref.stream(endpoint, *args, timeout_s=timeout_s, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            peer = ref._known_peer
-            if peer is None or peer.dead is not None:
-                return ref._call(endpoint, args, kwargs, timeout_s, signature)
-            return peer.call(name, endpoint, args, kwargs, timeout_s, signature)
+            nonlocal peer, callee
+            if peer is None or callee is None or peer.dead is not None:
+                try:
+                    peer = ref._peer()
+                    callee = peer.callee(ref.name, endpoint, timeout_s, signature)
+                except FlexmarlError as error:
+                    return _failed(error)
+            return peer.call(callee, args, kwargs, signature)
 
         found = stream if signature is not None and signature.streams else call
         setattr(self, endpoint, found)  # the next use finds it there

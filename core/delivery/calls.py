@@ -20,9 +20,9 @@ from ..errors import (
     SystemClosed,
 )
 from ..protocol import codec
+from ..protocol.credit import CreditWaiter
 from ..protocol.envelopes import Envelope, Fault, Kind
-from ..protocol.messages import requests_to
-from ..protocol.open_requests import Request
+from ..protocol.open_requests import Callee, Request
 from ..protocol.session import LinkState, Session
 from ..signature import Signature
 from ..wire.wire import Link
@@ -34,7 +34,7 @@ from .unsent import Packed, Unsent
 _CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
 _UP = LinkState.UP
 
-Waiter: TypeAlias = Call | StreamReader | Unsent
+Waiter: TypeAlias = Call | StreamReader
 
 
 class Caller(ABC):
@@ -68,27 +68,25 @@ class Caller(ABC):
 
     # ------------------------------------------------------------------ requests
 
+    def callee(self, actor: str, endpoint: str, timeout_s: float, signature: Signature | None) -> Callee:
+        """For ``call``. Raises LocalProtocolError if the names are too long."""
+        kind = _IDEMPOTENT_CALL if signature is not None and signature.idempotent else _CALL
+        return self._requests.callee(kind._value_, actor, endpoint, timeout_s)
+
     def call(
-        self,
-        actor: str,
-        endpoint: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout_s: float,
-        signature: Signature | None,
+        self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Signature | None
     ) -> Call:
         """The endpoint's result; see ``ActorRef.within`` for the errors."""
         call = self._new_call(signature)
-        kind = _IDEMPOTENT_CALL if signature is not None and signature.idempotent else _CALL
         try:
-            packed = self._pack(kind, actor, endpoint, timeout_s, args, kwargs)
+            packed = self._pack(callee, args, kwargs)
         except LocalProtocolError as error:
             call.set_exception(error)
             return call
-        if self.dead is None and self._requests.credit(actor).take():
-            call.request_id = self._send_request(packed, timeout_s, call)
+        if self.dead is None and callee.credit.take(packed[2]):
+            call.request_id = self._send_request(callee, packed, callee.timeout_s, call)
         else:
-            self._wait_credit(Unsent(call, packed))
+            self._wait_credit(Unsent(call, callee, packed))
         return call
 
     def tell(
@@ -96,22 +94,23 @@ class Caller(ABC):
     ) -> Call:
         """Done when the message has left, or is queued for a peer that is being connected."""
         try:
-            packed = self._pack(_TELL, actor, endpoint, timeout_s, args, kwargs)
+            callee = self._requests.callee(_TELL._value_, actor, endpoint, timeout_s)
+            packed = self._pack(callee, args, kwargs)
         except LocalProtocolError as error:
             call = self._new_call(None)
             call.set_exception(error)
             return call
-        if self.dead is None and self._requests.credit(actor).take():
-            self._send_request(packed, timeout_s, None)
+        if self.dead is None and callee.credit.take(packed[2]):
+            self._send_request(callee, packed, timeout_s, None)
             return self._sent
         call = self._new_call(None)
-        self._wait_credit(Unsent(call, packed))
+        self._wait_credit(Unsent(call, callee, packed))
         return call
 
     def has_tells(self) -> bool:
         """True if a one-way message waits for credit, or is not known to be processed."""
         return self._requests.has_tells() or any(
-            isinstance(unsent, Unsent) and unsent.head.kind is _TELL for unsent in self._requests.waiting()
+            isinstance(unsent, Unsent) and unsent.callee.kind is _TELL for unsent in self._requests.waiting()
         )
 
     async def wait_tells_done(self) -> None:
@@ -125,11 +124,11 @@ class Caller(ABC):
         """Raises NoCredit if ``tell`` would wait."""
         if self.dead is not None:
             raise self.dead
-        packed = self._pack(_TELL, actor, endpoint, 0.0, args, kwargs)
-        credit = self._requests.credit(actor)
-        if not credit.take():
+        callee = self._requests.callee(_TELL._value_, actor, endpoint, 0.0)
+        packed, credit = self._pack(callee, args, kwargs), callee.credit
+        if not credit.take(packed[2]):
             raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
-        self._send_request(packed, 0.0, None)
+        self._send_request(callee, packed, 0.0, None)
 
     async def stream(
         self,
@@ -140,12 +139,13 @@ class Caller(ABC):
         timeout_s: float,
         signature: Signature | None,
     ) -> AsyncIterator[Any]:
-        packed = self._pack(_STREAM, actor, endpoint, timeout_s, args, kwargs)
+        callee = self._requests.callee(_STREAM._value_, actor, endpoint, timeout_s)
+        packed = self._pack(callee, args, kwargs)
         reader, sent = StreamReader(actor), self._new_call(None)
-        if self.dead is None and self._requests.credit(actor).take():
-            request_id = self._send_request(packed, timeout_s, reader)
+        if self.dead is None and callee.credit.take(packed[2]):
+            request_id = self._send_request(callee, packed, timeout_s, reader)
         else:
-            self._wait_credit(Unsent(sent, packed, reader))
+            self._wait_credit(Unsent(sent, callee, packed, reader))
             await sent
             request_id = sent.request_id
         window = self._home.settings.stream_window
@@ -183,50 +183,42 @@ class Caller(ABC):
         call.owner, call.signature, call.unsent, call.request_id = self, signature, None, 0
         return call
 
-    def _pack(
-        self,
-        kind: Kind,
-        actor: str,
-        endpoint: str,
-        timeout_s: float,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Packed:
+    def _pack(self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
         """A request as it is when it is made: it may have to wait for credit."""
         delivery = current_delivery.get()
         trace_id = next(self._trace_ids) if delivery is None else delivery.trace_id
+        kind = callee.kind
         encoder = self._whole if kind is _IDEMPOTENT_CALL else self._encoder
         try:
-            head = requests_to(kind._value_, actor, endpoint, timeout_s)
-            item = encoder.pack((args, kwargs, trace_id), as_items=True)
+            item = encoder.pack_items((args, kwargs, trace_id))
         except LocalProtocolError as error:
-            raise LocalProtocolError(f"arguments of {actor}.{endpoint}: {error}") from error.__cause__
+            message = f"arguments of {callee.actor}.{callee.endpoint}: {error}"
+            raise LocalProtocolError(message) from error.__cause__
         if not encoder.buffers:
-            return head, item, ()
+            return item, (), len(item)
         buffers = encoder.take_buffers()
-        return head, item, codec.unchanging(buffers) if kind is _TELL else buffers
+        size_bytes = len(item) + sum(buffer.nbytes for buffer in buffers)
+        return item, codec.unchanging(buffers) if kind is _TELL else buffers, size_bytes
 
-    def _send_request(self, packed: Packed, rest_s: float, waiter: Call | StreamReader | None) -> int:
+    def _send_request(
+        self, callee: Callee, packed: Packed, rest_s: float, waiter: Call | StreamReader | None
+    ) -> int:
         """Sends a request that has taken credit; returns its id. ``rest_s``: until its deadline."""
-        session, requests = self.session, self._requests
-        head, item, buffers = packed
-        kind = head.kind
-        size_bytes = len(item)
-        if buffers:
-            size_bytes += sum(buffer.nbytes for buffer in buffers)
-        deadline = self._loop.time() + rest_s if kind is _CALL or kind is _IDEMPOTENT_CALL else math.inf
-        request = requests.add(deadline, head, waiter, size_bytes)
+        session, requests, kind = self.session, self._requests, callee.kind
+        item, buffers, size_bytes = packed
+        deadline = self._loop.time() + rest_s if callee.is_call else math.inf
+        request = requests.add(deadline, callee, waiter, size_bytes)
         request_id = request.id
         if kind is _CALL or kind is _TELL:
-            self._link.send_item(head, request_id, item, buffers)
+            self._link.send_item(callee, request_id, item, buffers)
         elif kind is _IDEMPOTENT_CALL:
             numbers = (requests.acknowledged_below(request_id), self._number)
-            further = self._encoder.pack(numbers, as_items=True)
-            request.frames = head.pack(request_id, (item,), further)
+            further = self._encoder.pack_items(numbers)
+            request.frames = callee.pack(request_id, (item,), further)
             self._link.send(request.frames)
         else:
-            further = self._encoder.pack((session.settings.stream_window,), as_items=True)
-            self._link.send(head.pack(request_id, (item,), further), buffers)
+            further = self._encoder.pack_items((session.settings.stream_window,))
+            self._link.send(callee.pack(request_id, (item,), further), buffers)
         if session.next_tick is None or session.state is not _UP:
             session.need(self._loop.time())
             self._arm()
@@ -243,32 +235,30 @@ class Caller(ABC):
             return
         now = self._loop.time()
         unsent.call.unsent = unsent
-        unsent.deadline = now + unsent.head.timeout_s
+        unsent.deadline = now + unsent.callee.timeout_s
         if unsent.deadline < math.inf:
             unsent.timer = self._loop.call_at(unsent.deadline, self._credit_is_late, unsent)
-        self._requests.credit(unsent.head.actor).waiting.append(unsent)
+        unsent.callee.credit.waiting.append(unsent)
         self.session.need(now)
         self._arm()
 
     def _credit_is_late(self, unsent: Unsent) -> None:
         if not unsent.done():
-            head = unsent.head
-            credit = self._requests.credit(head.actor)
+            callee, credit = unsent.callee, unsent.callee.credit
             credit.waiting.remove(unsent)
             phase = f"waiting for credit, {credit.requests} requests are under way to it"
-            unsent.set_exception(CallTimeout(head.actor, head.endpoint, head.timeout_s, phase))
+            unsent.set_exception(CallTimeout(callee.actor, callee.endpoint, callee.timeout_s, phase))
 
-    def _give_credit(self, granted: list[Waiter]) -> None:
-        """Sends the requests that hold credit now, and those that get it then."""
+    def _give_credit(self, granted: list[CreditWaiter]) -> None:
+        """Sends the requests that hold credit now."""
         for unsent in granted:
             assert isinstance(unsent, Unsent), "only these wait for credit"
             unsent.settle()
-            call, head, rest_s = unsent.call, unsent.head, max(unsent.deadline - self._loop.time(), 0.0)
-            waiter = {_TELL: None, _STREAM: unsent.reader}.get(head.kind, call)
-            call.request_id = self._send_request(unsent.packed, rest_s, waiter)
+            call, callee, rest_s = unsent.call, unsent.callee, max(unsent.deadline - self._loop.time(), 0.0)
+            waiter = {_TELL: None, _STREAM: unsent.reader}.get(callee.kind, call)
+            call.request_id = self._send_request(callee, unsent.packed, rest_s, waiter)
             if waiter is not call:
                 call.set_result(None)
-            granted += self._requests.credit(head.actor).grant()
 
     # ------------------------------------------------------------------ callers that give up
 
@@ -278,7 +268,7 @@ class Caller(ABC):
             self._abandon(call.request_id)
         else:
             unsent.settle()
-            self._requests.credit(unsent.head.actor).waiting.remove(unsent)
+            unsent.callee.credit.waiting.remove(unsent)
 
     def _abandon(self, request_id: int) -> None:
         request = self._requests.get(request_id)
@@ -291,12 +281,11 @@ class Caller(ABC):
     # ------------------------------------------------------------------ answers
 
     def _on_replies(self, envelope: Envelope) -> None:
-        request_id = envelope[1]
-        for value in envelope[2]:
-            request, granted = self._requests.finish(request_id)
-            request_id += 1
-            if granted:
-                self._give_credit(granted)
+        values = envelope[2]
+        requests, granted = self._requests.answered(envelope[1], len(values))
+        if granted:
+            self._give_credit(granted)
+        for request, value in zip(requests, values, strict=True):
             waiter = None if request is None else request.waiter
             if isinstance(waiter, Call):
                 if not waiter.done():
@@ -309,7 +298,7 @@ class Caller(ABC):
                 waiter.set_result(value)
 
     def _on_error(self, envelope: Envelope) -> None:
-        request, granted = self._requests.finish(envelope[1])
+        (request,), granted = self._requests.answered(envelope[1], 1)
         self._give_credit(granted)
         if request is None:
             return
@@ -354,12 +343,12 @@ def _error_of(
         case Fault.NOT_ALLOWED:
             return CallNotAllowed(request.actor, request.endpoint)
         case Fault.EXPIRED:  # this loop was blocked, and has not looked at its own timer yet
-            return CallTimeout(request.actor, request.endpoint, request.head.timeout_s)
+            return CallTimeout(request.actor, request.endpoint, request.callee.timeout_s)
         case Fault.CANCELLED | Fault.OUT_OF_ORDER:
             return RemoteError(request.actor, request.endpoint, kind.removeprefix("!"), message, "")
     return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback, declared, fields)
 
 
-def reject(waiter: Waiter | None, error: Exception) -> None:
+def reject(waiter: Waiter | CreditWaiter | None, error: Exception) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_exception(error)

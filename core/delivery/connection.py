@@ -222,8 +222,8 @@ class Peer(Caller):
         is_up = self.session.state is LinkState.UP
         for request in effects.expired:
             phase = "waiting for the reply" if is_up else f"waiting for a connection to {self.address}"
-            head = request.head
-            reject(request.waiter, CallTimeout(head.actor, head.endpoint, head.timeout_s, phase))
+            callee = request.callee
+            reject(request.waiter, CallTimeout(callee.actor, callee.endpoint, callee.timeout_s, phase))
             self._send([Kind.CANCEL, request.id])
         for request in effects.dead:
             reject(request.waiter, error or self._death(request.actor, effects.reason))

@@ -258,7 +258,7 @@ class Serving:
         if value is not None:
             encoder = self._whole if delivery.kind == _IDEMPOTENT_CALL else self._encoder
             try:
-                packed = encoder.pack((value,), as_items=True)
+                packed = encoder.pack_items((value,))
             except LocalProtocolError as error:
                 raise LocalProtocolError(f"its result: {error}") from error.__cause__
             if encoder.buffers:

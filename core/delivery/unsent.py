@@ -6,31 +6,37 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ..call import Call
-from ..protocol.messages import RequestHead
+from ..protocol.open_requests import Callee
 from .streams import StreamReader
 
-Packed: TypeAlias = tuple[RequestHead, bytes, Sequence[memoryview]]
-"""A request: the fields that it shares with others to that endpoint, its own, and its buffers."""
+Packed: TypeAlias = tuple[bytes, Sequence[memoryview], int]
+"""A request: the fields that are its own, its buffers, and the size of both in bytes."""
 
 
 class Unsent:
     """A request that waits for credit, packed already. ``reader``: of a stream's items."""
 
-    __slots__ = ("call", "deadline", "head", "packed", "reader", "timer")
+    __slots__ = ("call", "callee", "deadline", "packed", "reader", "timer")
 
-    def __init__(self, call: Call, packed: Packed, reader: StreamReader | None = None) -> None:
+    def __init__(
+        self, call: Call, callee: Callee, packed: Packed, reader: StreamReader | None = None
+    ) -> None:
         """``call``: done when its reply arrives; in case of a message without a reply, or a stream, when it is sent."""
         self.call = call
-        self.head = packed[0]
+        self.callee = callee
         self.packed = packed
         self.reader = reader
         self.deadline = math.inf
         self.timer: asyncio.TimerHandle | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        return self.packed[2]
+
     def done(self) -> bool:
         return self.call.done()
 
-    def set_exception(self, error: BaseException) -> None:
+    def set_exception(self, error: Exception, /) -> None:
         self.settle()
         self.call.set_exception(error)
 

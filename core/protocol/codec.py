@@ -102,17 +102,20 @@ class Encoder:
         """Those of the value that was packed last; see ``take_buffers``."""
         self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
 
-    def pack(self, value: Any, *, as_items: bool = False) -> bytes:
-        """The packed value; ``take_buffers`` returns its buffers. ``as_items``: without the head of a sequence of up to
-        15 items.
+    def pack(self, value: Any) -> bytes:
+        """The packed value; ``take_buffers`` returns its buffers. Raises LocalProtocolError as ``pack_items``."""
+        return self.pack_items((value,))
 
-        Raises LocalProtocolError if ``value`` can't be sent. A lone surrogate, which is valid in JSON and not in UTF-8,
+    def pack_items(self, values: tuple[Any, ...]) -> bytes:
+        """Up to 15 values, packed one after the other; ``take_buffers`` returns their buffers.
+
+        Raises LocalProtocolError if a value can't be sent. A lone surrogate, which is valid in JSON and not in UTF-8,
         arrives as its escape: ``\\ud83d``.
         """
         try:
             # In an array, as in its body, and one more for decoding: a value that is nested too deep fails here and not
             # at the receiver.
-            packed: bytes = self._packer.pack(((value,),))
+            packed: bytes = self._packer.pack(((values,),))
         except (TypeError, ValueError, OverflowError) as error:
             self._forget()
             raise LocalProtocolError(str(error)) from error
@@ -121,15 +124,16 @@ class Encoder:
             raise
         if len(packed) > MAX_ENVELOPE_ITEMS:  # fewer bytes can't hold more items
             self._check_limits(packed[2:])
-        return packed[3 if as_items else 2 :]
+        return packed[3:]  # without the heads of the three arrays
 
     def _check_limits(self, packed: bytes) -> None:
+        """``packed``: an array of values, which does not count itself."""
         what = ""
-        if len(packed) > MAX_ENVELOPE_BYTES:
-            what = f"{len(packed)} bytes is over the limit of {MAX_ENVELOPE_BYTES}"
+        if len(packed) - 1 > MAX_ENVELOPE_BYTES:
+            what = f"{len(packed) - 1} bytes is over the limit of {MAX_ENVELOPE_BYTES}"
         else:
             try:
-                _unpack_counting(packed, lambda code, data: None, MAX_ENVELOPE_ITEMS)
+                _unpack_counting(packed, lambda code, data: None, MAX_ENVELOPE_ITEMS + 2)
             except ValueError:
                 what = f"more than {MAX_ENVELOPE_ITEMS} values is over the limit"
         if what:

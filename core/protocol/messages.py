@@ -7,7 +7,6 @@ replies, that follow one another share an envelope, a *run*: their common fields
 import dataclasses
 import struct
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -88,12 +87,20 @@ class RunHead:
 REPLIES = RunHead(Kind.REPLY, b"")
 
 
+def check_timeout(timeout_s: float) -> None:
+    """Raises ValueError if it is negative, or NaN, which has no place in the order of deadlines."""
+    if not timeout_s >= 0.0:
+        raise ValueError(f"timeout_s must not be negative, got {timeout_s!r}")
+
+
 class RequestHead(RunHead):
-    """The head of requests of one kind to one endpoint. Raises LocalProtocolError if the names are too long."""
+    """The head of requests of one kind to one endpoint. Raises LocalProtocolError if the names are too long, ValueError
+    if ``timeout_s`` is negative or NaN."""
 
     __slots__ = ("actor", "endpoint", "kind", "timeout_s")
 
     def __init__(self, kind: Kind, actor: str, endpoint: str, timeout_s: float) -> None:
+        check_timeout(timeout_s)
         fields = (actor, endpoint, float(timeout_s))
         # Without the head of the array.
         shared: bytes = msgpack.packb(fields, unicode_errors="backslashreplace")[1:]
@@ -106,12 +113,6 @@ class RequestHead(RunHead):
         self.actor = actor
         self.endpoint = endpoint
         self.timeout_s = timeout_s
-
-
-@lru_cache(maxsize=1024)
-def requests_to(kind: int, actor: str, endpoint: str, timeout_s: float) -> RequestHead:
-    """As ``RequestHead``. ``kind``: a plain number, because the hash of an enum's member takes longer than the rest."""
-    return RequestHead(Kind(kind), actor, endpoint, timeout_s)
 
 
 # --------------------------------------------------------------------------- unpacking

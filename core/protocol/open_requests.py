@@ -5,47 +5,76 @@ A request is open until the peer has processed it, or it is lost, also after its
 """
 
 import heapq
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Generic
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from .credit import Credit, Waiter
+from .credit import Credit, CreditWaiter
 from .envelopes import Kind
 from .messages import RequestHead
 
-# From here on the credit of actors to which no request is open is forgotten.
-_KNOWN_ACTORS = 1024
-
+# Of the endpoints that are called by name; a reference keeps those of its API itself.
+_KNOWN_CALLEES = 256
 
 # A global name costs less than an enum's attribute.
 _CALL, _IDEMPOTENT_CALL, _TELL = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL
 
 
+class RequestWaiter(Protocol):
+    """Waits for an answer: a future, say."""
+
+    def done(self) -> bool: ...
+
+
+Waiter = TypeVar("Waiter", bound=RequestWaiter)
+
+
+class Callee(RequestHead):
+    """An endpoint of an actor, called with one timeout: all that its requests share.
+
+    ``credit``: the actor's, the same for all its endpoints. ``is_call``: the answer has a deadline.
+    """
+
+    __slots__ = ("credit", "is_call")
+
+    def __init__(self, kind: Kind, actor: str, endpoint: str, timeout_s: float, credit: Credit) -> None:
+        """Raises LocalProtocolError if the names are too long."""
+        super().__init__(kind, actor, endpoint, timeout_s)
+        self.credit = credit
+        self.is_call = kind is _CALL or kind is _IDEMPOTENT_CALL
+
+
 class Request(Generic[Waiter]):
-    """``waiter``: waits for the answer (a future, say); None for one-way messages. ``frames``: kept for repeating."""
+    """``waiter``: waits for the answer; None for one-way messages. ``frames``: kept for repeating."""
 
-    __slots__ = ("abandoned", "frames", "head", "id", "kind", "size_bytes", "waiter")
+    __slots__ = ("abandoned", "callee", "frames", "id", "size_bytes", "waiter")
 
-    def __init__(self, request_id: int, head: RequestHead, waiter: Waiter | None, size_bytes: int) -> None:
+    def __init__(self, request_id: int, callee: Callee, waiter: Waiter | None, size_bytes: int) -> None:
         self.id = request_id
-        self.head = head
-        self.kind = head.kind
+        self.callee = callee
         self.waiter = waiter
         self.size_bytes = size_bytes
         self.frames: bytes | None = None
         self.abandoned = False
 
     @property
+    def kind(self) -> Kind:
+        return self.callee.kind
+
+    @property
     def actor(self) -> str:
-        return self.head.actor
+        return self.callee.actor
 
     @property
     def endpoint(self) -> str:
-        return self.head.endpoint
+        return self.callee.endpoint
 
 
 def repeatable(request: Request[Any]) -> bool:
-    return request.kind is _IDEMPOTENT_CALL and not request.abandoned
+    return request.callee.kind is _IDEMPOTENT_CALL and not request.abandoned
 
 
 class OpenRequests(Generic[Waiter]):
@@ -57,9 +86,12 @@ class OpenRequests(Generic[Waiter]):
         self._window = window_requests, window_bytes
         self._open: dict[int, Request[Waiter]] = {}
         self._repeatable: dict[int, None] = {}
-        self._credit: dict[str, Credit[Waiter]] = {}
-        self._prune_at = _KNOWN_ACTORS
+        # Each is kept as long as one of its callees: by a request, a waiter or a reference, or among those known below.
+        self._credit: WeakValueDictionary[str, Credit] = WeakValueDictionary()
         self._deadlines: list[tuple[float, int]] = []
+        self.callee = lru_cache(_KNOWN_CALLEES)(self._new_callee)
+        """The callee for a kind (as a number: an enum's member takes long to hash), actor, endpoint and seconds. Raises
+        LocalProtocolError if the names are too long."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,28 +101,24 @@ class OpenRequests(Generic[Waiter]):
 
     # ------------------------------------------------------------------ sending
 
-    def credit(self, actor: str) -> Credit[Waiter]:
+    def _new_callee(self, kind: int, actor: str, endpoint: str, timeout_s: float) -> Callee:
+        return Callee(Kind(kind), actor, endpoint, timeout_s, self.credit(actor))
+
+    def credit(self, actor: str) -> Credit:
         credit = self._credit.get(actor)
         if credit is None:
-            if len(self._credit) >= self._prune_at:
-                self._credit = {name: known for name, known in self._credit.items() if known.is_used}
-                self._prune_at = max(_KNOWN_ACTORS, 2 * len(self._credit))
             credit = self._credit[actor] = Credit(*self._window)
         return credit
 
-    def add(
-        self, deadline: float, head: RequestHead, waiter: Waiter | None, size_bytes: int
-    ) -> Request[Waiter]:
-        """A request that is being sent, for which credit has been taken; ``Credit.grant`` may follow. ``deadline``: of
-        a call; the reader of a stream keeps those of its items."""
+    def add(self, deadline: float, callee: Callee, waiter: Waiter | None, size_bytes: int) -> Request[Waiter]:
+        """A request that is being sent, for which credit has been taken. ``deadline``: infinite, unless it is a call;
+        the reader of a stream keeps those of its items."""
         self.last_id = request_id = self.last_id + 1
-        request = self._open[request_id] = Request(request_id, head, waiter, size_bytes)
-        self._credit[head.actor].use(size_bytes)
-        kind = head.kind
-        if kind is _CALL or kind is _IDEMPOTENT_CALL:
+        request = self._open[request_id] = Request(request_id, callee, waiter, size_bytes)
+        if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, request_id))
-            if kind is _IDEMPOTENT_CALL:
-                self._repeatable[request_id] = None
+        if callee.kind is _IDEMPOTENT_CALL:
+            self._repeatable[request_id] = None
         return request
 
     def acknowledged_below(self, next_id: int) -> int:
@@ -104,25 +132,43 @@ class OpenRequests(Generic[Waiter]):
         request = self._open.get(request_id)
         return None if request is None or request.abandoned else request
 
-    def finish(self, request_id: int) -> tuple[Request[Waiter] | None, list[Waiter]]:
-        """A reply arrived: its request, None if there is no waiter for it, and the waiters that have credit now."""
-        request = self._open.get(request_id)
-        granted = [] if request is None else self.close(request)
-        if request is None or request.abandoned:
-            self.late_replies += 1
-            return None, granted
-        return (None if request.waiter is None else request), granted
+    def answered(self, first_id: int, count: int) -> tuple[list[Request[Waiter] | None], list[CreditWaiter]]:
+        """Answers to these requests arrived: each request, None if nothing waits for its answer any more; and the
+        waiters that have credit now."""
+        requests, granted = self.finish(range(first_id, first_id + count))
+        for index, request in enumerate(requests):
+            if request is None or request.abandoned:
+                self.late_replies += 1
+                requests[index] = None
+        return requests, granted
 
-    def done(self, ranges: list[int]) -> list[Waiter]:
+    def finish(self, ids: Iterable[int]) -> tuple[list[Request[Waiter] | None], list[CreditWaiter]]:
+        """These requests are processed, or lost: each request, None if it is not open; and the waiters that have credit
+        now."""
+        requests: list[Request[Waiter] | None] = []
+        granted: list[CreditWaiter] = []
+        for request_id in ids:
+            request = self._open.pop(request_id, None)
+            requests.append(request)
+            if request is not None:
+                callee = request.callee
+                credit = callee.credit
+                credit.requests -= 1
+                credit.size_bytes -= request.size_bytes
+                if credit.waiting:
+                    granted += credit.grant()
+                if callee.kind is _IDEMPOTENT_CALL:
+                    self._repeatable.pop(request_id, None)
+        if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
+            heapq.heapify(self._deadlines)
+        return requests, granted
+
+    def done(self, ranges: list[int]) -> list[CreditWaiter]:
         """One-way messages were processed; returns the waiters that have credit now."""
-        granted: list[Waiter] = []
         known = self._open
-        for request_id in self._named(ranges):
-            request = known.get(request_id)
-            if request is not None and request.kind is _TELL:
-                del known[request_id]
-                granted += self._credit[request.head.actor].give(request.size_bytes)
-        return granted
+        named = self._named(ranges)
+        return self.finish([n for n in named if n in known and known[n].callee.kind is _TELL])[1]
 
     def _named(self, ranges: list[int]) -> Iterator[int]:
         """The ids of these ranges that may be open; in time proportional to the list and to the open requests."""
@@ -150,16 +196,6 @@ class OpenRequests(Generic[Waiter]):
         self._repeatable.pop(request.id, None)
         return True
 
-    def close(self, request: Request[Waiter]) -> list[Waiter]:
-        """The request is finished; returns the waiters that have credit now."""
-        del self._open[request.id]
-        if request.kind is _IDEMPOTENT_CALL:
-            self._repeatable.pop(request.id, None)
-        if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
-            heapq.heapify(self._deadlines)
-        return self._credit[request.head.actor].give(request.size_bytes)
-
     # ------------------------------------------------------------------ the time and losses
 
     def next_deadline(self) -> float | None:
@@ -186,19 +222,15 @@ class OpenRequests(Generic[Waiter]):
             request for request in self._open.values() if request.id <= last and request.id not in serving
         ]
 
-    def take_waiting(self) -> list[tuple[str, Waiter]]:
+    def take_waiting(self) -> list[tuple[str, CreditWaiter]]:
         """All waiters for credit, by actor; they wait no longer."""
         waiting = [(actor, waiter) for actor, credit in self._credit.items() for waiter in credit.waiting]
         for credit in self._credit.values():
             credit.waiting.clear()
         return waiting
 
-    def waiting(self) -> Iterator[Waiter]:
+    def waiting(self) -> Iterator[CreditWaiter]:
         return (waiter for credit in self._credit.values() for waiter in credit.waiting)
 
     def waiting_for_credit(self) -> int:
         return sum(len(credit.waiting) for credit in self._credit.values())
-
-    def close_all(self, requests: Iterable[Request[Waiter]]) -> list[Waiter]:
-        """As ``close``, for each."""
-        return [waiter for request in requests for waiter in self.close(request)]

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic
 
-from .credit import Waiter
+from .credit import CreditWaiter
 from .envelopes import Kind
 from .id_gaps import IdGaps
 from .incarnations import Incarnations, lineage_of
-from .open_requests import OpenRequests, Request, repeatable
+from .open_requests import OpenRequests, Request, Waiter, repeatable
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Effects(Generic[Waiter]):
     """Past their deadline: fail their waiters, and send CANCEL."""
     dead: list[Request[Waiter]] = field(default_factory=list)
     """Will not be answered: fail their waiters, with ``reason``."""
-    waiting: list[tuple[str, Waiter]] = field(default_factory=list)
+    waiting: list[tuple[str, CreditWaiter]] = field(default_factory=list)
     """(actor, waiter): waiters for credit that will get none: fail them, with ``reason``."""
     cancel: list[int] = field(default_factory=list)
     """Send CANCEL for these, perhaps again: their callers have given up."""
@@ -126,7 +126,7 @@ class Effects(Generic[Waiter]):
     """If not 0: send CANCEL for all requests up to this id at once. Some may be in a connection that delivers late."""
     repeat: list[Request[Waiter]] = field(default_factory=list)
     """Send these again, after that."""
-    granted: list[Waiter] = field(default_factory=list)
+    granted: list[CreditWaiter] = field(default_factory=list)
     """Hold credit from now on."""
     lost_tells: int = 0
     """One-way messages with unknown delivery."""
@@ -368,7 +368,7 @@ class Session(Generic[Waiter]):
         return effects
 
     def _lose(self, requests: list[Request[Waiter]], effects: Effects[Waiter]) -> None:
-        effects.granted += self.requests.close_all(requests)
+        effects.granted += self.requests.finish(request.id for request in requests)[1]
         for request in requests:
             if request.kind is Kind.TELL:
                 effects.lost_tells += 1

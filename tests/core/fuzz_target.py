@@ -92,10 +92,10 @@ class Fuzzed:
         serve_at_once(self.incoming)
         serve_at_once(self.asked.link)
         self.asked.connected()
+        signature = signature_of(Target, "echo")
+        callee = self.asked.callee("far", "echo", 30.0, signature)
         self.calls = [
-            asyncio.ensure_future(
-                self.asked.call("far", "echo", (1,), {}, 30.0, signature_of(Target, "echo"))
-            ),
+            asyncio.ensure_future(self.asked.call(callee, (1,), {}, signature)),
             asyncio.ensure_future(self.asked.tell("far", "echo", (1,), {}, 30.0)),
             asyncio.ensure_future(self._stream(self.asked)),
         ]

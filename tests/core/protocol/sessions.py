@@ -1,9 +1,9 @@
 """Sessions for tests, and callers that wait for their requests."""
 
+import math
 from typing import Any
 
 from flexmarl.core.protocol.envelopes import Kind
-from flexmarl.core.protocol.messages import RequestHead
 from flexmarl.core.protocol.open_requests import Request
 from flexmarl.core.protocol.session import Session, Settings
 
@@ -30,10 +30,25 @@ class Caller:
             self.ends.append(how)
 
 
+class Turn:
+    """Waits for credit."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.gave_up = False
+
+    def done(self) -> bool:
+        return self.gave_up
+
+    def set_exception(self, error: Exception, /) -> None:
+        raise AssertionError("credit fails no waiter")
+
+
 def ask(session: Session[Any], kind: Kind, now: float = 0.0, timeout_s: float = 60.0) -> Request[Any]:
-    assert session.requests.credit("a").take()
     waiter, requests = None if kind is TELL else Caller(kind.name), session.requests
-    request = requests.add(now + timeout_s, RequestHead(kind, "a", "endpoint", timeout_s), waiter, 10)
+    callee = requests.callee(kind, "a", "endpoint", timeout_s)
+    assert callee.credit.take(10)
+    request = requests.add(now + timeout_s if callee.is_call else math.inf, callee, waiter, 10)
     session.need(now)
     return request
 

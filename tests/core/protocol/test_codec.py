@@ -188,10 +188,10 @@ def test_nesting_has_a_limit_at_both_ends() -> None:
     for _ in range(1022):
         deep = [deep]
     assert messages.unpack_envelopes(
-        messages.join([messages.REPLIES.pack(1, [Encoder().pack((deep[0][0],), as_items=True)])])
+        messages.join([messages.REPLIES.pack(1, [Encoder().pack_items((deep[0][0],))])])
     )
     with pytest.raises(LocalProtocolError, match="recursion"):
-        Encoder().pack((deep,), as_items=True)
+        Encoder().pack_items((deep,))
     with pytest.raises(RemoteProtocolError):
         codec.unpack(b"\x91" * 2000 + b"\xc0")
     with pytest.raises(RemoteProtocolError):

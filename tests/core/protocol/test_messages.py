@@ -33,9 +33,9 @@ requests = st.tuples(
 def test_a_run_of_requests_comes_back(first: int, run: list[Any], kind: Kind) -> None:
     encoder = Encoder()
     further = {Kind.IDEMPOTENT_CALL: (3, 4), Kind.STREAM: (5,)}.get(kind, ())
-    head = messages.requests_to(kind, "actor", "endpoint", 2.0)
-    items = [encoder.pack(request, as_items=True) for request in run]
-    body = messages.join([head.pack(first, items, encoder.pack(further, as_items=True))])
+    head = messages.RequestHead(kind, "actor", "endpoint", 2.0)
+    items = [encoder.pack_items(request) for request in run]
+    body = messages.join([head.pack(first, items, encoder.pack_items(further))])
     flat = [field for request in run for field in request]
     assert messages.unpack_envelopes(body) == [[kind, first, "actor", "endpoint", 2.0, *further, flat]]
 
@@ -43,30 +43,23 @@ def test_a_run_of_requests_comes_back(first: int, run: list[Any], kind: Kind) ->
 @given(st.integers(0, 2**62), st.lists(plain, min_size=1, max_size=40))
 def test_a_run_of_replies_comes_back(first: int, values: list[Any]) -> None:
     encoder = Encoder()
-    packed = messages.REPLIES.pack(first, [encoder.pack((value,), as_items=True) for value in values])
+    packed = messages.REPLIES.pack(first, [encoder.pack_items((value,)) for value in values])
     assert messages.unpack_envelopes(messages.join([packed])) == [[Kind.REPLY, first, values]]
-
-
-def test_requests_of_one_kind_to_one_endpoint_share_their_head() -> None:
-    head = messages.requests_to(Kind.CALL, "actor", "endpoint", 2.0)
-    assert messages.requests_to(Kind.CALL, "actor", "endpoint", 2.0) is head
-    assert messages.requests_to(Kind.TELL, "actor", "endpoint", 2.0) is not head
-    assert messages.requests_to(Kind.CALL, "actor", "endpoint", 3.0) is not head
 
 
 @pytest.mark.parametrize(("actor", "endpoint"), [("a" * 70_000, "e"), ("a", "e" * 70_000)])
 def test_names_have_a_limit(actor: str, endpoint: str) -> None:
     with pytest.raises(LocalProtocolError, match="names of .* bytes are over the limit"):
-        messages.requests_to(Kind.CALL, actor, endpoint, 2.0)
+        messages.RequestHead(Kind.CALL, actor, endpoint, 2.0)
 
 
 UNHOLDABLE = b"\x81\x90\x01"  # a map whose key is a list
 
 
 def test_a_value_that_python_cannot_hold_fails_its_own_request_of_a_run_and_no_other() -> None:
-    good = Encoder().pack(([1], {}, 7), as_items=True)
+    good = Encoder().pack_items(([1], {}, 7))
     by_position, by_name = b"\x91" + UNHOLDABLE + b"\x80\x07", b"\x90\x81\xa1x" + UNHOLDABLE + b"\x07"
-    head = messages.requests_to(Kind.CALL, "actor", "endpoint", 2.0)
+    head = messages.RequestHead(Kind.CALL, "actor", "endpoint", 2.0)
     run = head.pack(5, [good, by_position, good, by_name])
     ((kind, first, _, _, _, items),) = messages.unpack_envelopes(messages.join([run]))
     assert (kind, first) == (Kind.CALL, 5)

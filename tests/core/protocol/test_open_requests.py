@@ -4,8 +4,6 @@ import tracemalloc
 
 import pytest
 
-from flexmarl.core.protocol.messages import RequestHead
-
 from .sessions import CALL, IDEMPOTENT_CALL, STREAM, TELL, Caller, ask, up
 
 
@@ -17,16 +15,36 @@ def test_ids_ascend_without_a_gap() -> None:
 def test_a_reply_ends_its_request_once_and_a_later_one_is_counted() -> None:
     session = up()
     request = ask(session, CALL)
-    assert session.requests.finish(request.id) == (request, [])
-    assert session.requests.finish(request.id) == (None, [])
+    assert session.requests.answered(request.id, 1) == ([request], [])
+    assert session.requests.answered(request.id, 1) == ([None], [])
     assert session.statistics().late_replies == 1
     assert session.requests.credit("a").requests == session.requests.credit("a").size_bytes == 0
+
+
+def test_answers_to_several_requests_give_the_credit_of_each_back() -> None:
+    session = up()
+    first, second, third = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, CALL))
+    session.requests.abandon(second)
+    assert session.requests.answered(first.id, 4) == ([first, None, third, None], [])
+    assert session.requests.credit("a").requests == session.requests.credit("a").size_bytes == 0
+    assert session.statistics().late_replies == 2
+
+
+def test_requests_to_one_endpoint_share_their_callee_and_all_of_an_actor_its_credit() -> None:
+    requests = up().requests
+    callee = requests.callee(CALL, "actor", "endpoint", 2.0)
+    assert requests.callee(CALL, "actor", "endpoint", 2.0) is callee
+    others = [
+        requests.callee(kind, "actor", "endpoint", seconds) for kind, seconds in ((TELL, 2.0), (CALL, 3.0))
+    ]
+    assert callee not in others and all(other.credit is callee.credit for other in others)
+    assert requests.callee(CALL, "other", "endpoint", 2.0).credit is not callee.credit
 
 
 def test_a_one_way_message_that_is_answered_has_nobody_to_tell() -> None:
     session = up()
     request = ask(session, TELL)
-    assert session.requests.finish(request.id) == (None, [])
+    assert session.requests.answered(request.id, 1) == ([request], []) and request.waiter is None
     assert session.statistics().late_replies == 0 and session.requests.credit("a").requests == 0
 
 
@@ -35,7 +53,7 @@ def test_credit_is_held_until_the_answer_and_not_until_the_deadline() -> None:
     request = ask(session, CALL, timeout_s=0.5)
     effects = session.advance(0.5)
     assert effects.expired == [request] and session.requests.credit("a").requests == 1
-    assert session.requests.finish(request.id)[0] is None
+    assert session.requests.answered(request.id, 1)[0] == [None]
     assert session.requests.credit("a").requests == 0 and session.statistics().late_replies == 1
 
 
@@ -46,7 +64,7 @@ def test_the_floor_is_the_oldest_request_that_may_be_repeated() -> None:
     assert session.requests.acknowledged_below(session.requests.last_id + 1) == first.id
     session.requests.abandon(first)
     assert session.requests.acknowledged_below(session.requests.last_id + 1) == second.id
-    session.requests.finish(second.id)
+    session.requests.answered(second.id, 1)
     assert session.requests.acknowledged_below(session.requests.last_id + 1) == third.id + 1
 
 
@@ -84,7 +102,7 @@ def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
     session = up()
     ask(session, CALL, timeout_s=1.0)  # in front of all others
     for _ in range(10_000):
-        session.requests.finish(ask(session, CALL).id)
+        session.requests.answered(ask(session, CALL).id, 1)
     assert len(session.requests._deadlines) < 2000
     assert session.wake_at() == 1.0
 
@@ -94,19 +112,20 @@ def test_credit_of_actors_that_were_called_once_does_not_accumulate() -> None:
     waiter = Caller("one of many")
 
     def call(actor: str) -> int:
-        assert requests.credit(actor).take()
-        return requests.add(1.0, RequestHead(CALL, actor, "endpoint", 1.0), waiter, 100).id
+        callee = requests.callee(CALL, actor, "endpoint", 1.0)
+        assert callee.credit.take(100)
+        return requests.add(1.0, callee, waiter, 100).id
 
     kept = [(f"kept {number}", call(f"kept {number}")) for number in range(10)]
     tracemalloc.start()
     try:
         for number in range(100_000):
-            requests.finish(call(f"unknown {number}"))
+            requests.answered(call(f"unknown {number}"), 1)
         assert tracemalloc.get_traced_memory()[0] < 2**20
     finally:
         tracemalloc.stop()
     for actor, number in kept:
         credit = requests.credit(actor)
         assert (credit.requests, credit.size_bytes) == (1, 100), "credit in use is kept"
-        requests.finish(number)
+        requests.answered(number, 1)
         assert (credit.requests, credit.size_bytes) == (0, 0)

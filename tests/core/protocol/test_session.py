@@ -14,7 +14,7 @@ from flexmarl.core.protocol.session import (
     Session,
 )
 
-from .sessions import CALL, IDEMPOTENT_CALL, SMALL, STREAM, TELL, Caller, ask, up
+from .sessions import CALL, IDEMPOTENT_CALL, SMALL, STREAM, TELL, Turn, ask, up
 
 
 def test_an_abandoned_request_is_cancelled_again_with_every_tick() -> None:
@@ -22,7 +22,7 @@ def test_an_abandoned_request_is_cancelled_again_with_every_tick() -> None:
     request = ask(session, CALL)
     assert session.requests.abandon(request) and not session.requests.abandon(request)
     assert session.advance(1.0).cancel == [request.id]
-    assert session.requests.finish(request.id)[0] is None
+    assert session.requests.answered(request.id, 1)[0] == [None]
     assert session.advance(2.0).cancel == []
 
 
@@ -50,7 +50,7 @@ def test_a_long_gap_costs_nothing() -> None:
 def test_when_the_link_goes_down_all_fail_but_what_can_be_repeated() -> None:
     session = up()
     call, once, tell, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
-    session.requests.credit("a").waiting.append(waiting := Caller("waits"))
+    session.requests.credit("a").waiting.append(waiting := Turn(10))
     effects = session.disconnected(0.0, "cut")
     assert effects.dead == [call, stream] and effects.lost_tells == 1 and effects.reason == "cut"
     assert effects.waiting == [("a", waiting)] and effects.gone and tell.abandoned is False
@@ -107,7 +107,7 @@ def test_after_idling_a_silent_peer_is_found_out_within_the_missed_heartbeats() 
     session = up()
     answered = ask(session, CALL)
     session.advance(1.0)
-    session.requests.finish(answered.id)
+    session.requests.answered(answered.id, 1)
     session.advance(2.0)
     assert session.wake_at() is None, "nothing depends on the peer, so it is not pinged"
     request = ask(session, CALL, now=100.0)

@@ -1,5 +1,6 @@
 """Two sessions on a link with every fault that links have, against a model."""
 
+import math
 import random
 import sys
 from collections import Counter, deque
@@ -10,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from flexmarl.core.protocol.credit import CreditWaiter
 from flexmarl.core.protocol.envelopes import Kind
-from flexmarl.core.protocol.messages import RequestHead
-from flexmarl.core.protocol.open_requests import Request
+from flexmarl.core.protocol.open_requests import Callee, Request
 from flexmarl.core.protocol.reply_cache import ReplyCache
 from flexmarl.core.protocol.session import (
     Admission,
@@ -31,14 +32,15 @@ ANSWERED = (Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.STREAM)
 class Wanted:
     """A request that waits for credit."""
 
-    kind: Kind
-    actor: str
-    timeout_s: float
+    callee: Callee
     size_bytes: int
     caller: Caller = field(default_factory=lambda: Caller("turn"))
 
     def done(self) -> bool:
         return self.caller.done()
+
+    def set_exception(self, error: Exception, /) -> None:
+        raise AssertionError("a session fails no waiter itself")
 
 
 def _caller(request: Request[Any]) -> Caller:
@@ -62,32 +64,33 @@ class Node:
             int, tuple[Kind, int, int, str]
         ] = {}  # kind, epoch of the caller, acknowledged_below, identity
         self.theirs = 0
-        self.granted = 0  # turns that hold credit and have not sent yet: none outlives a step here
         self.requests: dict[int, Request[Any]] = {}
 
     # asking
 
     def ask(self, kind: Kind, actor: str, timeout_s: float, size_bytes: int) -> None:
-        wanted = Wanted(kind, actor, timeout_s, size_bytes)
-        if self.session.requests.credit(actor).take():
+        callee = self.session.requests.callee(kind, actor, "endpoint", timeout_s)
+        wanted = Wanted(callee, size_bytes)
+        if callee.credit.take(size_bytes):
             self.send_request(wanted)
         else:
-            self.session.requests.credit(actor).waiting.append(wanted)
+            callee.credit.waiting.append(wanted)
             happened["waited"] += 1
             self.session.need(self.world.now)
 
     def send_request(self, wanted: Wanted) -> None:
         session, world = self.session, self.world
         caller = Caller(f"{self.name}.{self.epoch}.{session.requests.last_id + 1}")
-        world.callers.append((caller, wanted.kind))
-        waiter = None if wanted.kind is Kind.TELL else caller
-        head = RequestHead(wanted.kind, wanted.actor, "endpoint", wanted.timeout_s)
-        request = session.requests.add(world.now + wanted.timeout_s, head, waiter, wanted.size_bytes)
+        callee = wanted.callee
+        world.callers.append((caller, callee.kind))
+        waiter = None if callee.kind is Kind.TELL else caller
+        deadline = world.now + callee.timeout_s if callee.is_call else math.inf
+        request = session.requests.add(deadline, callee, waiter, wanted.size_bytes)
         acknowledged_below = session.requests.acknowledged_below(request.id)
         assert acknowledged_below <= request.id, "acknowledges a request that may be repeated"
         session.need(world.now)
         identity = f"{self.name}.{self.epoch}.{request.id}"
-        envelope = (wanted.kind, request.id, acknowledged_below, identity)
+        envelope = (callee.kind, request.id, acknowledged_below, identity)
         request.frames = envelope  # type: ignore[assignment]  # the session does not look at it
         self.requests[request.id] = request
         world.send(self, envelope)
@@ -108,9 +111,9 @@ class Node:
         for request in effects.dead:
             _caller(request).end("dead")
         for _, wanted in effects.waiting:
+            assert isinstance(wanted, Wanted)
             wanted.caller.end("dead")
-        for wanted in effects.granted:
-            self.send_request(wanted)
+        self.send_granted(effects.granted)
         for request_id in effects.cancel:
             self.world.send(self, (Kind.CANCEL, request_id))
         if effects.withdraw:
@@ -152,8 +155,9 @@ class Node:
         if self.world.other(self).epoch == self.theirs:
             self.world.send(self, envelope)
 
-    def send_granted(self, granted: list[Wanted]) -> None:
+    def send_granted(self, granted: list[CreditWaiter]) -> None:
         for wanted in granted:
+            assert isinstance(wanted, Wanted)
             self.send_request(wanted)
 
     def on_answer(self, request_id: int, value: str) -> None:
@@ -164,8 +168,8 @@ class Node:
         late = self.session.statistics().late_replies
         waited_for = request_id in self.requests and not self.requests[request_id].abandoned
         was_open = request_id in self.session.requests._open
-        request, granted = self.session.requests.finish(request_id)
-        if request is not None:
+        (request,), granted = self.session.requests.answered(request_id, 1)
+        if request is not None and request.waiter is not None:
             assert request.id == request_id and waited_for
             _caller(request).end("answered")
         assert self.session.statistics().late_replies == late + (not (was_open and waited_for))
@@ -377,6 +381,7 @@ class Conversation(RuleBasedStateMachine):
                 if rng.random() < 0.15:
                     world.restart(node.name)
                 elif (waiting := node.session.requests.credit(ACTORS[0]).waiting) and rng.random() < 0.5:
+                    assert isinstance(waiting[0], Wanted)
                     waiting[0].caller.gave_up = True  # and its task has not run yet
         self.check()
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from flexmarl.core.protocol import codec, messages
 from flexmarl.core.protocol.envelopes import Kind
-from flexmarl.core.protocol.messages import REPLIES, requests_to
+from flexmarl.core.protocol.messages import REPLIES, RequestHead
 from flexmarl.core.wire.wire import Link
 
 HEADER = messages.pack_header("node", 1)
-CALLS, TELLS = (requests_to(kind, "actor", "endpoint", 1.0) for kind in (Kind.CALL, Kind.TELL))
-ITEM = codec.Encoder().pack(([], {}, 7), as_items=True)
+CALLS, TELLS = (RequestHead(kind, "actor", "endpoint", 1.0) for kind in (Kind.CALL, Kind.TELL))
+ITEM = codec.Encoder().pack_items(([], {}, 7))
 
 
 def new_link() -> tuple[Link, list[list[Any]]]:
