@@ -224,6 +224,8 @@ class StepMetrics:
     """Queries drawn in place of dropped groups."""
     submitted_queries: int = 0
     """Queries that programs outside of the run have submitted, in place of drawn ones."""
+    failed_submitted_trajectories: int = 0
+    """Failed trajectories of submitted queries; not in ``failed_trajectories``."""
     restarted_groups: int = 0
     """Groups that were begun again, because their rollout worker was lost."""
     eval_s: float | None = None

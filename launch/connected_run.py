@@ -137,8 +137,9 @@ class ConnectedRun:
         ``queries`` are only for the answers. They are not part of a checkpoint: if the run ends before, or continues
         from an earlier checkpoint, submit them again. If this call is cancelled, those that wait are withdrawn.
 
-        Raises QueriesRefused if the run ends before they are rolled out, if 10 000 wait already, or if the run is
-        ``deterministic``."""
+        Raises QueriesRefused if no further step begins or the run has ended, as soon as that is so for one of them; if
+        10 000 wait already; if the run is ``deterministic``. Those that a step has taken are trained all the same.
+        """
         return await self._control.within(WORK_TIMEOUT_S).submit([*queries])
 
     # ------------------------------------------------------------------ samples

@@ -1,7 +1,11 @@
 """The trajectories of a run that have failed, and the share of them that ends it. Pure."""
 
+from collections.abc import Sequence
+
 from ..errors import TooManyFailures
 from ..messages import TrajectoryFailure
+from ..names import Step
+from ..run_events import TrajectoryFailed
 
 
 class Failures:
@@ -11,8 +15,15 @@ class Failures:
         self._most_share = most_share
         self._first: TrajectoryFailure | None = None
 
-    def add(self, failure: TrajectoryFailure) -> None:
-        self._first = self._first or failure
+    def add(
+        self, failures: Sequence[TrajectoryFailure], step: Step, *, count: bool = True
+    ) -> list[TrajectoryFailed]:
+        """The events of ``failures``. ``count``: they may end the run."""
+        if count and failures:
+            self._first = self._first or failures[0]
+        return [
+            TrajectoryFailed(step, each.trajectory, each.error, each.remote_traceback) for each in failures
+        ]
 
     def too_many(self, when: str, failed: int, trajectories: int) -> TooManyFailures | None:
         """The error that ends the run, if more of ``trajectories`` have ``failed`` than may."""

@@ -45,12 +45,11 @@ from ..messages import (
     Query,
     QueryAnswer,
     RunResult,
-    TrajectoryFailure,
     VersionRange,
 )
 from ..names import PolicyName, Step, Version
 from ..recipe import Recipe
-from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, TrajectoryFailed, WorkerLost
+from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
 from ..step_metrics import StepMetrics
 from . import checkpoint, query_digests, query_order
 from .checkpoint import RunState
@@ -137,6 +136,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._stop_asked = True
         if self._pipeline is not None and not self._finished.done():
             self._carry_out(self._pipeline.request_stop())
+            self._refuse_late("the run is being stopped")
 
     @endpoint
     async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
@@ -161,12 +161,12 @@ class Orchestrator(Actor, OrchestratorApi):
     async def closed(self, group: GroupClosed) -> None:
         if self._finished.done():
             return  # the run has failed: groups that still close are not needed
-        self._submissions.closed(group)
+        submitted = self._submissions.closed(group)
         record = self._records[group.step]
-        record.group_closed(group, self.system.clock())
+        record.group_closed(group, self.system.clock(), submitted=submitted)
         self._opponents.closed(group)
-        for failure in group.failures:
-            await self._report_failure(failure, group.step)
+        for event in self._failures.add(group.failures, group.step, count=not submitted):
+            await self._tell_console("event", event)
         if self._finished.done():
             return
         when, trajectories = f"step {group.step}", self._plan.queries * self._setup.trajectories_per_query
@@ -278,8 +278,14 @@ class Orchestrator(Actor, OrchestratorApi):
             self._tasks.create_task(work, name="opponent")
         submitted = self._submissions.take(decision.step, self._plan.queries)
         self._records[decision.step].submitted_queries = len(submitted)
+        self._refuse_late(f"step {decision.step}, the run's last, has begun")
         positions = self._queries.begin(decision.step, self._plan.queries - len(submitted))
         await self._start_groups(decision.step, positions, submitted)
+
+    def _refuse_late(self, reason: str) -> None:
+        """Refuses submitted queries that no step will take."""
+        if self._running.begins_no_more:
+            self._submissions.refuse(f"no further step begins: {reason}")
 
     async def _replacement(self, step: Step) -> None:
         self._records[step].replaced_queries += 1
@@ -295,16 +301,13 @@ class Orchestrator(Actor, OrchestratorApi):
             self._queries.name(step, ids)
             self._closing.begun(step, ids)
             versions = self._opponents.with_frozen(self._records[step].versions)
-            ranges = {policy: self._range(version) for policy, version in versions.items()}
+            newer = self._plan.mode == "async"  # versions that may also generate turns of the step
+            ranges = {policy: VersionRange(one, None if newer else one) for policy, one in versions.items()}
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
                 GroupWork(step, position, query, trajectories, ranges) for position, query in placed
             )
             self._query_digests.drew(positions, queries)
-
-    def _range(self, version: Version) -> VersionRange:
-        """The versions that may generate turns of a step that began with ``version``."""
-        return VersionRange(version, None if self._plan.mode == "async" else version)
 
     async def _train(self, decision: Train) -> None:
         try:
@@ -373,8 +376,8 @@ class Orchestrator(Actor, OrchestratorApi):
         versions = self._opponents.with_frozen(decision.versions)
         ends = await self._workers.evaluate(decision.step, rules.work(queries), versions)
         result = rules.result(queries, ends)
-        for failure in result.failures:
-            await self._report_failure(failure, decision.step)
+        for event in self._failures.add(result.failures, decision.step):
+            await self._tell_console("event", event)
         when = f"evaluation after step {decision.step}"
         if error := self._failures.too_many(when, len(result.failures), result.trajectories):
             raise error
@@ -392,6 +395,7 @@ class Orchestrator(Actor, OrchestratorApi):
         record = self._records.pop(decision.step)
         self._queries.end(decision.step)
         self._closing.end(decision.step)
+        self._submissions.end(decision.step)
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
         metrics = replace(metrics, by_opponent=self._opponents.metrics(decision.step))
         self._last_end = now
@@ -413,8 +417,3 @@ class Orchestrator(Actor, OrchestratorApi):
         """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a
         window of messages this waits."""
         await self._console.tell(endpoint, *args, timeout_s=WORK_TIMEOUT_S)
-
-    async def _report_failure(self, failure: TrajectoryFailure, step: Step) -> None:
-        self._failures.add(failure)
-        event = TrajectoryFailed(step, failure.trajectory, failure.error, failure.remote_traceback)
-        await self._tell_console("event", event)

@@ -310,6 +310,11 @@ class Pipeline:
         return StartStep(number, before.next_versions)
 
     @property
+    def begins_no_more(self) -> bool:
+        """No further step begins; those under way end."""
+        return self._next_step > self._last_step
+
+    @property
     def _is_stopping(self) -> bool:
         return self._last_step < self._plan.last_step
 

@@ -163,6 +163,7 @@ class StepRecord:
         self.step = step
         self.versions = dict(versions)
         self.failed = 0
+        self.failed_submitted = 0
         self.replaced_queries = 0
         self.submitted_queries = 0
         self.restarted_groups = 0
@@ -185,7 +186,8 @@ class StepRecord:
 
     # ------------------------------------------------------------------ events
 
-    def group_closed(self, group: GroupClosed, now: float) -> None:
+    def group_closed(self, group: GroupClosed, now: float, *, submitted: bool = False) -> None:
+        """``submitted``: the group of a query from outside of the run."""
         for agent, rewards in group.rewards.items():
             self._agents[agent].rewards += rewards
         for agent, rewards in group.turn_rewards.items():
@@ -196,7 +198,10 @@ class StepRecord:
             self._workflow.setdefault(name, []).extend(values)
         for agent in group.zero_advantage:
             self._agents[agent].zero_advantage_groups += 1
-        self.failed += len(group.failures)
+        if submitted:
+            self.failed_submitted += len(group.failures)
+        else:
+            self.failed += len(group.failures)
         self._generated_tokens += group.generated_tokens
         self._waited_s = min(self._waited_s, group.waited_s)
         self._dropped_groups += bool(group.dropped)
@@ -267,6 +272,7 @@ class StepRecord:
             stale_samples=sum(policy.stale for policy in policies),
             max_staleness=max((policy.staleness for policy in policies), default=0),
             failed_trajectories=self.failed,
+            failed_submitted_trajectories=self.failed_submitted,
             replaced_trajectories=self._replaced_trajectories,
             oversampled_trajectories=self._oversampled_trajectories,
             limited_trajectories=self._limited_trajectories,

@@ -1,11 +1,12 @@
 """Queries that programs outside of the run have submitted.
 
     submit ──> wait ──> take: of the next step that begins ──> closed: answered with their rewards
-                 └─ refuse: the run ends before
+                 └─ refuse: no further step begins
 
 They take the place of queries that the step would draw from the training data, so that it is as large as ever, and no
 position of the data is skipped or repeated. They are not part of a checkpoint: a run that continues from one has
-forgotten them, and the program, whose call fails then, submits them again.
+forgotten them, and the program, whose call fails then, submits them again. Their failed trajectories do not count for
+the run's ``max_failed_share``: a program that submits can't end the run.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ class Submissions:
     def __init__(self) -> None:
         self._waiting: deque[tuple[Query, asyncio.Future[QueryAnswer]]] = deque()
         self._open: dict[tuple[Step, str], tuple[str, asyncio.Future[QueryAnswer]]] = {}
+        self._ids: dict[Step, set[str]] = {}
         self._taken = 0
         self._refusal = ""
 
@@ -59,20 +61,25 @@ class Submissions:
             self._taken += 1
             self._open[step, named.id] = query.id, answer
             taken.append(named)
+        self._ids[step] = {query.id for query in taken}
         return taken
 
-    def closed(self, group: GroupClosed) -> None:
-        """Answers the query of a group, if it was submitted, and not answered before: a group may begin again."""
+    def end(self, step: Step) -> None:
+        """Forgets the step, whose groups have all closed."""
+        del self._ids[step]
+
+    def closed(self, group: GroupClosed) -> bool:
+        """True if the query of a group was submitted. It is answered, unless it was before: a group may begin again."""
         query, answer = self._open.pop((group.step, group.query), ("", None))
         if answer is not None and not answer.done():
             rewards = {agent: [*values] for agent, values in group.rewards.items()}
             answer.set_result(QueryAnswer(query, group.step, rewards, len(group.failures), group.dropped))
+        return group.query in self._ids.get(group.step, ())
 
     def refuse(self, reason: str) -> None:
-        """Refuses those that wait, and all that are submitted from now on."""
-        self._refusal = reason
-        for _, answer in [*self._waiting, *self._open.values()]:
+        """Refuses those that wait, and all that are submitted from now on. Those of a step are still answered."""
+        self._refusal = self._refusal or reason
+        for _, answer in self._waiting:
             if not answer.done():
                 answer.set_exception(QueriesRefused(reason))
         self._waiting.clear()
-        self._open.clear()

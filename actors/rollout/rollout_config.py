@@ -86,8 +86,8 @@ class RolloutConfig(Config):
     for ``in_process``. ``setup_timeout_s``: of the recipe's and the environment's ``setup``.
 
     A trajectory that raises is dropped and counted. If more than ``max_failed_share`` of the trajectories of a step
-    fail, the run ends with the first traceback. A trajectory or a single turn that takes longer than its timeout counts
-    as failed.
+    fail, the run ends with the first traceback; those of submitted queries do not count. A trajectory or a single turn
+    that takes longer than its timeout counts as failed.
 
     ``trajectory_turns`` and ``trajectory_tokens``: the most turns and generated tokens of all agents in a trajectory. A
     turn may have at most the tokens that are left. A workflow that asks for a turn beyond a limit gets a LimitReached.

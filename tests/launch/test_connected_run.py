@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flexmarl
-from flexmarl.actors.errors import StoreError
+from flexmarl.actors.errors import QueriesRefused, StoreError
 from flexmarl.actors.messages import Query
 from flexmarl.actors.run_events import RunEnded, RunStarted
 from flexmarl.actors.step_metrics import StepMetrics
@@ -42,11 +42,13 @@ async def waited(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def held(runs: Path, step: int, *settings: str) -> AsyncIterator[tuple[flexmarl.Run, Path]]:
+async def held(
+    runs: Path, step: int, *settings: str, name: str = "held"
+) -> AsyncIterator[tuple[flexmarl.Run, Path]]:
     """A run in this loop, whose step ``step`` waits until the file is removed."""
     hold = runs / "hold"
     hold.write_text(str(2 * (step - 1)))  # queries_per_step
-    async with run_in_loop(runs, "held", *SIMULATED, f"data.hold={hold}", *settings) as run:
+    async with run_in_loop(runs, name, *SIMULATED, f"data.hold={hold}", *settings) as run:
         await wait_for_step(run, step - 1)
         yield run, hold
 
@@ -275,6 +277,74 @@ class TestOverTcp:
         for keys in (Keys.for_client(found.keys.server_public), Keys.make()):
             with pytest.raises(RunUnreachable, match="does not answer"):
                 await flexmarl.connect(found.address, keys).__aenter__()
+
+
+def chat(**asked: object) -> Query:
+    return Query("chat", "12", {"shape": "alone", "position": 0, **asked})
+
+
+async def test_failures_of_submitted_queries_end_no_run_and_none_waits_for_a_step_that_does_not_come(
+    tmp_path: Path,
+) -> None:
+    async with (
+        held(tmp_path, 4, "training.steps=4", "rollout.max_failed_share=0.0") as (run, hold),
+        flexmarl.connect(run.directory.path) as connected,
+    ):
+        with pytest.raises(QueriesRefused, match="no further step begins: step 4, the run's last, has begun"):
+            await connected.submit([chat()])
+        hold.unlink()
+        await run.wait()
+    async with held(tmp_path, 3, "training.steps=4", "rollout.max_failed_share=0.0", name="failing") as (
+        run,
+        hold,
+    ):
+        async with flexmarl.connect(run.directory.path) as connected:
+            submitting = asyncio.create_task(connected.submit([chat(faults=["raise"], faulty=100)]))
+            await connected.status()
+            hold.unlink()
+            (answer,) = await submitting
+        assert answer.failures == 4 and (await run.wait()).last_step == 4
+    lines = json_lines(run.directory.metrics)
+    assert sum(line["failed_submitted_trajectories"] for line in lines) == 4
+    assert not any(line["failed_trajectories"] for line in lines)
+
+
+async def test_queries_that_a_stop_or_a_loss_leaves_are_refused_and_submitted_again_to_the_resumed_run(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    hold, own = tmp_path / "hold", tmp_path / "own"
+    hold.write_text("4")  # steps of two queries: the third waits
+    own.write_text("0")
+    first = launcher.train("resubmitted", *ENDLESS, f"data.hold={hold}")
+    await asyncio.to_thread(first.wait_for_step, 2)
+    async with flexmarl.connect(first.directory) as connected:
+        waiting = asyncio.create_task(connected.submit([chat()]))
+        await connected.status()
+        await connected.stop()
+        with pytest.raises(QueriesRefused, match="no further step begins: the run is being stopped"):
+            await waiting
+    hold.unlink()
+    assert await asyncio.to_thread(first.wait) == 130, "stopped, with a checkpoint"
+    before = len(first.metrics)
+
+    second = launcher.resume("resubmitted")
+    await asyncio.to_thread(second.wait_for_step, before + 1)
+    async with flexmarl.connect(second.directory) as connected:
+        (answer,) = await connected.submit([chat()])
+        assert answer.step > before and len(answer.rewards["solver"]) == 4
+        begun = asyncio.create_task(connected.submit([chat(hold=str(own))]))
+        await connected.status()  # it is there by now, or in a step that it holds
+        second.actors()["orchestrator"].kill()
+        with pytest.raises((QueriesRefused, ActorDead)):
+            await begun
+    assert await asyncio.to_thread(second.wait) == 1
+
+    third = launcher.resume("resubmitted")
+    own.unlink()
+    await asyncio.to_thread(third.wait_for_step, len(second.metrics) + 1)
+    async with flexmarl.connect(third.directory) as connected:
+        (answer,) = await connected.submit([chat(hold=str(own))])
+        assert answer.query == "chat" and not answer.failures
 
 
 async def test_a_run_without_tcp_admits_no_one_from_outside(tmp_path: Path) -> None:

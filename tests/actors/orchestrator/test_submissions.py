@@ -34,11 +34,11 @@ async def test_a_step_takes_as_many_as_it_has_room_for_and_the_next_one_the_rest
     assert [query.id for query in first + second] == ["submitted#0", "submitted#1", "submitted#2"]
     assert [query.data["n"] for query in first + second] == [0, 1, 2] and first[0].text == "2+2"
     assert made.take(Step(6), 2) == []
-    made.closed(closed(5, "submitted#2", 0.5, "all its rewards are equal"))
-    made.closed(closed(4, "q17"))
-    made.closed(closed(4, "submitted#1"))
-    made.closed(closed(4, "submitted#1", 9.0))
-    assert not waiting.done()
+    assert made.closed(closed(5, "submitted#2", 0.5, "all its rewards are equal"))
+    assert not made.closed(closed(4, "q17"))
+    assert made.closed(closed(4, "submitted#1"))
+    assert made.closed(closed(4, "submitted#1", 9.0)), "it has begun again"
+    assert not waiting.done() and not made.closed(closed(5, "submitted#1"))
     made.closed(closed(4, "submitted#0"))
     assert await waiting == [
         QueryAnswer("q0", Step(4), {SOLVER: [1.0]}, 0, ""),
@@ -59,7 +59,9 @@ async def test_those_of_a_caller_that_has_left_are_withdrawn() -> None:
     assert len(await stays) == 1
 
 
-async def test_at_the_end_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_no_step_begins_any_more_those_that_wait_are_refused_and_the_others_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
     made = Submissions()
     begun = await submitted(made, 1)
@@ -67,7 +69,11 @@ async def test_at_the_end_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     waits = await submitted(made, 3)
     with pytest.raises(QueriesRefused, match="3 queries wait for a step already, and at most 3 may"):
         await made.submit(queries(1))
+    made.refuse("the last step has begun")
     made.refuse("the run has ended")
-    for task in (begun, waits, await submitted(made, 1)):
-        with pytest.raises(QueriesRefused, match="the run has ended"):
+    for task in (waits, await submitted(made, 1)):
+        with pytest.raises(QueriesRefused, match="the last step has begun"):
             await task
+    made.closed(closed(1, "submitted#0"))
+    assert len(await begun) == 1
+    made.end(Step(1))
