@@ -1,36 +1,35 @@
-"""Random troubles of a simulated run: killed actors, and hosts that are frozen, cut off, slow or lost.
+"""Random troubles of a simulated run: killed actors and nodes, and hosts that are frozen, cut off, slow or lost.
 
-A host is cut off or frozen for a while, or for good. Once the head has not reached it for ``silence_s`` its node is
-given up, as a supervisor does with a node on another host: its actors count as ended, although they may run on. If the
-host can be reached again, they do so for a moment (what they send by then comes too late), end, and the node joins
-again.
+A host is cut off or frozen for a while, or for good. The head and the node notice each other's silence by their
+heartbeats: the head gives the node up, and the node ends its actors, which may run on until then. If the host can be
+reached again, what they have sent comes too late, and the node joins again.
 """
 
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
 from ..core.testing.memory_node import MemoryNode
 from ..core.wire.memory import MemoryNetwork
+from .simulated_hosts import SimulatedHost
 
 ESSENTIAL: Final = ("store", "trainer", "orchestrator", "router")
 """The actors whose loss ends a run."""
 
-_LATE_S: Final = 0.1
-"""The time in which a node that was given up, and can be reached again, does not know it yet."""
-
 
 class Kind(StrEnum):
-    """``KILL``: of an actor that is restarted alone; ``FATAL_KILL``: of one whose loss ends the run. ``FREEZE``: of an
-    actor. ``CUT``: of the link between two hosts; ``ISOLATE``: of all links of a host. ``POWER``: its loss; the host
-    and all its actors end silently, and it may start again. ``SLOW``: all messages are."""
+    """``KILL``: of an actor that is restarted alone; ``FATAL_KILL``: of one whose loss ends the run; ``KILL_NODE``: of
+    a node's process, with which its actors end. ``FREEZE``: of an actor. ``CUT``: of the link between two hosts;
+    ``ISOLATE``: of all links of a host. ``POWER``: its loss; the host and all its actors end silently, and it may start
+    again. ``SLOW``: all messages are."""
 
     KILL = "kill"
     FATAL_KILL = "fatal kill"
+    KILL_NODE = "kill node"
     FREEZE = "freeze"
     FREEZE_HOST = "freeze host"
     CUT = "cut"
@@ -42,6 +41,7 @@ class Kind(StrEnum):
 ALL_KINDS: Final[Mapping[Kind, float]] = {
     Kind.KILL: 3.0,
     Kind.FATAL_KILL: 1.0,
+    Kind.KILL_NODE: 1.0,
     Kind.FREEZE: 2.0,
     Kind.FREEZE_HOST: 2.0,
     Kind.CUT: 2.0,
@@ -57,14 +57,13 @@ _OF_HOSTS: Final = (Kind.FREEZE_HOST, Kind.CUT, Kind.ISOLATE, Kind.POWER)
 class Troubles:
     """``every_s``: the mean seconds between two, which are drawn from an exponential distribution, as is their
     duration, with the mean ``lasts_s``. ``most``: of a whole run, so that it ends. ``for_good``: the share of troubles
-    of hosts that do not end. ``silence_s``: the head gives a node up that it has not reached for so long. ``slow_s``:
-    the most that a slow message takes. ``kinds``: how often each is drawn, in relation to the others."""
+    of hosts that do not end. ``slow_s``: the most that a slow message takes. ``kinds``: how often each is drawn, in
+    relation to the others."""
 
     every_s: float = 5.0
     most: int = 6
     lasts_s: float = 1.0
     for_good: float = 0.1
-    silence_s: float = 0.5
     slow_s: float = 0.1
     kinds: Mapping[Kind, float] = field(default_factory=lambda: ALL_KINDS)
 
@@ -83,7 +82,7 @@ class Trouble:
 
 
 class TroubleMaker:
-    """``nodes``: the head's first. ``drawn``: gets the troubles; those that it has count. ``gone``: gets the names of
+    """``head``: the head's own node. ``drawn``: gets the troubles; those that it has count. ``gone``: gets the names of
     the nodes that do not come back."""
 
     def __init__(
@@ -91,36 +90,31 @@ class TroubleMaker:
         troubles: Troubles,
         draw: random.Random,
         network: MemoryNetwork,
-        nodes: Sequence[MemoryNode],
+        head: MemoryNode,
+        hosts: Sequence[SimulatedHost],
         drawn: list[Trouble],
         gone: set[str],
     ) -> None:
         self._troubles = troubles
         self._draw = draw
         self._network = network
-        self._nodes = {node.name: node for node in nodes}
-        self._head, *self._others = [node.name for node in nodes]
+        self._nodes = {node.name: node for node in (head, *(host.node for host in hosts))}
+        self._hosts = {host.name: host for host in hosts}
+        self._head = head.name
         self._drawn = drawn
         self._gone = gone
         self._usual = network.faults
-        self._unreached: set[str] = set()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        """By node: when it is given up, or joins again."""
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
         self._loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.TaskGroup() as group:
-                while len(self._drawn) < self._troubles.most:
-                    await asyncio.sleep(self._draw.expovariate(1.0 / self._troubles.every_s))
-                    if (trouble := self._next()) is not None:
-                        self._drawn.append(trouble)
-                        group.create_task(self._befall(trouble), name=f"{trouble.kind} {trouble.target}")
-                await asyncio.Event().wait()  # nodes may still have to join again
-        finally:
-            for handle in self._timers.values():
-                handle.cancel()
+        async with asyncio.TaskGroup() as group:
+            while len(self._drawn) < self._troubles.most:
+                await asyncio.sleep(self._draw.expovariate(1.0 / self._troubles.every_s))
+                if (trouble := self._next()) is not None:
+                    self._drawn.append(trouble)
+                    group.create_task(self._befall(trouble), name=f"{trouble.kind} {trouble.target}")
+            await asyncio.Event().wait()  # until the run has ended
 
     def _next(self) -> Trouble | None:
         """None if there is nothing for the kind that was drawn."""
@@ -137,9 +131,7 @@ class TroubleMaker:
         return Trouble(self._loop.time(), kind, target, lasts_s)
 
     def _targets(self, kind: Kind) -> list[str]:
-        hosts = [
-            name for name, node in self._nodes.items() if name not in self._unreached and not node.is_lost
-        ]
+        hosts = [name for name in self._nodes if self._network.reaches(self._head, name)]
         match kind:
             case Kind.KILL | Kind.FATAL_KILL | Kind.FREEZE:
                 fatal = kind is Kind.FATAL_KILL
@@ -152,7 +144,7 @@ class TroubleMaker:
                 ]
             case Kind.CUT:
                 return [f"{one} {other}" for n, one in enumerate(hosts) for other in hosts[n + 1 :]]
-            case Kind.POWER:
+            case Kind.KILL_NODE | Kind.POWER:
                 return [host for host in hosts if host != self._head]
             case Kind.SLOW:
                 return [""]
@@ -168,6 +160,8 @@ class TroubleMaker:
                 self._nodes[host].freeze(actor)
                 await asyncio.sleep(trouble.lasts_s)
                 self._nodes[host].thaw(actor)
+            case Kind.KILL_NODE:
+                self._hosts[host].kill()
             case Kind.SLOW:
                 self._network.faults = replace(self._usual, delay_s=(0.0, self._troubles.slow_s))
                 await asyncio.sleep(trouble.lasts_s)
@@ -185,51 +179,19 @@ class TroubleMaker:
         await self._pass(trouble)
         for end in ends:
             self._network.mend(hosts[0], end)
-        self._look()
 
     async def _stop_host(self, trouble: Trouble) -> None:
         if trouble.kind is Kind.POWER:
-            self._nodes[trouble.target].power_off()
+            self._hosts[trouble.target].power_off()
         self._network.pause_host(trouble.target)
         await self._pass(trouble)
         self._network.resume_host(trouble.target)
-        self._look()
+        if trouble.kind is Kind.POWER:
+            self._hosts[trouble.target].power_on()
 
     async def _pass(self, trouble: Trouble) -> None:
-        """Waits until a trouble has passed, which has just begun."""
-        lost = self._look()
+        """Waits until a trouble has passed, which has just begun. Hosts that the head will not reach again are gone."""
         if trouble.lasts_s == math.inf:
-            self._gone |= lost
+            self._gone |= {name for name in self._hosts if not self._network.reaches(self._head, name)}
             await asyncio.Event().wait()
         await asyncio.sleep(trouble.lasts_s)
-
-    # ------------------------------------------------------------------ nodes as the head sees them
-
-    def _look(self) -> set[str]:
-        """The network has changed. Returns the nodes with which the head has lost contact by that."""
-        lost = set()
-        for name in self._others:
-            node, reached = self._nodes[name], self._network.reaches(self._head, name)
-            if not reached and name not in self._unreached:
-                lost.add(name)
-                self._unreached.add(name)
-                node.lose_contact()
-                self._later(name, self._troubles.silence_s, self._give_up)
-            elif reached and name in self._unreached:
-                self._unreached.discard(name)
-                if node.is_lost:
-                    self._later(name, _LATE_S, MemoryNode.rejoin)
-                else:
-                    self._timers.pop(name).cancel()
-                    node.regain_contact()
-        return lost
-
-    def _later(self, name: str, seconds: float, then: Callable[[MemoryNode], None]) -> None:
-        if (earlier := self._timers.get(name)) is not None:
-            earlier.cancel()
-        self._timers[name] = self._loop.call_later(seconds, then, self._nodes[name])
-
-    def _give_up(self, node: MemoryNode) -> None:
-        node.give_up(f"silent for {self._troubles.silence_s:g} s")
-        if node.name in self._gone:
-            node.fail_starts()

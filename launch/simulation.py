@@ -6,18 +6,20 @@ A seed decides everything: the order of all messages, their delays, and which tr
 (``simulated_troubles.py``). Two simulations of one seed have the same network log and the same files, byte by byte.
 Policies have to be simulated: nothing else takes virtual time.
 
-Lost actors are restarted as in a real run: instances, rollout workers and slots alone; after the loss of another one
-the run begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are left. Not simulated: a
-kill in the middle of a write to a file, and the launcher's watch for actors that are silent. Hosts share their memory:
-samples and weights do not pass the network.
+The hosts join as nodes of a real run do (``simulated_hosts.py``), and losses have the same consequences: an actor that
+ends alone is restarted; one whose node is lost moves or is given up (``nodes/cluster.py``); after a loss without which
+the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are left.
+Not simulated: a kill in the middle of a write to a file, and the launcher's watch for actors that are silent. Hosts
+share their memory: samples and weights do not pass the network.
 """
 
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,18 +34,25 @@ from ..core.wire.memory import MemoryNetwork
 from . import env, resuming
 from .console.no_display import NoDisplay
 from .console.run_console import RunConsole
-from .host_description import HostDescription
 from .local_launcher import LocalRun
+from .nodes.cluster import Cluster
+from .nodes.head import Nodes
+from .nodes.joined_cluster import WAIT_S
+from .nodes.joining import NAME, Dismissal, Head, Offer
+from .placement.needed import Plan
 from .placement.needs import needs_of
 from .placement.place import place
+from .placement.run_placement import RunPlacement
 from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision
+from .simulated_hosts import SimulatedHost, described
 from .simulated_troubles import ESSENTIAL, NO_TROUBLES, Trouble, TroubleMaker, Troubles
 
 # Simulated runs last seconds: one that reaches this hangs.
 _LIMIT_S: Final = 6 * 3600.0
+_LAUNCHER: Final = "launcher"
 
 
 @dataclass(slots=True)
@@ -123,63 +132,97 @@ class _Simulator:
             async with _node_directory() as directory:
                 settings = life.config.supervision.settings()
                 names = [name for name in self._hosts if name not in self._gone]
-                nodes = {
-                    name: MemoryNode(
-                        network, directory, name=name, settings=settings, close_files=_close_files
-                    )
+                here, *others = [
+                    MemoryNode(network, directory, name=name, settings=settings, close_files=_close_files)
                     for name in names
-                }
+                ]
+                address = f"memory://{here.name}/{_LAUNCHER}"
+                hosts = [SimulatedHost(network, node, settings, address) for node in others]
                 try:
-                    return await self._train(life, network, directory, nodes)
+                    return await self._train(life, network, here, hosts)
                 finally:
-                    for node in nodes.values():
+                    for node in (here, *others):
                         await node.wait_closed()
                     _check_nothing_left(network, directory)
         finally:
             self._simulation.log += network.log
 
     async def _train(
-        self, life: Resumption, network: MemoryNetwork, directory: Path, nodes: dict[str, MemoryNode]
+        self, life: Resumption, network: MemoryNetwork, here: MemoryNode, hosts: list[SimulatedHost]
     ) -> RunResult:
-        config, head = life.config, next(iter(nodes.values()))
-        placed = {actor: nodes[host] for actor, host in hosts_of_actors(config, list(nodes)).items()}
-        settings, wire = config.supervision.settings(), network.wire(f"{head.name}/launcher")
-        async with (
-            ActorSystem("launcher", directory, wire=wire, settings=settings) as system,
-            RunSupervision(system, head, config.supervision.intensity(), placed=placed) as supervision,
-        ):
-            run_directory = self._simulation.directory
-            console = RunConsole(run_directory, NoDisplay(), asyncio.get_running_loop().time)
+        config, directory = life.config, self._simulation.directory
+        settings, wire = config.supervision.settings(), network.wire(f"{here.name}/{_LAUNCHER}")
+        maker = TroubleMaker(
+            self._troubles, self._random, network, here, hosts, self._simulation.troubles, self._gone
+        )
+        async with ActorSystem(_LAUNCHER, here.directory, wire=wire, settings=settings) as system:
+            console = RunConsole(directory, NoDisplay(), asyncio.get_running_loop().time)
             await system.add(console, "console")
-            run = LocalRun(config, run_directory, supervision, console, life.checkpoint, {})
-            return await self._until_the_end(run, network, list(nodes.values()))
+            async with (
+                _running(*(host.run() for host in hosts)) as alive,
+                _joined(system, here, config, [host.name for host in hosts], console) as cluster,
+                RunSupervision(
+                    system,
+                    here,
+                    config.supervision.intensity(),
+                    placed=cluster.placed,
+                    another_node=cluster.another_node,
+                ) as supervision,
+                _running(maker.run()) as troubles,
+            ):
+                run = LocalRun(config, directory, supervision, console, life.checkpoint, {})
+                return await self._until_the_end(run, [cluster.failure, *alive, *troubles])
 
-    async def _until_the_end(
-        self, run: LocalRun, network: MemoryNetwork, nodes: list[MemoryNode]
-    ) -> RunResult:
+    async def _until_the_end(self, run: LocalRun, failures: Sequence[asyncio.Future[Any]]) -> RunResult:
+        """``failures``: those that end the run by their error or result."""
+
         async def train() -> RunResult:
             await run.begin()
             return await run.console.ended_with
 
-        log = self._simulation.troubles
-        maker = TroubleMaker(self._troubles, self._random, network, nodes, log, self._gone)
-        work = asyncio.create_task(train(), name="run")
-        death = asyncio.create_task(run.supervision.wait_failed(), name="death")
-        troubles = asyncio.create_task(maker.run(), name="troubles")
-        tasks: list[asyncio.Task[Any]] = [work, death, troubles]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+        death = run.supervision.wait_failed()
+        async with _running(train(), death) as (work, dead):
+            await asyncio.wait([work, dead, *failures], return_when=asyncio.FIRST_COMPLETED)
+            # A death makes calls of the run fail: it is the cause if both are there.
+            if dead.done():
+                dead.result()
+            for failure in failures:
+                if failure.done():
+                    raise failure.result()
+            return work.result()
+
+
+@asynccontextmanager
+async def _running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Tasks, which are cancelled at the end."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
             await asyncio.wait(tasks)
-        for ended in (
-            troubles,
-            death,
-        ):  # a death makes calls of the run fail: it is the cause if both are there
-            if not ended.cancelled() and (error := ended.exception()) is not None:
-                raise error
-        return work.result()
+
+
+@asynccontextmanager
+async def _joined(
+    system: ActorSystem, here: MemoryNode, config: RunConfig, others: Sequence[str], console: RunConsole
+) -> AsyncIterator[Cluster]:
+    """Waits for the other hosts and places the actors. At the end they are dismissed (``nodes/joined_cluster.py``)."""
+    head = described(here.name)
+    nodes = Nodes(Head(head, Offer("", "", system.settings, {}), {}, system.address))
+    await system.add(nodes, NAME)
+    try:
+        await nodes.wait_joined(len(others), WAIT_S, lambda joined: None)
+        placement = RunPlacement(
+            (head, *(joined.host for joined in nodes.joined.values())),
+            place_simulated(config, [here.name, *others]),
+        )
+        report = partial(console.ref.tell_nowait, "event")
+        yield Cluster(here, nodes, placement, share_gpus=False, report=report)
+    finally:
+        await nodes.dismiss(Dismissal("the run has ended"))
 
 
 def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
@@ -191,11 +234,10 @@ def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
         )
 
 
-def hosts_of_actors(config: RunConfig, hosts: Sequence[str]) -> dict[str, str]:
-    """The host of each actor; the first one is the head. Workers may be on any: simulated hosts share their memory."""
+def place_simulated(config: RunConfig, hosts: Sequence[str]) -> Plan:
+    """Places all actors; the first host is the head. Workers may be on any: simulated hosts share their memory."""
     needs = [replace(need, on_head=need.actor in ESSENTIAL) for need in needs_of(config)]
-    described = [HostDescription(name, 8, 1 << 40, (), "", "", 0, 0, "", {}) for name in hosts]
-    return {actor: placed.node for actor, placed in place(needs, described, hosts[0]).actors.items()}
+    return place(needs, [*map(described, hosts)], hosts[0])
 
 
 async def _close_files(actor: Actor) -> None:

@@ -73,6 +73,10 @@ class Network:
         self._loop = asyncio.get_running_loop()
         self._wire.start(self._header, self)
 
+    def first_epoch(self, actor: str) -> int:
+        """See ``Wire``."""
+        return self._wire.first_epoch(actor)
+
     async def wait_tells_done(self, timeout_s: float) -> None:
         """Waits until all one-way messages from here have been processed; for ``timeout_s`` at most."""
         waiting = [asyncio.ensure_future(peer.wait_tells_done()) for peer in self.peers if peer.has_tells()]

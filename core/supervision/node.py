@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import ActorDead, FlexmarlError
-from ..protocol.incarnations import new_epoch
 from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
 from .system_api import SystemApi
@@ -157,10 +156,6 @@ class Node(Protocol):
     """``name``: of the node. A node may belong to several supervisors."""
 
     name: str
-
-    def first_epoch(self, actor: str) -> int:
-        """The epoch before an actor's first incarnation."""
-        return new_epoch()
 
     def check(self, launch: Launch) -> None:
         """Raises LocalProtocolError or ValueError for a ``launch`` that this node can't start."""

@@ -11,7 +11,7 @@ actors have ended then, as far as this side knows: should they still run, their 
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -69,6 +69,9 @@ class NodeActor(Actor, NodeApi):
         self._running: dict[str, Running] = {}
         self._starting: dict[tuple[str, int], bool] = {}
         """Incarnations that are being started, by actor and epoch; True: they are to end at once."""
+        self._ending = False
+        self._none_starting = asyncio.Event()
+        self._none_starting.set()
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
 
     @endpoint
@@ -79,13 +82,16 @@ class NodeActor(Actor, NodeApi):
     async def launch(self, launch: Launch) -> str:
         self._node.check(launch)
         starting = launch.name, launch.epoch
-        self._starting[starting] = False
+        self._starting[starting] = self._ending
+        self._none_starting.clear()
         try:
             self._running[launch.name] = running = await self._node.launch(launch)
+            if self._starting[starting]:
+                running.kill()
         finally:
-            is_unwanted = self._starting.pop(starting)
-        if is_unwanted:
-            running.kill()
+            del self._starting[starting]
+            if not self._starting:
+                self._none_starting.set()
         self.background(self._watch(running), f"watch {launch.name}")
         return running.label
 
@@ -120,15 +126,21 @@ class NodeActor(Actor, NodeApi):
         self._node.close()
 
     async def kill_all(self) -> None:
-        """Kills all actors, also those that are being started, and waits until they have ended, for 2 s at most."""
+        """Kills all actors, also those that are being started from now on, and waits until they have ended, for 2 s at
+        most."""
+        self._ending = True
         self._starting = dict.fromkeys(self._starting, True)
+        self._kill_running()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_GRACE_S):
+                await self._none_starting.wait()
+                await asyncio.gather(*(running.wait_exit() for running in self._kill_running()))
+
+    def _kill_running(self) -> list[Running]:
         alive = [running for running in self._running.values() if not running.ended.is_set()]
         for running in alive:
             running.kill()
-        ends = [asyncio.ensure_future(running.wait_exit()) for running in alive]
-        if ends:
-            for late in (await asyncio.wait(ends, timeout=_KILL_GRACE_S))[1]:
-                late.cancel()
+        return alive
 
 
 class RemoteRunning(Running):

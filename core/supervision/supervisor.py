@@ -222,9 +222,9 @@ class Supervisor(Actor):
             return LocalChild(name, actor_class, setup, local)
         node = node or self._node
         args, kwargs = constructor_arguments(setup)
-        reports_to, before, own = (self._name, local.address), node.first_epoch(name), dict(env or {})
+        reports_to, before = (self._name, local.address), local.network.first_epoch(name)
         launch = Launch(
-            name, import_path(actor_class), args, kwargs, reports_to, before, self._log_level, own
+            name, import_path(actor_class), args, kwargs, reports_to, before, self._log_level, dict(env or {})
         )
         node.check(launch)
         return NodeChild(launch, node, local, self)

@@ -9,7 +9,8 @@
 
 Each actor has a system of its own, at ``memory://node/actor``, and is made from a message, as in a process. Under
 ``virtual_time.run`` a seed decides everything. ``kill``, ``freeze`` and ``thaw`` are SIGKILL, SIGSTOP and SIGCONT; the
-network cuts and pauses the host, which has the node's name.
+network cuts and pauses the host, which has the node's name. On another host than its supervisor's it belongs to a
+``NodeActor`` there (``supervision/remote_node.py``), as with processes.
 """
 
 import asyncio
@@ -18,14 +19,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ..actor import Actor
-from ..errors import ActorDead, LocalProtocolError, traceback_of
+from ..errors import LocalProtocolError, traceback_of
 from ..hosted_actor import HostedActor
 from ..protocol.session import DEFAULT_SETTINGS, Settings
 from ..supervision.node import Launch, Node, Running
 from ..supervision.worker_init import WorkerInit, read_init, write_init
 from ..system import ActorSystem
 from ..telemetry import get_logger
-from ..wire.memory import MemoryNetwork, MemoryWire, lineage
+from ..wire.memory import MemoryNetwork, MemoryWire
 
 log = get_logger(__name__)
 
@@ -51,15 +52,6 @@ class MemoryNode(Node):
         self._settings = settings
         self._close_files = close_files
         self._running: dict[str, MemoryProcess] = {}
-        self._in_contact = asyncio.Event()
-        self._in_contact.set()
-        self._late_signals: list[Callable[[], None]] = []
-        self._lost = ""
-        """The reason for which its supervisors have given it up."""
-
-    def first_epoch(self, actor: str) -> int:
-        known = self._running.get(actor)
-        return lineage(actor) if known is None else known.epoch
 
     def check(self, launch: Launch) -> None:
         name, address = launch.supervisor
@@ -73,10 +65,6 @@ class MemoryNode(Node):
         return f"{self.name}/{actor}"
 
     async def launch(self, launch: Launch) -> "MemoryProcess":
-        """Waits until the host can be reached. Raises ActorDead if the node is lost."""
-        await self._in_contact.wait()
-        if self._lost:
-            raise ActorDead(launch.name, f"node {self.name} is lost: {self._lost}")
         name, address = launch.supervisor
         init = WorkerInit(
             launch.actor_class,
@@ -101,7 +89,7 @@ class MemoryNode(Node):
         """An address takes nothing."""
 
     def close(self) -> None:
-        """Ends the actors that still run: of a node that was given up, or that the last signals have not reached."""
+        """Ends the actors that still run."""
         for process in self._running.values():
             process.signalled(9)
 
@@ -132,50 +120,6 @@ class MemoryNode(Node):
         for process in self._running.values():
             process.signalled(9, silently=True)
 
-    # ------------------------------------------------------------------ the host as its supervisors see it
-
-    def lose_contact(self) -> None:
-        """From now on signals to actors of this host wait, ends of actors stay unknown, and starts wait."""
-        self._in_contact.clear()
-
-    def regain_contact(self) -> None:
-        self._in_contact.set()
-        late, self._late_signals = self._late_signals, []
-        for signal in late:
-            signal()
-
-    def give_up(self, reason: str) -> None:
-        """The node is lost: its actors count as ended, although they may run on. Starts wait for ``rejoin``."""
-        self._lost = reason
-        for process in self._running.values():
-            process.lost.set()
-
-    def fail_starts(self) -> None:
-        """The node that was given up does not come back."""
-        self._in_contact.set()
-
-    def rejoin(self) -> None:
-        """The host comes back as a new node; what still runs there of the old one ends."""
-        self._lost = ""
-        self._late_signals.clear()
-        for process in self._running.values():
-            process.signalled(9)
-        self.regain_contact()
-
-    @property
-    def is_lost(self) -> bool:
-        return bool(self._lost)
-
-    def signal(self, send: Callable[[], None]) -> None:
-        """Sends a signal of a supervisor, once it can reach the host."""
-        if self._in_contact.is_set():
-            send()
-        else:
-            self._late_signals.append(send)
-
-    async def wait_contact(self) -> None:
-        await self._in_contact.wait()
-
     async def close_files(self, actor: Actor) -> None:
         if self._close_files is not None:
             await self._close_files(actor)
@@ -186,8 +130,6 @@ class MemoryProcess(Running):
 
     def __init__(self, name: str, init: WorkerInit, wire: MemoryWire, node: MemoryNode) -> None:
         super().__init__(name, init.epoch, f"incarnation {init.epoch & 0xFFFFFF}")
-        self.lost = asyncio.Event()
-        """Its node is lost."""
         self._init = init
         self._wire = wire
         self._node = node
@@ -198,17 +140,10 @@ class MemoryProcess(Running):
         self._task.add_done_callback(_take_error)  # its supervisor may have given it up before
 
     def has_exited(self) -> bool:
-        return self._signal > 0 or self._task.done() or self.lost.is_set()
+        return self._signal > 0 or self._task.done()
 
     async def wait_exit(self) -> str:
-        ends = [asyncio.ensure_future(self._known_end()), asyncio.ensure_future(self.lost.wait())]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
-        if self.lost.is_set():
-            return f"is lost with node {self._node.name}"
+        await self.wait_closed()
         if self._signal:
             return f"killed by signal {self._signal}"
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
@@ -216,18 +151,13 @@ class MemoryProcess(Running):
         return f"exit status {0 if self._stopped else 1}"
 
     async def wait_closed(self) -> None:
-        """Waits for the end of an actor that was killed, also if its supervisor does not know yet."""
         await asyncio.wait([self._task])
-
-    async def _known_end(self) -> None:
-        await asyncio.wait([self._task])
-        await self._node.wait_contact()
 
     def terminate(self) -> None:
-        self._node.signal(lambda: self.signalled(15))
+        self.signalled(15)
 
     def end(self) -> None:
-        self._node.signal(lambda: self.signalled(9))
+        self.signalled(9)
 
     def signalled(self, number: int, *, silently: bool = False) -> None:
         """It ends now; nothing if it has ended, or if it is stopped and the signal waits."""

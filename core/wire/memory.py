@@ -20,6 +20,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ..protocol.incarnations import lineage_of
 from .faults import NO_FAULTS, Faults, FaultyMedium, Frames, Pipe
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState
 from .wire import Link, Listener
@@ -50,6 +51,8 @@ class MemoryNetwork(FaultyMedium):
         super().__init__(seed, faults, keep_log)
         self._nodes: dict[str, MemoryWire] = {}
         self._numbers = itertools.count(1)
+        self._epochs: dict[int, int] = {}
+        """The newest incarnation of each lineage that was started with an epoch."""
         self._switched_off: set[str] = set()
         self._paused_hosts: set[str] = set()
         self._links: dict[str, dict[_Outgoing, None]] = {}
@@ -58,7 +61,14 @@ class MemoryNetwork(FaultyMedium):
     def wire(self, name: str, epoch: int | None = None) -> "MemoryWire":
         """A wire for one ``ActorSystem``, at ``memory://name``; a later one of that name is a new incarnation.
         ``epoch``: None: one more than that of all earlier ones."""
+        if epoch is not None:
+            known = self._epochs.get(lineage_of(epoch), epoch)
+            self._epochs[lineage_of(epoch)] = max(known, epoch)
         return MemoryWire(self, name, next(self._numbers), epoch)
+
+    def first_epoch(self, actor: str) -> int:
+        """See ``Wire``. All actors of one name are one lineage, the same in each run."""
+        return self._epochs.get(lineage_of(lineage(actor)), lineage(actor))
 
     def partition(self, *groups: Iterable[str]) -> None:
         """Hosts of different groups can't reach each other any more; hosts in no group reach all. Messages across are
@@ -212,6 +222,9 @@ class MemoryWire:
             self.network.add_link(known)
             known.check()
         return known.link
+
+    def first_epoch(self, actor: str) -> int:
+        return self.network.first_epoch(actor)
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -202,6 +202,10 @@ class Wire(Protocol):
         """The number of this incarnation of the node; see ``incarnations.py``."""
         ...
 
+    def first_epoch(self, actor: str) -> int:
+        """The epoch before the first incarnation of an actor that is started from here."""
+        ...
+
     @property
     def address(self) -> str:
         """The address of this wire for peers; complete once it has been started."""

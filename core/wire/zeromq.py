@@ -246,6 +246,9 @@ class ZmqWire:
         bound: bytes = router.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # as above
         self.address = tcp_address(tcp, int(bound.decode().rstrip(chr(0)).rpartition(":")[2]))
 
+    def first_epoch(self, actor: str) -> int:
+        return new_epoch()
+
     def connect(self, address: str) -> Link:
         known = self._links.outgoing.get(address)
         if known is None:

@@ -66,7 +66,8 @@ class Nodes(Actor, NodesApi):
         self.background(self._watch(joined), f"watch node {name}")
         log.info("node joined", node=name, address=node.address)
         self._changed.set()
-        self.on_joined(joined)
+        if self._dismissal is None:
+            self.on_joined(joined)
 
     async def _watch(self, joined: Joined) -> None:
         lost = await joined.node.watch()

@@ -9,11 +9,7 @@ from typing import Final
 
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError
 from ...core.private_directory import private_directory
-from ...core.protocol.session import Settings
-from ...core.ref import ActorRef
 from ...core.supervision.process_node import ProcessNode
-from ...core.supervision.remote_node import NodeActor, NodeApi
-from ...core.supervision.system_api import FOR_EVER
 from ...core.system import ActorSystem
 from ...core.wire.zeromq import Tcp
 from .. import env
@@ -23,10 +19,10 @@ from ..own_address import own_address_toward
 from ..resuming import code_digests
 from ..run_address import RunAddress
 from ..run_directory import RunDirectory
-from .joining import NAME, Dismissal, Joining, NameTaken, NodesApi, Offer
+from .joining import NAME, Dismissal, Joining, NodesApi, Offer
+from .membership import given_up_within, serve_run
 
 _ASK_S: Final = 30.0
-_JOIN_S: Final = 60.0
 _RETRY_S: Final = 0.5
 
 
@@ -58,36 +54,16 @@ async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismis
     ):
         environment = {**env.actor_environment(), **offer.environment}
         logs = RunDirectory(Path(offer.folder)).logs
-        node = NodeActor(ProcessNode(system, directory, logs, environment))
-        actor = await system.add(node, "node")
-        head = system.ref(NAME, run.address, NodesApi)
         joining = await asyncio.to_thread(_describe, options.name, offer)
-        await _join(head, joining, actor, _given_up_within(offer.settings) if options.again else 0.0)
-        progress(f"node {joining.host.name} has joined the run {offer.folder} at {run.address}")
-        try:
-            return await head.within(FOR_EVER).stay(joining.host.name)
-        finally:
-            await node.kill_all()
-
-
-def _given_up_within(settings: Settings) -> float:
-    """Seconds after which the head has given up a node that is silent."""
-    return 2 * settings.heartbeat_s * settings.missed_heartbeats
-
-
-async def _join(
-    head: ActorRef[NodesApi], joining: Joining, node: ActorRef[NodeApi], name_taken_s: float
-) -> None:
-    """``name_taken_s``: the longest wait for a name that is taken. Raises NodeRefused, NameTaken."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + name_taken_s
-    while True:
-        try:
-            return await head.within(_JOIN_S).join(joining, node)
-        except NameTaken:
-            if loop.time() >= deadline:
-                raise
-        await asyncio.sleep(_RETRY_S)
+        joined = f"node {joining.host.name} has joined the run {offer.folder} at {run.address}"
+        return await serve_run(
+            system,
+            ProcessNode(system, directory, logs, environment),
+            system.ref(NAME, run.address, NodesApi),
+            joining,
+            name_taken_s=given_up_within(offer.settings) if options.again else 0.0,
+            joined=lambda: progress(joined),
+        )
 
 
 async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tuple[RunAddress, Offer]:

@@ -29,7 +29,7 @@ OVERRIDES = (
     "supervision.heartbeat_s=0.2", "supervision.missed_heartbeats=2", "supervision.max_restarts=100",
     "rollout.turn_retries=100",
 )  # fmt: skip
-TROUBLES = Troubles(every_s=0.5, most=6, lasts_s=0.5, silence_s=0.4)
+TROUBLES = Troubles(every_s=0.5, most=6, lasts_s=0.5)
 HOSTS = 3
 # Three a second. More of them: FLEXMARL_SIMULATED_SEEDS=500 scripts/test tests/launch/test_simulation.py
 SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "80"))

@@ -8,7 +8,7 @@ from types import FrameType
 from flexmarl.core.wire.faults import Faults
 from flexmarl.launch.config_reading import resolve
 from flexmarl.launch.run_config import RunConfig
-from flexmarl.launch.simulation import hosts_of_actors, simulate
+from flexmarl.launch.simulation import place_simulated, simulate
 
 RECIPE = Path(__file__).parent / "recipes" / "simulated"
 DELAYS = Faults(delay_s=(0.0001, 0.002))
@@ -45,5 +45,6 @@ def test_512_instances_on_64_hosts_take_four_times_the_work_of_128_on_16(tmp_pat
 
 
 def test_512_instances_are_spread_evenly_over_64_hosts() -> None:
-    load = Counter(hosts_of_actors(config(512), [f"host-{n}" for n in range(64)]).values())
+    plan = place_simulated(config(512), [f"host-{n}" for n in range(64)])
+    load = Counter(placed.node for placed in plan.actors.values())
     assert set(load.values()) == {8, 9} and load.total() == 524

@@ -287,3 +287,22 @@ async def test_an_incarnation_that_is_ended_while_it_is_being_started_is_killed(
         assert await starting == "process"
         assert (await asyncio.wait_for(first, PATIENCE_S)).how == "killed by signal 9"
         await exits.aclose()
+
+
+async def test_the_end_of_a_node_waits_for_processes_that_are_being_started_and_ends_them_too() -> None:
+    node = SlowNode()
+    async with ActorSystem("head") as system:
+        own = NodeActor(node)
+        api = (await system.add(own, "node")).within(PATIENCE_S)
+        launch = Launch("worker", WORKER, [], {}, ("supervisor", "tcp://127.0.0.1:1"), 1)
+        starting = asyncio.create_task(api.launch(launch))
+        await api.end("worker", 0, True)  # the launch is there by now
+        ending = asyncio.create_task(own.kill_all())
+        await asyncio.sleep(0)
+        assert not ending.done()
+        node.may_start.set()
+        await ending
+        assert node.process.killed.is_set() and await starting == "process"
+        node.process = SlowRunning()
+        assert await api.launch(launch) == "process"
+        assert node.process.killed.is_set(), "none is started afterwards"

@@ -17,7 +17,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.launch.errors import TooFewNodes
-from flexmarl.launch.nodes import node_process
+from flexmarl.launch.nodes import membership
 from flexmarl.launch.nodes.head import Joined, Nodes
 from flexmarl.launch.nodes.joining import (
     Dismissal,
@@ -118,6 +118,7 @@ async def test_one_that_joins_as_the_run_ends_is_dismissed_too(private: Path) ->
         async with made.open("b") as head:
             dismissing = asyncio.create_task(made.nodes.dismiss(Dismissal("the run has ended")))
             stays = [await head.within(PATIENCE_S).stay("b")]
+            made.nodes.on_joined = lambda joined: pytest.fail(f"{joined} came too late")
             async with made.open("late") as late:
                 stays.append(await asyncio.wait_for(late.within(PATIENCE_S).stay("late"), PATIENCE_S))
                 assert not dismissing.done(), "it waits for them"
@@ -132,11 +133,11 @@ async def test_with_again_a_node_waits_until_its_earlier_life_is_given_up(privat
         async with made.open("b") as head:
             node = ActorRef[NodeApi]("node", made.system.address)
             with pytest.raises(NameTaken):
-                await node_process._join(head, joining, node, 0.0)
+                await membership.join(head, joining, node, 0.0)
             old = made.nodes.joined["b"]
             made.nodes.on_lost = lambda joined, reason: tries.set()
             head = made.system.ref("nodes", made.system.address, NodesApi)
-            again = asyncio.create_task(node_process._join(head, joining, node, PATIENCE_S))
+            again = asyncio.create_task(membership.join(head, joining, node, PATIENCE_S))
             await head.api.offer()
             assert not again.done()
         await tries.wait()
@@ -147,7 +148,7 @@ async def test_with_again_a_node_waits_until_its_earlier_life_is_given_up(privat
 
 
 def test_the_wait_for_a_taken_name_is_bounded_by_the_heartbeats() -> None:
-    assert node_process._given_up_within(Settings(heartbeat_s=2.0, missed_heartbeats=3)) == 12.0
+    assert membership.given_up_within(Settings(heartbeat_s=2.0, missed_heartbeats=3)) == 12.0
 
 
 class Comings:
