@@ -44,6 +44,7 @@ log = get_logger(__name__)
 
 # A worker that can't be reached is being started.
 _RETRY_S: Final = 0.1
+_START_S: Final = 10.0
 
 GroupKey = tuple[Step, str]
 """Step and query id of a group."""
@@ -114,13 +115,16 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ the workers' lives
 
     async def start(self) -> None:
-        """Returns when every worker is enlisted, so that the first work is dealt to all of them."""
+        """Returns when every worker is enlisted, so that the first work is dealt to all of them; without those that
+        can't be reached for 10 s, if there is another one."""
         for ref in self._refs.values():
             self._background(self._tend(ref), f"worker {ref.name}")
         await self._all_enlisted.wait()
 
     async def _tend(self, ref: ActorRef[RolloutApi]) -> None:
         """Enlists one life of a worker after the other."""
+        loop = asyncio.get_running_loop()
+        late_from = loop.time() + _START_S
         while not self._listener.finished:
             life: WorkerLife | None = None
             end: FlexmarlError | None = None
@@ -134,6 +138,8 @@ class RolloutWorkers:
                 end = error
             if life is not None:
                 await self._lost(life.writer, end)
+            if loop.time() >= late_from:  # it was lost before it has enlisted, perhaps for good
+                self._not_awaited(ref.name)
             await asyncio.sleep(_RETRY_S)
 
     async def _enlisted(self, ref: ActorRef[RolloutApi], life: WorkerLife) -> None:
@@ -141,8 +147,11 @@ class RolloutWorkers:
             return
         self._lives[life.writer] = ref, life
         await self._send(self._dealing.enlist(life.writer))
-        self._absent.discard(ref.name)
-        if not self._absent:
+        self._not_awaited(ref.name)
+
+    def _not_awaited(self, name: str) -> None:
+        self._absent.discard(name)
+        if not self._absent and self._lives:
             self._all_enlisted.set()
 
     async def _lost(self, writer: str, error: FlexmarlError | None) -> None:

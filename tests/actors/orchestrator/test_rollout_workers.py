@@ -165,6 +165,24 @@ def test_kills(tmp_path: Path, workers: int, max_staleness: int) -> None:
     assert len(house.losses()) > 5 and any(event.groups for event in house.losses())
 
 
+def test_a_worker_that_is_given_up_before_it_has_enlisted_delays_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host is lost as the run begins, and it is started nowhere else."""
+    node = Processes._node
+
+    async def all_but_the_first(house: Processes, name: str) -> None:
+        await (asyncio.Event().wait() if name == "rollout-0" else node(house, name))
+
+    async def look_on(house: Processes) -> None:
+        assert "rollout-0" not in house.running
+
+    monkeypatch.setattr(Processes, "_node", all_but_the_first)
+    house = run(tmp_path, look_on, workers=2)
+    house.check()
+    assert set(house.lives) == {"rollout-1"}
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_freezes(tmp_path: Path, workers: int) -> None:
     """A frozen worker's tasks run on, and its messages leave when it continues: it may have been given up by then."""
