@@ -189,7 +189,8 @@ class _Simulator:
             for failure in failures:
                 if failure.done():
                     raise failure.result()
-            return work.result()
+            result: RunResult = work.result()
+            return result
 
 
 @asynccontextmanager
@@ -201,8 +202,7 @@ async def _running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asynci
     finally:
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)  # the first end of all decides
 
 
 @asynccontextmanager

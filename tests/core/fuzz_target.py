@@ -60,6 +60,9 @@ class SilentWire:
     def start(self, header: bytes, listener: Listener) -> None:
         self.header = header
 
+    def first_epoch(self, actor: str) -> int:
+        return 0
+
     def connect(self, address: str) -> Link:
         return Link(address, self.header, self._transmit)
 
