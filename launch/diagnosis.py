@@ -1,5 +1,7 @@
 """A host as ``flexmarl doctor`` sees it: its means for a run, and the problems that a run would have."""
 
+import os
+import pwd
 import resource
 import sysconfig
 from collections.abc import Iterator
@@ -17,11 +19,12 @@ _LEAST_OPEN_FILES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """``host``: as the placement of actors sees it. ``locked_bytes``: the most memory that a process may pin;
-    ``open_files``: the most files and sockets that it may have open; None without a limit. ``runs``: the
-    folder of all runs. ``problems``: each a sentence."""
+    """``host``: as the placement of actors sees it. ``user``: name and number. ``locked_bytes``: the most memory that a
+    process may pin; ``open_files``: the most files and sockets that it may have open; None without a limit. ``runs``:
+    the folder of all runs. ``problems``: each a sentence."""
 
     host: HostDescription
+    user: str
     platform: str
     nvidia_package: str | None
     locked_bytes: int | None
@@ -39,6 +42,7 @@ def diagnose(runs: Path = Path("runs")) -> Diagnosis:
     folder = describe_folder(runs)
     return Diagnosis(
         host=host,
+        user=_user(),
         platform=sysconfig.get_platform(),
         nvidia_package=version("nvidia-ml-py"),
         locked_bytes=locked,
@@ -64,6 +68,14 @@ def _problems(host: HostDescription, locked: int | None, files: int | None) -> I
             yield (
                 f"GPU {gpu.index} ({gpu.uuid}) is used by {user}: a run leaves it out, unless hosts.share_gpus=true"
             )
+
+
+def _user() -> str:
+    number = os.getuid()
+    try:
+        return f"{pwd.getpwuid(number).pw_name} ({number})"
+    except KeyError:  # a container may know no name
+        return f"({number})"
 
 
 def _limit(kind: int) -> int | None:

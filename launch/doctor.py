@@ -51,6 +51,7 @@ def _show(console: Console, found: Diagnosis) -> None:
     table = Table(show_header=False, box=None)
     host = found.host
     table.add_row("host", host.name)
+    table.add_row("user", found.user)
     table.add_row("python", f"{host.python}, {found.platform}")
     table.add_row("cores", str(host.cores))
     table.add_row("memory", f"{host.memory_bytes / 2**30:.1f} GiB")

@@ -22,6 +22,7 @@ from .host_probe import MARK, ProbeAnswer, ProbeRequest, connection_problem
 from .hosts_file import SshHost
 from .ssh import ssh_command
 
+_AT_ONCE: Final = 32
 _HOST_S: Final = 60.0
 _END_S: Final = 5.0
 _LAST_LINES: Final = 5
@@ -58,7 +59,7 @@ class Probed:
 
 
 async def probe(hosts: Sequence[SshHost], here: Diagnosis) -> list[HostFinding]:
-    """Asks all hosts at once, a minute at most. Leaves nothing behind. ``here``: this host."""
+    """Asks the hosts, 32 at once, each for 65 s at most. Leaves nothing behind. ``here``: this host."""
     try:
         own, no_address = await asyncio.to_thread(own_address), ""
     except ConfigError as error:
@@ -69,9 +70,20 @@ async def probe(hosts: Sequence[SshHost], here: Diagnosis) -> list[HostFinding]:
     ):
         port = listening.getsockname()[1] if own else 0
         request = ProbeRequest(own, port, here.runs.path, proof, text)
-        async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(_finding(host, request, here, no_address)) for host in hosts]
+        free = asyncio.Semaphore(_AT_ONCE)
+
+        async def find(host: SshHost) -> HostFinding:
+            async with free:
+                return await _finding(host, request, here, no_address)
+
+        # The hosts' connections are accepted and closed: of those that are not accepted the kernel keeps 128.
+        async with await asyncio.start_server(_close, sock=listening), asyncio.TaskGroup() as group:
+            asking = [group.create_task(find(host)) for host in hosts]
     return [task.result() for task in asking]
+
+
+async def _close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
 
 
 @contextmanager
@@ -108,6 +120,11 @@ def problems_of(host: SshHost, probed: Probed, request: ProbeRequest, here: Diag
     yield from (f"{name}: {problem}" for problem in answer.diagnosis.problems)
     for problem in version_problems([here.host, answer.diagnosis.host]):
         yield f"{problem}: install the same, or name another python in {host.where}"
+    if (there := answer.diagnosis.user) != here.user:
+        yield (
+            f"{name} is reached as the user {there}, and the user here is {here.user}: a run's files are of one user; "
+            f"name that one in {host.where}, as user@address"
+        )
     if answer.not_reached:
         where = f"this host at {request.address}, port {request.port}"
         yield f"{name} does not reach {where}: {answer.not_reached}; {_OPEN_PORTS}"

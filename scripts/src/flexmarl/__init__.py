@@ -2,8 +2,9 @@
 
 The packages are ``flexmarl.core`` (actor runtime), ``flexmarl.transport`` (Set/Get of training
 states), ``flexmarl.actors`` (the four roles) and ``flexmarl.launch`` (processes, files, people).
-``flexmarl.Run`` is a run within a program, ``flexmarl.connect`` reaches a run of another program, and
-``flexmarl.Samples`` reads the trajectories of one; they are imported when they are first used.
+``flexmarl.Run`` is a run within a program, and ``flexmarl.NodesWanted`` the other hosts that it waits for;
+``flexmarl.connect`` reaches a run of another program, and ``flexmarl.Samples`` reads the trajectories of one. They are
+imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -12,14 +13,20 @@ from .core.front_door import lazy_exports
 
 if TYPE_CHECKING:
     from .launch.connected_run import connect
+    from .launch.nodes.joined_cluster import NodesWanted
     from .launch.run import Run
     from .launch.samples.reader import Samples
 else:
     __getattr__ = lazy_exports(
         __name__,
-        {"launch.connected_run": ["connect"], "launch.run": ["Run"], "launch.samples.reader": ["Samples"]},
+        {
+            "launch.connected_run": ["connect"],
+            "launch.nodes.joined_cluster": ["NodesWanted"],
+            "launch.run": ["Run"],
+            "launch.samples.reader": ["Samples"],
+        },
     )
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "Samples", "connect"]
+__all__ = ["NodesWanted", "Run", "Samples", "connect"]

@@ -1,5 +1,6 @@
 """``flexmarl doctor --hosts``: the answers of hosts, and the sentences about them."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from flexmarl.launch.diagnosis import Diagnosis, diagnose
 from flexmarl.launch.doctor import doctor
+from flexmarl.launch.nodes import probing
 from flexmarl.launch.nodes.host_probe import MARK, ProbeAnswer, ProbeRequest
 from flexmarl.launch.nodes.hosts_file import SshHost
 from flexmarl.launch.nodes.probing import Probed, problems_of
@@ -79,6 +81,38 @@ def test_other_versions_and_problems_of_a_host_are_said(here: Diagnosis) -> None
     assert own == "gpu1: it is full"
     assert "torch must have one version on all hosts" in versions and "1.0 on gpu1" in versions
     assert versions.endswith("install the same, or name another python in hosts.txt, line 1")
+
+
+def test_another_user_is_said(here: Diagnosis) -> None:
+    found = ProbeAnswer(replace(here, user="guest (65534)"), "", "", "10.0.0.2", 4000)
+    request = ProbeRequest("10.0.0.1", 5000, "/shared/runs", "", "")
+    (said,) = problems_of(GPU1, Probed(found, "", 0.0, 0.0), request, here)
+    assert "gpu1 is reached as the user guest (65534)" in said and here.user in said
+    assert said.endswith("name that one in hosts.txt, line 1, as user@address")
+
+
+async def test_hundreds_of_hosts_are_asked_and_only_32_at_once(
+    here: Diagnosis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them connects to this host: a socket that accepts nothing would have room for 129."""
+    asked, most, count = 0, 0, 300
+
+    async def ask(host: SshHost, request: ProbeRequest) -> Probed | str:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(request.address, request.port)
+            assert await reader.read() == b"", "it was accepted"
+            writer.close()
+        asked -= 1
+        return Probed(ProbeAnswer(here, "", "", "127.0.0.1", 1), "", 0.0, 0.0)
+
+    monkeypatch.setattr(probing, "_ask", ask)
+    monkeypatch.setattr(probing, "own_address", lambda: "127.0.0.1")
+    found = await probing.probe([replace(GPU1, name=f"gpu{n}") for n in range(count)], here)
+    assert [finding.name for finding in found] == [f"gpu{n}" for n in range(count)]
+    assert most == 32 and not any(finding.problems for finding in found)
 
 
 @needs_sshd
