@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from .prepared_run import (
 from .report.report import write_report
 from .run import Run
 from .run_directory import RunDirectory
-from .run_endings import closing_words, failure_words
+from .run_endings import closing_words, failure_words, has_lost_samples
 from .samples.command import samples
 from .signals import train_until_signal
 from .slurm.command import slurm
@@ -332,14 +333,15 @@ def _train(
     overrides: Sequence[str] = (),
     accepted: Sequence[str] = (),
 ) -> int:
-    """Runs until the end, and again after the loss of an actor. Returns the exit status.
+    """Runs until the end, and again after the loss of an actor, or of samples with a host: this one without
+    ``--restarts``, as often as the run has other hosts without a newer checkpoint in between. Returns the exit status.
 
     ``first``: a new run; None: the run continues from its newest checkpoint, or from the beginning before the first;
     so does every restart, on the nodes that are there then, also fewer. ``overrides``, ``accepted``: see
     ``resuming.prepare``.
     """
     prepared = first
-    left = options.restarts
+    left = most = Counter({False: options.restarts, True: max(1, options.nodes.count)})
     while True:
         prepared = prepared or next_life(directory, overrides, accepted)
         life = prepared.life
@@ -352,13 +354,13 @@ def _train(
             )
         try:
             return _run(prepared, options)
-        except LostActor:  # already reported
+        except LostActor as lost:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
             if folders and (life.checkpoint is None or folders[-1] != life.checkpoint[0]):
-                left = options.restarts
-            if not left:
+                left = most
+            if not left[lost.with_samples]:
                 return EXIT_FAILED
-            left, prepared = left - 1, None
+            left, prepared = left - Counter([lost.with_samples]), None
             options = replace(options, nodes=replace(options.nodes, fewer=True))
 
 
@@ -375,8 +377,8 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
         return _failed(Interrupted("stopped by SIGINT"), directory, options.output)
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
         status = _failed(error, directory, options.output)
-        if is_loss(error):
-            raise LostActor(str(error)) from error
+        if is_loss(error) or has_lost_samples(error):
+            raise LostActor(str(error), with_samples=has_lost_samples(error)) from error
         return status
     words = closing_words(
         result,

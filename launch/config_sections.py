@@ -195,8 +195,8 @@ class HostsConfig(Config):
     """The hosts of a run. ``share_gpus``: GPUs on which other processes compute may be used, as far as their memory is
     free; without it they are left out, and a run that needs them is refused. ``spread``: rollout workers, and slots of
     a shared pool if no policy has several ranks, are placed on all hosts, not on the head alone; the loss of a host can
-    end the run then, if it had a slot, or samples of groups that are trained in part already (``--restarts`` continues
-    it)."""
+    end the run then, if it had a slot (``--restarts`` continues it), or samples of groups that are trained in part
+    already (it continues from its newest checkpoint by itself)."""
 
     share_gpus: bool = False
     spread: bool = False

@@ -22,7 +22,12 @@ class Interrupted(FlexmarlError):
 
 
 class LostActor(FlexmarlError):
-    """A run has ended because one of its actors was lost; it may continue from its newest checkpoint."""
+    """A run has ended because one of its actors was lost; it may continue from its newest checkpoint. ``with_samples``:
+    the actors run, but samples of groups that are trained in part were lost with a host."""
+
+    def __init__(self, text: str, *, with_samples: bool) -> None:
+        super().__init__(text)
+        self.with_samples = with_samples
 
 
 class TooFewNodes(FlexmarlError):

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..actors import errors as role_errors
-from ..actors.errors import CheckpointMismatch, ConfigError, DataChanged, RecipeError, UnsupportedModel
+from ..actors.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    DataChanged,
+    RecipeError,
+    SamplesLost,
+    UnsupportedModel,
+)
 from ..actors.messages import RunResult
 from ..core.errors import ActorDead, ActorFailed, text_of
 from .errors import Interrupted
@@ -81,6 +88,12 @@ def error_words(error: BaseException) -> str:
     if isinstance(error, ActorFailed) and error.kind in _OWN_KINDS:
         return error.error.rstrip()
     return text_of(error).rstrip()
+
+
+def has_lost_samples(error: BaseException) -> bool:
+    """True if the run has ended because samples of groups that are trained in part were lost with their host: it
+    continues from its newest checkpoint, as no group may be trained half."""
+    return isinstance(error, ActorFailed) and error.kind == SamplesLost.__name__
 
 
 def repeats(error: BaseException) -> bool:

@@ -17,9 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flexmarl.actors.errors import SamplesLost
+from flexmarl.actors.messages import LeasedBatch
+from flexmarl.actors.store import lost_bytes
+from flexmarl.actors.store.policy_queue import PolicyQueue
+from flexmarl.actors.store.writers import Writers
+
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, Launched, Launcher, wait_until
-from .in_process import RunsHere
+from .in_process import Finished, RunsHere
 
 # A call notices a silent actor within 4 s: more than a busy machine keeps a process waiting.
 SHORT_HEARTBEATS = ("supervision={heartbeat_s: 1.0, missed_heartbeats: 4, silence_s: 4.0}",)
@@ -55,7 +61,7 @@ def held(launcher: Launcher, tmp_path: Path, hold: Path, trace: Path) -> Iterato
     run.close()
 
 
-def assert_every_sample_is_trained_once(run: Launched, steps: int = STEPS) -> None:
+def assert_every_sample_is_trained_once(run: Launched | Finished, steps: int = STEPS) -> None:
     assert [line["step"] for line in run.metrics] == [*range(1, steps + 1)]
     newest = run.directory / "checkpoints" / f"step_{steps:06d}" / "solver" / "simulated_policy.json"
     trained = json.loads(newest.read_text())["trained"]
@@ -116,6 +122,30 @@ def test_a_failure_for_another_reason_is_not_repeated(runs_here: RunsHere) -> No
     run = runs_here.train("defect", *SMALL, *faults)
     assert run.status == 1
     assert run.text.count("The run failed") == 1 and "continuing" not in run.text
+
+
+@pytest.mark.parametrize(("losses", "status"), [(1, 0), (2, 1)])
+def test_after_the_loss_of_samples_of_part_trained_groups_a_run_continues_by_itself(
+    runs_here: RunsHere, monkeypatch: pytest.MonkeyPatch, losses: int, status: int
+) -> None:
+    """Without ``--restarts``: the samples that are gone were on a host that is given up. Not for ever: this run has no
+    other host."""
+    left = losses
+
+    def lost(writers: Writers, queue: PolicyQueue, batch: LeasedBatch) -> None:
+        nonlocal left
+        if left and 1 in batch.columns["policy_version"]:
+            left -= 1
+            raise SamplesLost("the memory of the host of rollout-0 is lost")
+
+    monkeypatch.setattr(lost_bytes, "check", lost)
+    run = runs_here.train(f"samples-lost-{losses}", *SMALL)
+    assert run.status == status, run.text
+    ends = [event.get("error") for event in run.events if event["event"] == "run_ended"]
+    assert len(ends) == 2 and all("the memory of the host" in str(end) for end in ends[:losses])
+    assert "continuing after step 1" in run.text
+    if not status:
+        assert_every_sample_is_trained_once(run)
 
 
 def test_a_run_that_is_being_stopped_is_not_restarted(held: Launched) -> None:
