@@ -23,6 +23,7 @@ def refusals(
             found.append(_too_few(own, purpose, hosts, usable))
         else:
             found += _too_wide(own, hosts, usable)
+            found += _too_few_on_head([need for need in own if need.on_head], here, usable)
     found += _gpu_memory(needs, hosts, share_gpus)
     found += _memory_of_named(needs, here)
     found += _host_memory(needs, hosts)
@@ -60,6 +61,22 @@ def _too_few(
         f"{_WORDS[purpose]} needs {sum(need.gpus for need in own)} GPUs ({', '.join(parts)}), and there are "
         f"{sum(usable.values())}: {there}; {remedy}{_in_use(hosts, usable)}"
     ).replace("the instances needs", "the instances need")
+
+
+def _too_few_on_head(own: Sequence[Need], head: HostDescription, usable: dict[str, int]) -> Iterator[str]:
+    """Actors of one purpose, which don't share a GPU."""
+    needed = sum(need.gpus for need in own)
+    if needed > usable[head.name]:
+        keys = ", ".join(dict.fromkeys(need.key for need in own))
+        reason, remedy = "the trainer is there", ""
+        if any(need.gang is not None for need in own):
+            reason, remedy = "the ranks of a policy meet there", "take fewer slots and trainer.ranks, or "
+        elif any(need.actor.startswith("slot-") for need in own):
+            reason, remedy = "slots are there without hosts.spread", "write hosts.spread=true, or "
+        yield (
+            f"{keys}: {needed} GPUs are needed on the head ({reason}), and {head.name} has {usable[head.name]}"
+            f"{_note(head)}; {remedy}start the run on a host with {needed}{_in_use([head], usable)}"
+        )
 
 
 def _part(key: str, needs: Sequence[Need]) -> str:

@@ -1,5 +1,7 @@
 """Runs that don't fit are refused with the numbers that are needed and there, the users of GPUs, and the keys."""
 
+from dataclasses import replace
+
 import pytest
 
 from flexmarl.launch.host_description import HostDescription
@@ -28,6 +30,31 @@ def test_too_few_gpus_for_slots() -> None:
     assert refusal([trainer(), *slots(4)], host("n1", 3)) == (
         "training needs 4 GPUs (pool.slots=4), and there are 3: 3 on n1; take fewer"
     )
+
+
+@pytest.mark.parametrize(
+    ("needs", "reason", "remedy"),
+    [
+        (
+            slots(4, ranks=2),
+            "the ranks of a policy meet there",
+            "take fewer slots and trainer.ranks, or start",
+        ),
+        (slots(4), "slots are there without hosts.spread", "write hosts.spread=true, or start"),
+    ],
+)
+def test_too_few_gpus_of_the_head_for_slots_that_have_to_be_there(
+    needs: list[Need], reason: str, remedy: str
+) -> None:
+    on_head = [replace(need, on_head=True) for need in needs]
+    assert refusal(on_head, host("n1", 3), host("n2", 8)) == (
+        f"pool.slots=4: 4 GPUs are needed on the head ({reason}), and n1 has 3; {remedy} the run on a host with 4"
+    )
+
+
+def test_a_trainer_is_on_the_head() -> None:
+    said = refusal([trainer(1)], host("n1", 0), host("n2", 8))
+    assert "1 GPUs are needed on the head (the trainer is there), and n1 has 0; start the run on" in said
 
 
 def test_the_reason_why_there_are_no_gpus() -> None:
