@@ -1,4 +1,5 @@
-"""The contract of nodes: processes over ipc, over TCP, of a node actor; and actors in memory, in virtual time."""
+"""The contract of nodes: processes over ipc, over TCP, of a node actor; and in virtual time actors in memory, also of a
+node actor."""
 
 import asyncio
 import os
@@ -45,6 +46,8 @@ class House:
     directory: Path
     folder: Path
     """The folder of the logs and the diary."""
+    in_memory: MemoryNode | None
+    """The node, or that of its ``NodeActor``."""
 
     @property
     def diary(self) -> Path:
@@ -56,13 +59,11 @@ class House:
     def signal(self, name: str, number: signal.Signals) -> None:
         child = self.supervisor._children[name]
         assert isinstance(child, NodeChild)
-        if not isinstance(self.node, MemoryNode):
+        if (node := self.in_memory) is None:
             assert child.running is not None
             os.kill(int(child.running.label.split()[1]), number)
             return
-        {signal.SIGKILL: self.node.kill, signal.SIGSTOP: self.node.freeze, signal.SIGCONT: self.node.thaw}[
-            number
-        ](name)
+        {signal.SIGKILL: node.kill, signal.SIGSTOP: node.freeze, signal.SIGCONT: node.thaw}[number](name)
 
     def written(self) -> list[str]:
         return self.diary.read_text().splitlines()
@@ -72,10 +73,10 @@ Case = Callable[[House], Awaitable[None]]
 
 
 @asynccontextmanager
-async def remote_node(system: ActorSystem, directory: Path, folder: Path) -> AsyncIterator[RemoteNode]:
-    tcp = Tcp(keys=system.keys)
-    async with ActorSystem("far", directory, tcp=tcp, settings=SETTINGS) as far:
-        actor = await far.add(NodeActor(ProcessNode(far, directory, folder, None)), "node")
+async def remote_node(system: ActorSystem, far: ActorSystem, inner: Node) -> AsyncIterator[RemoteNode]:
+    """``inner``: of the other host's process, whose system is ``far``."""
+    async with far:
+        actor = await far.add(NodeActor(inner), "node")
         node = RemoteNode("far", system.ref("node", actor.address, NodeApi))
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(node.watch())
@@ -91,31 +92,35 @@ async def within(kind: str, case: Case) -> None:
         (folder / "diary").touch()
         network = MemoryNetwork(seed=1)
         tcp = Tcp() if kind in ("tcp", "remote") else None
-        wire = network.wire("tests") if kind == "memory" else None
+        in_memory = MemoryNode(network, private, settings=SETTINGS) if "memory" in kind else None
+        wire = None if in_memory is None else network.wire("tests")
         async with (
             ActorSystem("tests", private, tcp=tcp, wire=wire, settings=SETTINGS) as system,
             AsyncExitStack() as exits,
         ):
-            node: Node = ProcessNode(system, private, folder, None)
+            node: Node = in_memory or ProcessNode(system, private, folder, None)
             directory = private
-            if kind == "memory":
-                node = MemoryNode(network, private, settings=SETTINGS)
-            elif kind == "remote":
-                node, directory = await exits.enter_async_context(remote_node(system, far, folder)), far
+            if kind == "remote":
+                host = ActorSystem("far", far, tcp=Tcp(keys=system.keys), settings=SETTINGS)
+                inner, directory = ProcessNode(host, far, folder, None), far
+                node = await exits.enter_async_context(remote_node(system, host, inner))
+            elif kind == "remote in memory":
+                host = ActorSystem("far", far, wire=network.wire("node/far"), settings=SETTINGS)
+                node = await exits.enter_async_context(remote_node(system, host, node))
             async with Supervisor(
                 system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(5, 600.0)
             ) as supervisor:
                 async with asyncio.timeout(PATIENCE_S):
-                    await case(House(system, supervisor, node, directory, folder))
+                    await case(House(system, supervisor, node, directory, folder, in_memory))
             node.close()
         assert not [*private.glob("*.sock"), *far.glob("*.sock")]
     assert len(asyncio.all_tasks()) == 1, "a task outlived its system"
 
 
-@pytest.fixture(params=["ipc", "tcp", "remote", "memory"])
+@pytest.fixture(params=["ipc", "tcp", "remote", "memory", "remote in memory"])
 def check(request: pytest.FixtureRequest) -> Callable[[Case], None]:
     def run(case: Case) -> None:
-        (virtual_time.run if request.param == "memory" else asyncio.run)(within(request.param, case))
+        (virtual_time.run if "memory" in request.param else asyncio.run)(within(request.param, case))
 
     return run
 
