@@ -5,5 +5,6 @@
       Nodes  <──────── offer, join, stay ────────    node_process.py, membership.py
       RemoteNode ───── calls, exits ─────────────>   NodeActor ── processes
 
-Simulated hosts join by the same messages (``launch/simulated_hosts.py``). A node stays until it is dismissed, or its connection to the head is lost. Then it ends, with all its actors.
+A node stays until it is dismissed, or its connection to the head is lost. Then it ends, with all its actors. Simulated
+hosts join by the same messages (``launch/simulated_hosts.py``).
 """
