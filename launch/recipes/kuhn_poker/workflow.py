@@ -1,18 +1,18 @@
-"""One policy learns Kuhn poker by playing against itself.
+"""One policy learns Kuhn poker, as either player, by games with its past versions.
 
-    J=     the first player has the jack and passes or bets                  p
-    Kp=    the second player has the king, and its opponent has passed       b
-    Jpb=   the first player again: it folds (p) or calls (b)                 p
+    J..=    the first player has the jack and passes or bets                  p
+    Kp.=    the second player has the king, and its opponent has passed       b
+    Jpb=    the first player again: it folds (p) or calls (b)                 p
 
-Three cards, one each, an ante of 1 and bets of 1. Each player's reward is what it wins, so that the rewards of both
-add up to zero. Every answer but ``b`` is a pass. The SFT teaches to pass and to bet with the same probability; the KL
-to this policy keeps self-play from going in circles. An evaluation reads the policy's probabilities in all 12
-situations from the log-probabilities of its answers, and computes from them exactly how much the best opponents would
-win.
+Three cards, one each, an ante of 1 and bets of 1. A player's reward is what it wins, so that the rewards of both add
+up to zero. Every answer but ``b`` is a pass. The SFT teaches to pass and to bet with the same probability; the KL to
+this policy, and opponents from the whole past, keep self-play from going in circles. An evaluation reads the policy's
+probabilities in all 12 situations from the log-probabilities of its answers, and computes from them exactly how much
+the best opponents would win.
 """
 
 from asyncio import gather
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import permutations, product
 from math import exp
 from random import Random
@@ -32,29 +32,35 @@ Strategy = Mapping[str, float]
 async def workflow(query: Query, agents: Agents) -> Rewards:
     if query.data["measure"]:
         return await measured(agents)
+    seats = (agents["player"], agents["rival"])
+    if query.data["seat"] == "second":
+        seats = (agents["rival"], agents["player"])
     history = ""
     while history not in ENDS:
-        player = ("first", "second")[len(history) % 2]
         card = query.data["deal"][len(history) % 2]
-        answer = await agents[player].generate(f"{card}{history}=")
+        answer = await seats[len(history) % 2].generate(prompt(card + history))
         history += "b" if answer.text == "b" else "p"
     won = float(payoff(query.data["deal"], history))
-    return Rewards(first=won, second=-won)
+    if query.data["seat"] == "second":
+        won = -won
+    return Rewards(player=won, rival=-won)
+
+
+def prompt(situation: str) -> str:
+    """All prompts have the same length, so that a small model reads card and history at the same places."""
+    return f"{situation:.<3}="
 
 
 async def measured(agents: Agents) -> Rewards:
-    """The exploitability of both players' strategies, from their turns in all situations."""
-    found = await gather(
-        *(bet_probability(agents["first"], situation) for situation in FIRST),
-        *(bet_probability(agents["second"], situation) for situation in SECOND),
-    )
+    """The exploitability of the policy as both players, from its turns in all situations."""
+    found = await gather(*(bet_probability(agents["player"], situation) for situation in FIRST + SECOND))
     bets = dict(zip(FIRST + SECOND, (bet for bet, _ in found), strict=True))
     metrics = {
         "exploitability": exploitability(bets),
         "first_wins": value(bets, bets),
         "illegal_answers": sum(not legal for _, legal in found) / len(found),
     }
-    return Rewards(first=0.0, second=0.0, metrics=metrics)
+    return Rewards(player=0.0, metrics=metrics)
 
 
 async def bet_probability(agent: Agent, situation: str) -> tuple[float, bool]:
@@ -62,7 +68,7 @@ async def bet_probability(agent: Agent, situation: str) -> tuple[float, bool]:
 
     A bet has its own log-probability. After a pass all other answers count as bets: they are, apart from illegal ones.
     """
-    turn = await agent.generate(f"{situation}=")
+    turn = await agent.generate(prompt(situation))
     probability = exp(turn.logprobs[0]) if turn.logprobs else 0.0
     return (probability if turn.text == "b" else 1 - probability), turn.text in ("p", "b")
 
@@ -106,9 +112,18 @@ def payoff(deal: tuple[str, ...], history: str) -> int:
     return stake if CARDS.index(deal[0]) > CARDS.index(deal[1]) else -stake
 
 
+def present_and_past(members: Sequence[object]) -> list[float]:
+    """Half of the draws are the newest member, the others any of the earlier ones."""
+    earlier = len(members) - 1
+    return [1.0] * earlier + [max(earlier, 1.0)]
+
+
 def train_query(position: int, seed: int) -> Query:
-    deal = Random(f"{seed} train {position}").choice(DEALS)
-    return Query(f"q{position:06}", "".join(deal), {"deal": deal, "measure": False})
+    """Any 12 queries in turn are all deals, with the policy in either seat: less is left to chance in a step."""
+    games = [*product(DEALS, ("first", "second"))]
+    Random(f"{seed} train {position // len(games)}").shuffle(games)
+    deal, seat = games[position % len(games)]
+    return Query(f"q{position:06}", f"{''.join(deal)} {seat}", {"deal": deal, "seat": seat, "measure": False})
 
 
 def eval_queries(seed: int) -> list[Query]:
@@ -117,5 +132,4 @@ def eval_queries(seed: int) -> list[Query]:
 
 def sft(agent: str, batch: int, size: int, seed: int) -> list[tuple[str, str]]:
     random = Random(f"{seed} SFT {agent} {batch}")
-    situations = FIRST if agent == "first" else SECOND
-    return [(f"{random.choice(situations)}=", random.choice("pb")) for _ in range(size)]
+    return [(prompt(random.choice(FIRST + SECOND)), random.choice("pb")) for _ in range(size)]

@@ -13,6 +13,8 @@ from flexmarl.launch.recipes.kuhn_poker.workflow import (
     bet_probability,
     exploitability,
     payoff,
+    present_and_past,
+    train_query,
     value,
     workflow,
 )
@@ -67,20 +69,36 @@ def test_the_exploitability_of_random_play() -> None:
     assert exploitability(dict.fromkeys(SITUATIONS, 0.5)) == pytest.approx(11 / 24)
 
 
+@pytest.mark.parametrize("seat", ["first", "second"])
 @pytest.mark.parametrize(
     ("first", "second", "prompts", "won"),
     [
-        (["p", "b"], ["b"], ["K=", "Kpb="], 2.0),
-        (["p", "p"], ["b"], ["K=", "Kpb="], -1.0),
-        (["p"], ["K"], ["K="], 1.0),  # an illegal answer is a pass
-        (["b"], ["p"], ["K="], 1.0),
+        (["p", "b"], ["b"], ["K..=", "Kpb="], 2.0),
+        (["p", "p"], ["b"], ["K..=", "Kpb="], -1.0),
+        (["p"], ["K"], ["K..="], 1.0),  # an illegal answer is a pass
+        (["b"], ["p"], ["K..="], 1.0),
     ],
 )
-async def test_a_game(first: list[str], second: list[str], prompts: list[str], won: float) -> None:
-    agents = {"first": Scripted("first", *first), "second": Scripted("second", *second)}
-    rewards = (await workflow(Query("q", "KQ", {"deal": ("K", "Q"), "measure": False}), agents)).checked()
-    assert agents["first"].prompts == prompts
-    assert rewards.by_agent == {"first": won, "second": -won}
+async def test_a_game(seat: str, first: list[str], second: list[str], prompts: list[str], won: float) -> None:
+    names = ("player", "rival") if seat == "first" else ("rival", "player")
+    agents = {name: Scripted(name, *answers) for name, answers in zip(names, (first, second), strict=True)}
+    query = Query("q", "KQ", {"deal": ("K", "Q"), "seat": seat, "measure": False})
+    rewards = (await workflow(query, agents)).checked()
+    assert agents[names[0]].prompts == prompts
+    assert rewards.by_agent == {names[0]: won, names[1]: -won}
+
+
+def test_twelve_games_in_turn_are_all_deals_in_both_seats() -> None:
+    games = [
+        (query.data["deal"], query.data["seat"]) for query in (train_query(n, seed=3) for n in range(24))
+    ]
+    assert set(games[:12]) == set(games[12:]) and len(set(games)) == 12
+    assert games[:12] != games[12:]
+
+
+@pytest.mark.parametrize(("members", "weights"), [(1, [1]), (2, [1, 1]), (4, [1, 1, 1, 3])])
+def test_half_of_the_opponents_are_the_newest_member(members: int, weights: list[float]) -> None:
+    assert present_and_past([object()] * members) == weights
 
 
 class Player:
@@ -91,7 +109,7 @@ class Player:
 
     async def generate(self, prompt: Prompt, **options: Any) -> Turn:
         assert isinstance(prompt, str)
-        bet = self.strategy[prompt.removesuffix("=")]
+        bet = self.strategy[prompt.removesuffix("=").rstrip(".")]
         action, probability = ("b", bet) if bet >= 0.5 else ("p", 1 - bet)
         return Turn("player", action, (), (), logprobs=(log(probability),))
 
@@ -99,14 +117,14 @@ class Player:
 async def test_the_measurement_reads_the_strategy_from_log_probabilities() -> None:
     strategy = {name: (number + 1) / 14 for number, name in enumerate(SITUATIONS)}
     player = Player(strategy)
-    rewards = await workflow(Query("measure", "", {"measure": True}), {"first": player, "second": player})
+    rewards = await workflow(Query("measure", "", {"measure": True}), {"player": player})
     assert rewards.metrics["exploitability"] == pytest.approx(exploitability(strategy))
     assert rewards.metrics["first_wins"] == pytest.approx(value(strategy, strategy))
     assert rewards.metrics["illegal_answers"] == 0
 
 
 async def test_an_illegal_answer_is_seen() -> None:
-    assert await bet_probability(Scripted("first", "J", logprob=-3.0), "J") == (1 - exp(-3.0), False)
+    assert await bet_probability(Scripted("player", "J", logprob=-3.0), "J") == (1 - exp(-3.0), False)
 
 
 def test_all_situations_are_there() -> None:

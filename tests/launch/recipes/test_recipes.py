@@ -30,6 +30,8 @@ def test_every_prompt_and_answer_of_the_sft_has_tokens_and_fits(name: str) -> No
     config = resolve(name, [])
     recipe = Recipe(config.recipe_config())
     for agent, settings in config.agents.items():
+        if not config.policies[settings.policy].train:
+            continue  # the past of another policy
         model = config.policies[settings.policy].real_model
         tokenizer: Any = AutoTokenizer.from_pretrained(model.tokenizer_source)
         made = AutoConfig.for_model(**(model.config or {}))
@@ -38,7 +40,7 @@ def test_every_prompt_and_answer_of_the_sft_has_tokens_and_fits(name: str) -> No
         for prompt, completion in recipe.sft(agent, 0, 64):
             tokens, answer = tokenizer.encode(prompt), tokenizer.encode(completion)
             assert tokenizer.decode(tokens) == prompt
-            assert len(answer) + (settings.sampling.max_new_tokens > 1) <= settings.sampling.max_new_tokens
+            assert len(answer) <= settings.sampling.max_new_tokens
             assert len(tokens) + settings.sampling.max_new_tokens <= made.max_position_embeddings
 
 
