@@ -21,3 +21,19 @@ def test_kuhn_poker_leaves_random_play(runs_here: RunsHere) -> None:
     assert before > 0.4
     assert after < 0.37
     assert [step["opponent_games/rival"] for step in run.metrics] == [24 * 16] * 16
+
+
+def test_countdown_learns_from_rewards_of_drafts(runs_here: RunsHere) -> None:
+    run = runs_here.train(
+        "countdown",
+        "training.steps=8",
+        "evaluation.every=0",
+        "policies.shared.sft.batches=300",
+        "data.eval_problems=100",
+        "policies.shared.optimizer.schedule=constant",
+        *QUIET,
+        recipe=recipe_folder("countdown"),
+    )
+    before, after = evaluated(run, "draft_accuracy")
+    assert after > before + 0.03
+    assert [step["turns/proposer"] for step in run.metrics] == [4 * 16 * 8] * 8
