@@ -14,11 +14,14 @@ from flexmarl.launch.new_recipe import recipe_names
 def test_a_copy_is_a_recipe_that_needs_no_other_folder(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "mine"
+    folder, settings = tmp_path / "mine", []
+    if name == "math-debate":  # its questions are on a hub
+        (tmp_path / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+        settings = [f"data.dataset={tmp_path}"]
     assert main(["new", str(folder), "--like", name]) == 0
     assert f"flexmarl train {folder} --dry-run" in capsys.readouterr().out
     assert not [*folder.rglob("__pycache__")]
-    mine, built_in = resolve(str(folder), []), resolve(name, [])
+    mine, built_in = resolve(str(folder), settings), resolve(name, settings)
     assert Path(mine.recipe) == folder
     assert all(
         not Path(policy.real_model.tokenizer_source).is_relative_to(recipe_folder(name))

@@ -78,4 +78,4 @@ def test_the_readme_of_a_recipe_says_how_its_tokenizer_is_made(name: str, tmp_pa
 
 def test_every_recipe_with_a_readme_is_tested_here() -> None:
     found = {path.parent.name.replace("_", "-") for path in RECIPES.glob("*/README.md")}
-    assert found == set(TASKS)
+    assert found == {*TASKS, "math-debate"}  # test_math_debate.py: its model and its data are not here
