@@ -5,8 +5,8 @@
 
 A direction is blocked by a wall, by the edge, and if it leads back to the place before. Neither agent can do it alone:
 the planner does not see the walls, and the executor does not see the goal. The SFT teaches them the form of an answer
-(a direction of the way and one across, in any order; one of the plan's directions, blocked or not). Reinforcement
-learning teaches them which ones.
+(a direction of the way and one across, in any order; one of the plan's directions, more often a blocked one than a free
+one, so that it can tell them apart). Reinforcement learning teaches them which ones.
 """
 
 import math
@@ -56,7 +56,7 @@ def eval_queries(seed: int, *, eval_problems: int, **data: int) -> list[Query]:
 
 
 def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: int) -> list[tuple[str, str]]:
-    """Plans of a direction of the way and one across, in any order; steps that are any direction of the plan."""
+    """Plans of a direction of the way and one across, in any order; steps of the plan, more often blocked than free."""
     random = Random(f"{seed} SFT {agent} {batch}")
     examples = []
     for _ in range(size):
@@ -67,7 +67,8 @@ def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: int)
         if agent == "planner":
             examples.append((f"{way(start, goal)}=", plan))
         else:
-            examples.append((f"{plan}#{blocked}=", random.choice(plan)))
+            step = random.choices(plan, weights=[3 if step.lower() in blocked else 1 for step in plan])[0]
+            examples.append((f"{plan}#{blocked}=", step))
     return examples
 
 
