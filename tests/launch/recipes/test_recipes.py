@@ -12,7 +12,7 @@ from flexmarl.actors.recipe import Recipe
 from flexmarl.launch.config_reading import RECIPES, recipe_folder, resolve
 from flexmarl.launch.simulation import simulate
 
-TASKS = ("countdown", "kuhn-poker", "plan-path", "tool-math")
+TASKS = ("coder-tester", "countdown", "kuhn-poker", "plan-path", "tool-math")
 SIMULATED = ("engine.name=simulated", "trainer.name=simulated", "training.steps=2", "training.queries_per_step=4",
              "training.micro_batch=4", "evaluation.every=0", "checkpoint.every=0")  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_a_query_depends_on_position_and_seed_alone(name: str) -> None:
     assert one.sft(agent, 2, 8) == again.sft(agent, 2, 8) != one.sft(agent, 3, 8)
 
 
-@pytest.mark.parametrize("name", ["countdown", "plan-path", "tool-math"])
+@pytest.mark.parametrize("name", ["coder-tester", "countdown", "plan-path", "tool-math"])
 def test_evaluation_problems_are_never_trained_on(name: str) -> None:
     recipe = Recipe(resolve(name, []).recipe_config())
     held_out = {query.text for query in recipe.eval_queries()}
