@@ -19,6 +19,7 @@ from ..actors.orchestrator.plan import Mode, Plan
 from ..actors.recipe import RecipeConfig
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
+from ..actors.trainer.algorithms import ALGORITHMS
 from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
@@ -35,6 +36,8 @@ from .samples.archive import SamplesConfig
 from .sinks.sink_config import SinkConfigs
 from .weights_paths import weights_path_problem
 
+_COMPARING = ("group_mean", "leave_one_out")
+_WITH_ONE = ", ".join(name for name, row in ALGORITHMS.items() if row.baseline not in _COMPARING)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 # ``rollout-0`` and ``slot-0`` are the names of other actors than instances.
 _TAKEN = ("rollout", "slot")
@@ -196,11 +199,11 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _groups_compare(self) -> "RunConfig":
         for name, agent in self.trained_agents.items():
-            compares = agent.algorithm.row.baseline in ("group_mean", "leave_one_out")
+            compares = agent.algorithm.row.baseline in _COMPARING
             if compares and self.training.trajectories_per_query == 1:
                 raise ValueError(
                     f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
-                    "the trajectories of a query, so that it wants 2 or more; ppo and reinforce_pp do with one"
+                    f"the trajectories of a query, so that it wants 2 or more; {_WITH_ONE} do with one"
                 )
             if not compares and self.rollout.drop_zero_advantage:
                 raise ValueError(

@@ -31,6 +31,10 @@ Order = Literal["oldest", "newest", "best", "worst"]
 
 _JOINED: Final = "trajectories t JOIN records r ON r.id = t.record"
 _OLD_FIRST: Final = "r.step, r.evaluation, r.query, t.number"
+_NEW_FIRST: Final = "r.step DESC, r.evaluation DESC, r.query DESC, t.number DESC"
+_UNWRITABLE: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+_PRIMARY_CODE: Final = 0xFF
+"""The bits of SQLite's error codes that the kinds of one error share."""
 
 
 class SampleListed(NamedTuple):
@@ -130,7 +134,7 @@ class Samples:
             values += by_reward[1]
         ordering = {
             "oldest": _OLD_FIRST,
-            "newest": "r.step DESC, r.evaluation DESC, r.query DESC, t.number DESC",
+            "newest": _NEW_FIRST,
             "best": f"{by_reward[0]} DESC, {_OLD_FIRST}",
             "worst": f"{by_reward[0]}, {_OLD_FIRST}",
         }[order]
@@ -161,17 +165,18 @@ class Samples:
 
     def rows(self, *, limit: int | None = None, **filters: Any) -> list[SampleListed]:
         """The turns of trajectories without their texts, the oldest first; with ``agent`` or ``reward``, only the turns
-        that they fit."""
+        that they fit. ``limit``: keeps the newest."""
         where, values = _where(**filters)
         of_turn, turn_values = _where_sample(filters.get("agent"), filters.get("reward"))
         query = (
             "SELECT r.step, r.evaluation, r.query, t.number, s.turn, s.agent, s.reward, s.advantage, s.version, "
             f"s.tokens, s.finish_reason, t.failure FROM {_JOINED} JOIN samples s ON s.trajectory = t.id "
-            f"WHERE {where} AND {of_turn} ORDER BY {_OLD_FIRST}, s.turn LIMIT ?"
+            f"WHERE {where} AND {of_turn} ORDER BY {_NEW_FIRST}, s.turn DESC LIMIT ?"
         )
         with self._readable():
             found = self._database.execute(query, (*values, *turn_values, -1 if limit is None else limit))
-            return [SampleListed(step, bool(evaluation), *rest) for step, evaluation, *rest in found]
+            newest = [SampleListed(step, bool(evaluation), *rest) for step, evaluation, *rest in found]
+        return newest[::-1]
 
     # ------------------------------------------------------------------ inside
 
@@ -207,7 +212,10 @@ def _opened(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error."""
     try:
         return _checked(path, "mode=ro")
-    except sqlite3.OperationalError:  # WAL needs a file beside this one, and the folder can't be written
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & _PRIMARY_CODE not in _UNWRITABLE:
+            raise  # without locks, a file that is being written would be read in the middle of a change
+        # WAL needs a file beside this one, and the folder can't be written.
         return _checked(path, "immutable=1")
 
 

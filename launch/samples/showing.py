@@ -49,7 +49,7 @@ def show_trajectories(
 
 
 def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_json: bool) -> None:
-    """Prints at most ``limit`` turns, the oldest first."""
+    """Prints the newest ``limit`` turns at most, the oldest of them first."""
     rows = samples.rows(limit=limit, **filters)
     if as_json:
         for row in rows:

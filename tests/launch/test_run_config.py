@@ -80,7 +80,7 @@ class TestRefusals:
             ("training.micro_batch=100000", "training.micro_batch=100000 is more than the 8 trajectories"),
             (
                 "training.trajectories_per_query=1",
-                "trajectories_per_query=1: agents.solver.algorithm.name=grpo compares .* wants 2 or more",
+                "trajectories_per_query=1: agents.solver.*name=grpo compares .* 2 or more; reinforce_pp, ppo, rae do",
             ),
             ("pool={name: shared}", "pool.slots: is missing"),
             ("pool.slots=2", "pool.slots: the pool static has no such option"),

@@ -35,6 +35,8 @@ _LONGEST_PAUSE_S: Final = 30.0
 _SHOWN: Final = 200
 _RETRIED: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)})
 
+_NEW_NAME: Final = "max_completion_tokens"
+
 Pause = Callable[[float], Awaitable[object]]
 
 
@@ -49,6 +51,7 @@ class OpenaiEngine(Engine):
         self._places = asyncio.Semaphore(config.max_batch)
         self._calls: dict[str, asyncio.Task[EngineResult]] = {}
         self._at_endpoint = self._prompt_tokens = self._generated = self._interrupted = 0
+        self._takes_max_tokens = True
         self._closed = asyncio.Event()
 
     async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
@@ -92,7 +95,7 @@ class OpenaiEngine(Engine):
             if attempt:
                 await self._pause(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
             try:
-                response = await self._client.post(url, json=body)
+                response = await self._response(url, body)
             except httpx2.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
@@ -102,6 +105,18 @@ class OpenaiEngine(Engine):
             if response.status_code not in _RETRIED:
                 raise EndpointFailed(url, problem)
         raise EndpointFailed(url, f"{attempts} attempts have failed, the last with {problem}")
+
+    async def _response(self, url: str, body: dict[str, Any]) -> httpx2.Response:
+        """Endpoints of newer models refuse ``max_tokens``, and name the key that they want: from then on it has that
+        name, if it is a key of messages."""
+        if not self._takes_max_tokens:
+            body = _renamed(body)
+        response = await self._client.post(url, json=body)
+        refused = response.status_code == HTTPStatus.BAD_REQUEST and _NEW_NAME in response.text
+        if refused and "messages" in body and "max_tokens" in body:
+            self._takes_max_tokens = False
+            response = await self._client.post(url, json=_renamed(body))
+        return response
 
     async def interrupt(self, adapter: str | None = None) -> None:
         calls = [*self._calls.values()]
@@ -191,6 +206,12 @@ def result_of(name: str, answer: Any, url: str) -> EngineResult:
     if not isinstance(text, str) or reason not in ("stop", "length"):
         raise EndpointFailed(url, f"its answer has no complete text: finish_reason is {reason!r}")
     return EngineResult(name, tuple(text.encode(errors="replace")), (), reason)
+
+
+def _renamed(body: dict[str, Any]) -> dict[str, Any]:
+    if "messages" not in body:
+        return body
+    return {_NEW_NAME if key == "max_tokens" else key: value for key, value in body.items()}
 
 
 def _json_of(response: httpx2.Response, url: str) -> Any:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_turns_are_listed_without_texts(run: Path) -> None:
             (1, "q1", 0, "judge", 0.9),
             (2, "q2", 0, "judge", 0.6),
         ]
-        assert len(samples.rows()) == 9 and len(samples.rows(limit=4)) == 4
+        assert len(samples.rows()) == 9 and samples.rows(limit=4) == samples.rows()[-4:]
         recorded = samples.recorded()
     assert (recorded.trajectories, recorded.samples, recorded.dropped) == (5, 9, 0)
     assert (recorded.first_step, recorded.last_step, recorded.evaluations) == (1, 2, (2,))
@@ -108,12 +109,31 @@ def test_a_run_of_another_user_is_read_without_writing(
 
     def connect(name: str, **options: Any) -> sqlite3.Connection:
         if "mode=ro" in name:
-            raise sqlite3.OperationalError("unable to open database file")
+            refusal = sqlite3.OperationalError("unable to open database file")
+            refusal.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise refusal
         return real(name, **options)
 
     monkeypatch.setattr(sqlite3, "connect", connect)
     with Samples(directory.path) as samples:
         assert samples.count() == 5
+
+
+def test_a_locked_file_is_not_read_without_locks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, connect = [], sqlite3.connect
+
+    def locked(name: str, **options: Any) -> sqlite3.Connection:
+        opened.append(name)
+        return connect(name, **options | {"timeout": 0.0})
+
+    file = RunDirectory(run).samples
+    with closing(connect(file, isolation_level=None)) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(sqlite3, "connect", locked)
+        with pytest.raises(SamplesUnreadable, match="locked"):
+            Samples(run)
+    assert len(opened) == 1 and "mode=ro" in opened[0]
 
 
 def test_a_missing_file_has_a_reason(tmp_path: Path) -> None:

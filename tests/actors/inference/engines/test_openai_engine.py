@@ -67,6 +67,23 @@ async def test_messages_go_there_as_they_are(endpoint: Endpoint) -> None:
     await engine.close()
 
 
+async def test_an_endpoint_that_refuses_max_tokens_is_asked_with_the_key_that_it_names(
+    endpoint: Endpoint,
+) -> None:
+    refusal = {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'."}}
+    answer = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
+    endpoint.answers = [JSONResponse(refusal, 400), JSONResponse(answer), JSONResponse(answer)]
+    engine = engine_of(endpoint.base_url)
+    asked = replace(PLAIN, chat=Chat(({"role": "user", "content": "is it?"},)))
+    for name in ("a", "b"):
+        assert bytes((await engine.generate(replace(asked, request_id=name))).tokens) == b"yes"
+    keys = [{key: body[key] for key in body if key.startswith("max")} for _, body, _ in endpoint.requests]
+    assert keys == [{"max_tokens": 16}, {"max_completion_tokens": 16}, {"max_completion_tokens": 16}]
+    await engine.generate(PLAIN)
+    assert endpoint.requests[-1][1]["max_tokens"] == 16, "plain prompts have no other key"
+    await engine.close()
+
+
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 async def test_a_busy_endpoint_is_asked_again(endpoint: Endpoint, status: int) -> None:
     endpoint.answers = [PlainTextResponse("busy", status)] * 2
