@@ -55,10 +55,11 @@ async def in_process(function: Callable[..., Result], *args: Any, timeout_s: flo
 
 
 class Processes:
-    """A pool of at most ``limit`` processes. ``recipe``: the folder of a recipe whose functions may be called."""
+    """A pool of at most ``limit`` processes. ``recipe``: the folder of a recipe whose functions may be called.
+    ``start_s``: for the start of one."""
 
-    def __init__(self, limit: int, recipe: str = "") -> None:
-        self._recipe = recipe
+    def __init__(self, limit: int, recipe: str = "", start_s: float = _START_S) -> None:
+        self._recipe, self._start_s = recipe, start_s
         self._places = asyncio.Semaphore(limit)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
@@ -108,8 +109,10 @@ class Processes:
         process = await _Process.start()
         self._all.add(process)
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(self._start_s):
                 problem = await process.answer(frame({"paths": search_path(), "recipe": self._recipe}))
+        except TimeoutError:  # an OSError too, but not the end of the process
+            problem = f"its process is not ready after {self._start_s:g} s, imports included"
         except (asyncio.IncompleteReadError, OSError):
             problem = await process.ended()
         except BaseException:
@@ -117,6 +120,7 @@ class Processes:
             raise
         if problem:
             self._drop(process)
+            await process.ended()
             raise ProcessFailed("in_process", problem)
         return process
 

@@ -99,6 +99,14 @@ def started():
 """
 
 
+async def test_a_process_that_does_not_begin_is_named_and_killed() -> None:
+    pool = Processes(1, start_s=0.0)
+    with pytest.raises(ProcessFailed, match="in_process: its process is not ready after 0 s"):
+        await pool.run(moved, [Point(1)], PATIENCE_S)
+    assert not pool._all
+    await pool.close()
+
+
 async def test_one_process_after_the_other(pool: Processes) -> None:
     """A process is used again; one that took too long, was cancelled or has died is replaced; and none is left."""
     from flexmarl.actors.recipe import Recipe, RecipeConfig
