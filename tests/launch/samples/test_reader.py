@@ -122,7 +122,7 @@ def test_a_run_of_another_user_is_read_without_writing(
 def test_a_locked_file_is_not_read_without_locks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, connect = [], sqlite3.connect
 
-    def locked(name: str, **options: Any) -> sqlite3.Connection:
+    def locked(name: str, **options: Any) -> Any:
         opened.append(name)
         return connect(name, **options | {"timeout": 0.0})
 
