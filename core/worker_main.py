@@ -1,10 +1,12 @@
-"""The process of one spawned actor, started by ``process_node.py``:
-``python -m flexmarl.core.worker_main PARENT DIRECTORY NAME private|shared``.
-``PARENT``: the parent's process id. ``private``: the directory is the run's own, and is removed if the parent has died.
+"""The process of one spawned actor, forked by ``fork_server.py`` or started by it:
+``python -m flexmarl.core.worker_main PARENT LISTENING DIRECTORY NAME private|shared``.
+``PARENT``: a pidfd (pidfd_open(2)) of the node's process. ``LISTENING``: the descriptor of the socket that listens
+already, over TCP. Each is -1 if there is none. ``private``: the directory is the run's own, and is removed if the
+parent has died.
 
 Standard input carries one length-prefixed MessagePack map (``WorkerInit``) and then stays open for as long as
 the parent lives: its end means that the parent is gone, and the process ends with it. A fork of the parent keeps that
-pipe open, so the process also watches the parent itself (pidfd_open(2)).
+pipe open, so the process also watches the parent itself.
 """
 
 import functools
@@ -14,7 +16,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +24,7 @@ import uvloop
 
 from .hosted_actor import HostedActor
 from .private_directory import use_with_others
+from .supervision.forking import NO_DESCRIPTOR
 from .supervision.worker_init import WorkerInit, read_init
 from .system import ActorSystem
 from .telemetry import configure_logging
@@ -29,11 +32,11 @@ from .wire.curve import Keys
 from .wire.zeromq import ZmqWire, ipc_address
 
 
-def main() -> NoReturn:
+def main(arguments: Sequence[str]) -> NoReturn:
     # The launcher handles the terminal's ctrl-C, and stops its actors.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent, directory, name = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    private = sys.argv[4] == "private"
+    parent, listening = int(arguments[0]), int(arguments[1])
+    directory, name, private = Path(arguments[2]), arguments[3], arguments[4] == "private"
 
     def watch_parent(wait_gone: Callable[[], None]) -> None:
         work = functools.partial(_end_with_parent, wait_gone, directory, name, private)
@@ -48,16 +51,16 @@ def main() -> NoReturn:
         _end_with_parent(_wait_pipe_closed, directory, name, private)
     watch_parent(_wait_pipe_closed)
     configure_logging(name, sys.stderr, init.log_level)
-    status = uvloop.run(_serve(name, init, directory))
+    status = uvloop.run(_serve(name, init, directory, None if listening == NO_DESCRIPTOR else listening))
     # Everything is closed. A regular exit of the interpreter, with torch in it, takes seconds.
     sys.stderr.flush()
     os._exit(status)
 
 
-async def _serve(name: str, init: WorkerInit, directory: Path) -> int:
+async def _serve(name: str, init: WorkerInit, directory: Path, listening: int | None) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
-    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch, init.listening)
+    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch, listening)
     async with ActorSystem(
         name, directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
     ) as system:
@@ -69,17 +72,25 @@ def _wait_pipe_closed() -> None:
     os.read(sys.stdin.fileno(), 1)  # nothing is written after the init: this returns when the pipe is closed
 
 
-def _wait_process_gone(parent: int) -> None:
-    """Waits until the process ``parent``, which has started this one, has ended."""
+def pidfd_of_parent(parent: int) -> int:
+    """A descriptor of the process ``parent``, which has started this one; NO_DESCRIPTOR if there is none."""
     try:
         descriptor = os.pidfd_open(parent)
-    except ProcessLookupError:
-        return
-    except OSError:  # Linux before 5.3, or a sandbox that forbids the call: only the pipe shows the end
+    except (
+        OSError
+    ):  # it has ended; Linux before 5.3, or a sandbox that forbids the call: only pipes show the end
+        return NO_DESCRIPTOR
+    if os.getppid() == parent:
+        return descriptor
+    os.close(descriptor)  # the number may be another process's by now
+    return NO_DESCRIPTOR
+
+
+def _wait_process_gone(parent: int) -> None:
+    """Waits until the process of the pidfd ``parent`` has ended."""
+    if parent == NO_DESCRIPTOR:
         threading.Event().wait()
-        return
-    if os.getppid() == parent:  # else that number may be another process's by now
-        select.select([descriptor], [], [])
+    select.select([parent], [], [])
 
 
 def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str, private: bool) -> NoReturn:
@@ -94,4 +105,4 @@ def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str, 
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

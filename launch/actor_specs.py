@@ -42,6 +42,8 @@ _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
 _ROUTER: Final = "flexmarl.actors.inference.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
+_EMBEDDED_ENGINE: Final = "flexmarl.actors.inference.engines.embedded"
+_TORCH_TRAINER: Final = "flexmarl.actors.trainer.backends.torch_policy.torch_policies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,17 @@ def actor_specs(
             for instance in references.instances[policy]
         }
     return {name: replace(spec, cuda_devices=own_gpus.get(name)) for name, spec in specs.items()}
+
+
+def modules_of(config: RunConfig) -> tuple[str, ...]:
+    """The modules that the actors of a run need, those of large libraries included: to be imported once for all."""
+    roles = (_STORE, _TRAINER, _SLOT, _INSTANCE, _ROUTER, _ROLLOUT, _ORCHESTRATOR)
+    modules = [role.partition(":")[0] for role in roles]
+    if any(policy.engine.name == "embedded" for policy in config.policies.values()):
+        modules.append(_EMBEDDED_ENGINE)
+    if not config.simulated:
+        modules.append(_TORCH_TRAINER)
+    return tuple(modules)
 
 
 def rollout_setup(config: RunConfig, references: References, store_dir: Path, logs: Path) -> RolloutSetup:

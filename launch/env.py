@@ -26,6 +26,8 @@ _QUIET = {
 _TORCHRUN = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+)"
 )
+LATE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TMPDIR")
+"""Variables that libraries read when they are first used, not when they are imported."""
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 

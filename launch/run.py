@@ -33,6 +33,7 @@ from ..core.supervision.process_node import ProcessNode
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
 from . import env
+from .actor_specs import modules_of
 from .config_reading import flattened
 from .config_warnings import warnings_about
 from .console.display import Display
@@ -238,7 +239,14 @@ class Run:
     ) -> RunResult:
         life, directory = self._prepared.life, self.directory
         environment = {**env.actor_environment(), **self._prepared.environment}
-        here = ProcessNode(system, runtime_dir, directory.logs, environment)
+        here = ProcessNode(
+            system,
+            runtime_dir,
+            directory.logs,
+            environment,
+            modules=modules_of(life.config),
+            late_variables=env.LATE_VARIABLES,
+        )
         async with AsyncExitStack() as exits:
             joining = joined_cluster(system, here, self._prepared, self._nodes, console)
             cluster = await self._unless_stopped(exits.enter_async_context(joining))

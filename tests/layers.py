@@ -20,7 +20,7 @@ CORE = (
     "front_door", "collector", "task_groups", "errors", "names", "call_context", "telemetry", "private_directory",
     "protocol", "wire_types",
     "declared_errors", "signature", "call", "wire", "durable",
-    "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "testing",
+    "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "fork_server", "testing",
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
@@ -87,9 +87,9 @@ RULES = (
         for_types_too=False,
     ),
     Rule(
-        "only launch/env.py reads the environment",
+        "only launch/env.py reads the environment, and processes pass it on",
         where="",
-        except_in=r"launch/env\.py",
+        except_in=r"launch/env\.py|core/fork_server\.py|core/supervision/process_node\.py",
         banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""Actors in processes of this host.
+"""Actors in processes of this host, forked from one that has imported what they need.
 
 Over ipc an actor's address is a path. Over TCP the node itself listens on a free port and hands the listening
 descriptor to each of the actor's processes (systemd's socket activation): the address is known before there is a
@@ -6,14 +6,12 @@ process, a restarted actor keeps it, and callers that connect meanwhile wait in 
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
 import signal
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +19,7 @@ from ..errors import LocalProtocolError
 from ..protocol.session import Settings
 from ..wire.curve import Keys
 from ..wire.zeromq import Tcp, ipc_address, listening_socket, tcp_address
+from .forking import ForkedProcess, ForkServer
 from .node import NODE_DIRECTORY, Launch, Node, Running
 from .worker_init import WorkerInit, search_path, write_init
 
@@ -53,17 +52,26 @@ class ProcessNode(Node):
         env: Mapping[str, str] | None,
         *,
         directory_is_private: bool = True,
+        modules: Sequence[str] = (),
+        late_variables: Collection[str] = (),
     ) -> None:
         """``system``: the processes listen as it does, with its keys and settings. ``directory``: of the processes'
         systems; if it is private to this run, processes that lose their parent remove it with all its files. ``env``:
-        the whole environment of the processes; None: they inherit this process's, and its ``sys.path``."""
+        the whole environment of the processes; None: they inherit this process's, and its ``sys.path``. ``modules``:
+        imported once for all processes. ``late_variables``: those that the modules do not read when they are imported;
+        an actor with another variable of its own imports for itself what it needs."""
         self.name = system.name
         self._system = system
         self._directory = directory
         self._private = directory_is_private
         self._log_directory = log_directory
         self._env = None if env is None else dict(env)
+        self._modules = modules
+        self._late_variables = late_variables
         self._listening: dict[str, socket.socket] = {}
+        self._names: set[str] = set()
+        """Of the actors with an address."""
+        self._server: ForkServer | None = None
 
     def check(self, launch: Launch) -> None:
         if launch.env and self._env is None:
@@ -75,6 +83,7 @@ class ProcessNode(Node):
             raise LocalProtocolError(f"{name} is reached by no socket: no process could answer it")
 
     async def reserve(self, actor: str) -> str:
+        self._names.add(actor)
         tcp = self._system.tcp
         if tcp is None:
             return ipc_address(self._directory, actor)
@@ -85,25 +94,30 @@ class ProcessNode(Node):
 
     async def launch(self, launch: Launch) -> "ChildProcess":
         listening = self._listening.get(launch.name)
+        if self._server is None or self._server.ended:
+            log_path = self._log_directory / "fork-server.log"
+            environment = self._environment({})
+            self._server = ForkServer(self._modules, self._late_variables, environment, log_path)
         return await ChildProcess.start(
             launch.name,
             launch.epoch,
-            [str(os.getpid()), str(self._directory), launch.name, "private" if self._private else "shared"],
-            write_init(self._init(launch, listening)),
+            self._server,
+            [str(self._directory), launch.name, "private" if self._private else "shared"],
+            write_init(self._init(launch)),
             self._log_directory / f"{launch.name}.log",
             self._environment(launch.env),
             () if listening is None else (listening.fileno(),),
         )
 
-    def _environment(self, own: Mapping[str, str]) -> dict[str, str] | None:
+    def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
         if self._env is None:
-            return None
+            return os.environ.copy()
         directory = str(self._directory)
         return self._env | {
             name: directory if value == NODE_DIRECTORY else value for name, value in own.items()
         }
 
-    def _init(self, launch: Launch, listening: socket.socket | None) -> WorkerInit:
+    def _init(self, launch: Launch) -> WorkerInit:
         system = self._system
         keys_file = None
         if system.keys is not None:
@@ -117,7 +131,6 @@ class ProcessNode(Node):
             launch.kwargs,
             {"name": name, "address": address},
             None if system.tcp is None else dataclasses.replace(system.tcp, keys=None),
-            None if listening is None else listening.fileno(),
             None if keys_file is None else str(keys_file),
             system.settings,
             launch.epoch,
@@ -131,18 +144,24 @@ class ProcessNode(Node):
             listening.close()
         # A killed process leaves it behind.
         Path(ipc_address(self._directory, actor).removeprefix("ipc://")).unlink(missing_ok=True)
+        self._names.discard(actor)
+        if not self._names and self._server is not None:
+            self._server.close()
 
     def close(self) -> None:
-        for actor in list(self._listening):
+        for actor in list(self._names):
             self.release(actor)
 
 
 class ChildProcess(Running):
     """One process, and the file with its output."""
 
-    def __init__(self, name: str, epoch: int, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(
+        self, name: str, epoch: int, process: ForkedProcess, init: asyncio.WriteTransport, log_path: Path
+    ) -> None:
         super().__init__(name, epoch, f"process {process.pid}")
         self._process = process
+        self._init = init
         self._log_path = log_path
 
     @classmethod
@@ -150,58 +169,54 @@ class ChildProcess(Running):
         cls,
         name: str,
         epoch: int,
+        server: ForkServer,
         arguments: list[str],
         init: bytes,
         log_path: Path,
-        env: Mapping[str, str] | None,
+        env: Mapping[str, str],
         descriptors: tuple[int, ...] = (),
     ) -> "ChildProcess":
-        """``init``: the first bytes on its standard input (``worker_init.py``). ``env``: None inherits this process's.
-        ``descriptors``: further ones that it inherits. Raises OSError."""
-        with log_path.open("ab") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "flexmarl.core.worker_main", *arguments,
-                stdin=asyncio.subprocess.PIPE, stdout=log_file, stderr=log_file,
-                env=env, start_new_session=True, pass_fds=descriptors,
-            )  # fmt: skip
-        assert process.stdin is not None
-        process.stdin.write(
-            init
-        )  # stays open: the child ends at the end of this file, when this process is gone
-        return cls(name, epoch, process, log_path)
+        """``arguments``: of ``worker_main``, behind its descriptors. ``init``: the first bytes on its standard input
+        (``worker_init.py``). ``env``: its environment. ``descriptors``: the socket at which it listens, if there is
+        one. Raises OSError."""
+        read_end, write_end = os.pipe()
+        try:
+            with log_path.open("ab") as log_file:
+                process = await server.fork(arguments, env, (read_end, log_file.fileno(), *descriptors))
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        # It stays open: the child ends at the end of this file, when this process is gone.
+        pipe, _ = await asyncio.get_running_loop().connect_write_pipe(
+            asyncio.BaseProtocol, os.fdopen(write_end, "wb", buffering=0)
+        )
+        pipe.write(init)
+        return cls(name, epoch, process, pipe, log_path)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def has_exited(self) -> bool:
-        try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # the loop has waited for it
-            return True
-        return ended or is_ending(self.pid)
+        return self._process.has_exited() or is_ending(self.pid)
 
     async def wait_exit(self) -> str:
-        code = await self._process.wait()
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        return await self._process.wait_exit()
 
     def terminate(self) -> None:
-        self._send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        self._send_signal(signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)
 
     async def wait_gone(self) -> None:
         await super().wait_gone()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._init.close()
 
     def log_tail(self) -> str:
         return _last_lines(self._log_path)
-
-    def _send_signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet
-            self._process.send_signal(number)
 
 
 def is_ending(pid: int) -> bool:

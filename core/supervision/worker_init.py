@@ -27,8 +27,7 @@ _LENGTH = struct.Struct("!I")
 class WorkerInit:
     """``actor_class``: ``module:Class``. ``args``, ``kwargs``: for its constructor, checked against its annotations.
 
-    ``tcp``: the way to listen, without its keys, which are in ``keys_file``; None: an ipc socket. ``listening``: the
-    descriptor of the socket that listens already (``process_node.py``), over TCP.
+    ``tcp``: the way to listen, without its keys, which are in ``keys_file``; None: an ipc socket.
     ``epoch``: of its incarnation, one more than the last one's. ``search_path``: further entries for ``sys.path``.
     ``log_level``: the least one of its log's lines.
     """
@@ -38,7 +37,6 @@ class WorkerInit:
     kwargs: dict[str, Any]
     supervisor: dict[str, str]
     tcp: Tcp | None
-    listening: int | None
     keys_file: str | None
     settings: Settings
     epoch: int

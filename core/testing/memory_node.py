@@ -73,7 +73,6 @@ class MemoryNode(Node):
             {"name": name, "address": address},
             None,
             None,
-            None,
             self._settings,
             launch.epoch,
             [],

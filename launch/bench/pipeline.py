@@ -234,15 +234,15 @@ class _Watch(Progress):
                 f"{metrics.failed_trajectories} trajectories failed: the modes can't be compared"
             )
         if not self._processes:
-            self._processes = {_actor_of(child): child for child in psutil.Process().children()}
+            self._processes = {_actor_of(child): child for child in psutil.Process().children(recursive=True)}
         turns = sum(policy.samples or 0 for policy in metrics.by_policy.values())
         cpu_s = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
         self.run.moments.append(_Moment(metrics.time_s, turns, cpu_s))
 
 
 def _actor_of(process: psutil.Process) -> str:
-    """``python -P -m flexmarl.core.worker_main PARENT DIRECTORY NAME private``"""
-    return process.cmdline()[-2]
+    """The last words of an actor's command line are its directory, its name and "private"."""
+    return " ".join(process.cmdline()).split()[-2]
 
 
 def _timed_run(config: RunConfig) -> _Run:

@@ -11,6 +11,7 @@ from typing import Final
 from ...actors.errors import ConfigError
 from ...core.supervision.node import Node
 from ...core.system import ActorSystem
+from ..actor_specs import modules_of
 from ..console.run_console import RunConsole
 from ..errors import Interrupted
 from ..host_description import HostDescription, describe_host
@@ -58,7 +59,13 @@ async def joined_cluster(
             "network.listen=auto"
         )
     host = await asyncio.to_thread(describe_host)
-    offer = Offer(str(directory.path.absolute()), config.recipe, system.settings, dict(prepared.environment))
+    offer = Offer(
+        str(directory.path.absolute()),
+        config.recipe,
+        system.settings,
+        dict(prepared.environment),
+        modules_of(config),
+    )
     recipe_files = await asyncio.to_thread(code_digests, Path(config.recipe))
     nodes = Nodes(Head(host, offer, recipe_files, system.address))
     await system.add(nodes, NAME)

@@ -37,12 +37,13 @@ class NameTaken(FlexmarlError):
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A run, for nodes that may join. ``folder``, ``recipe``: paths that have to be the same on all hosts.
-    ``environment``: variables of its actors, beside those of their host."""
+    ``environment``: variables of its actors, beside those of their host. ``modules``: those they import."""
 
     folder: str
     recipe: str
     settings: Settings
     environment: dict[str, str]
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,14 @@ async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismis
     ):
         environment = {**env.actor_environment(), **offer.environment}
         logs = RunDirectory(Path(offer.folder)).logs
+        processes = ProcessNode(
+            system, directory, logs, environment, modules=offer.modules, late_variables=env.LATE_VARIABLES
+        )
         joining = await asyncio.to_thread(_describe, options.name, offer)
         joined = f"node {joining.host.name} has joined the run {offer.folder} at {run.address}"
         return await serve_run(
             system,
-            ProcessNode(system, directory, logs, environment),
+            processes,
             system.ref(NAME, run.address, NodesApi),
             joining,
             name_taken_s=given_up_within(offer.settings) if options.again else 0.0,

@@ -208,7 +208,8 @@ class Storm:
 
 def _actor(launcher: int, name: str) -> psutil.Process | None:
     try:
-        return next((c for c in psutil.Process(launcher).children() if name in c.cmdline()), None)
+        processes = psutil.Process(launcher).children(recursive=True)
+        return next((p for p in processes if name in " ".join(p.cmdline()).split()), None)
     except psutil.NoSuchProcess:
         return None
 

@@ -122,7 +122,7 @@ class Launched:
     def actors(self) -> dict[str, psutil.Process]:
         """The actors' processes by name: each writes to the log of its name."""
         found = {}
-        for child in psutil.Process(self.process.pid).children():
+        for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(FileNotFoundError):  # it has just ended
                 found[Path(f"/proc/{child.pid}/fd/2").readlink().stem] = child
         return found

@@ -42,16 +42,18 @@ class TaskNode(ProcessNode):
     """Each actor in a task of this loop. It listens where its process would, and is made from the same bytes."""
 
     async def launch(self, launch: Launch) -> "RunningTask":  # type: ignore[override]  # no child process
-        init = read_init(io.BytesIO(write_init(self._init(launch, self._listening.get(launch.name)))))
-        return RunningTask(launch.name, init, self._directory)
+        init = read_init(io.BytesIO(write_init(self._init(launch))))
+        listening = self._listening.get(launch.name)
+        return RunningTask(launch.name, init, self._directory, listening and listening.fileno())
 
 
 class RunningTask(Running):
     """One incarnation."""
 
-    def __init__(self, name: str, init: WorkerInit, directory: Path) -> None:
+    def __init__(self, name: str, init: WorkerInit, directory: Path, listening: int | None) -> None:
         super().__init__(name, init.epoch, "task")
         self._init = init
+        self._listening = listening
         self._directory = directory
         self._task = asyncio.create_task(self._live(), name=f"actor {name}")
 
@@ -72,7 +74,7 @@ class RunningTask(Running):
         """As ``worker_main`` does."""
         init, name = self._init, self.name
         keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
-        wire = ZmqWire(init.tcp or ipc_address(self._directory, name), keys, init.epoch, init.listening)
+        wire = ZmqWire(init.tcp or ipc_address(self._directory, name), keys, init.epoch, self._listening)
         async with ActorSystem(
             name, self._directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
         ) as system:

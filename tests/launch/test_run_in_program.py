@@ -24,7 +24,7 @@ from flexmarl.launch.prepared_run import GivenConfig, resolve_given
 from flexmarl.launch.run import Run
 
 from ..patience import PATIENCE_S
-from .conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines
+from .conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines, wait_until
 from .in_process import actors_in_tasks, end_of
 
 FINDINGS = preflight._findings
@@ -43,7 +43,7 @@ def runtime_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
         monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", folder)
         yield Path(folder)
         assert not list(Path(folder).iterdir())
-    assert not psutil.Process().children()
+    wait_until(lambda: not psutil.Process().children(recursive=True), "the end of all processes")
 
 
 @pytest.fixture
@@ -224,8 +224,9 @@ async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: 
 
 
 def _process_of(actor: str) -> psutil.Process:
-    """``python -m flexmarl.core.worker_main PARENT DIRECTORY NAME private``"""
-    return next(child for child in psutil.Process().children() if child.cmdline()[-2] == actor)
+    """The last words of an actor's command line are its directory, its name and "private"."""
+    processes = psutil.Process().children(recursive=True)
+    return next(process for process in processes if " ".join(process.cmdline()).split()[-2:-1] == [actor])
 
 
 class TestItsConfig:

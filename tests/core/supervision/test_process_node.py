@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
+from flexmarl.core.supervision.forking import ForkServer
 from flexmarl.core.supervision.process_node import ChildProcess, _last_lines, is_ending
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
@@ -49,6 +50,13 @@ async def test_an_address_is_known_before_the_first_process_and_calls_to_it_wait
         os.kill(await worker.api.pid(), signal.SIGKILL)
         assert await eventually(lambda: pid_of(worker), lambda pid: pid not in (0, waiting.result()))
         node.close()
+
+
+async def no_processes() -> None:
+    """Waits until this process has no children and they have none: an actor's process is one of the fork server's."""
+    await eventually(
+        lambda: asyncio.to_thread(psutil.Process().children, recursive=True), lambda found: not found
+    )
 
 
 class TestStart:
@@ -95,10 +103,9 @@ class TestStart:
     ) -> None:
         monkeypatch.setattr("flexmarl.core.supervision.node.START_TIMEOUT_S", 0.5)
         async with bench(private, tmp_path) as made:
-            before = psutil.Process().children()
             with pytest.raises(ActorDead, match=r"not ready within 0.5 s"):
                 await made.supervisor.spawn("echo:NeverReady", "late", {})
-            assert psutil.Process().children() == before
+            await no_processes()
 
     async def test_a_start_that_is_given_up_leaves_no_process(self, private: Path, tmp_path: Path) -> None:
         async with bench(private, tmp_path) as made:
@@ -107,21 +114,23 @@ class TestStart:
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-            assert psutil.Process().children() == []
+            await no_processes()
             assert (await made.start("late")).name == "late"
 
     async def test_nobody_waits_for_ever_for_what_outlives_sigkill(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("flexmarl.core.supervision.node._KILL_GRACE_S", 0.05)
+        server = ForkServer([], [], dict(os.environ), tmp_path / "server.log")
         process = await ChildProcess.start(
-            "stuck", 1, [str(tmp_path), "stuck", "shared"], b"", tmp_path / "log", None
+            "stuck", 1, server, [str(tmp_path), "stuck", "shared"], b"", tmp_path / "log", dict(os.environ)
         )
         process.kill()
         with structlog.testing.capture_logs() as logs:
             await process.wait_gone()  # no watch reports its end
         assert [line["event"] for line in logs] == ["process does not end"]
         await process.wait_ended()
+        server.close()
 
     async def test_restarts_that_do_not_help_set_the_failure_of_the_system(self, private: Path) -> None:
         async with ActorSystem("tests", private, intensity=Intensity(1, 60)) as system:

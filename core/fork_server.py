@@ -1,0 +1,164 @@
+"""The process from which a node's actor processes are forked, started by ``supervision/forking.py``:
+``python -m flexmarl.core.fork_server SOCKET PARENT LATE MODULES``.
+``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``LATE``: names of environment
+variables, with commas. ``MODULES``: those that are imported before the first fork, with commas.
+
+The import of torch and transformers takes seconds. Here it happens once, and the processes of actors share its memory.
+An actor whose environment differs from this process's gets a new interpreter (execve(2)): a module may have read the
+environment when it was imported. Variables that are read later, ``LATE``, may differ.
+
+This process has one thread: a fork has no other, but the locks that others hold. It ends when the node closes the
+socket, or has died.
+"""
+
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgpack
+import setproctitle
+
+from . import worker_main
+from .collector import importing
+from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR, SHORT_TITLES
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``arguments``: of ``worker_main``, behind its descriptors. ``environment``: the whole of it. ``descriptors``: the
+    standard input, the log, and the socket that listens, if there is one."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    descriptors: list[int]
+
+
+class ForkServer:
+    """``node``: the socket. ``parent``: a pidfd of the node's process, or NO_DESCRIPTOR. ``late``: see above."""
+
+    def __init__(self, node: socket.socket, parent: int, late: Collection[str]) -> None:
+        self._node = node
+        self._parent = parent
+        self._late = {*late, *SHORT_TITLES}
+        self._environment = self._early(os.environ.copy())
+        self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._own = (node.fileno(), self._woken, waking)
+        signal.set_wakeup_fd(waking)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written there
+
+    def serve(self) -> None:
+        """Forks what the node asks for, and reports how the processes end, until the node has gone."""
+        alone = len(list(Path("/proc/self/task").iterdir())) == 1
+        if not alone:
+            sys.stderr.write("imported modules have started threads: each actor gets a new interpreter\n")
+        poll = select.poll()
+        for descriptor in {self._node.fileno(), self._woken, self._parent} - {NO_DESCRIPTOR}:
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._report_ended()
+            if self._parent in ready:
+                return
+            if self._node.fileno() in ready:
+                message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 3)
+                if not message:
+                    return
+                self._fork(Request(*msgpack.unpackb(message), descriptors), alone)
+
+    def _fork(self, request: Request, alone: bool) -> None:
+        try:
+            process = os.fork()
+        except OSError as error:
+            self._answer([], True, 0, error.errno)
+        else:
+            if not process:
+                self._become_worker(request, alone)
+            try:
+                pidfd = [os.pidfd_open(process)]
+            except OSError:  # Linux before 5.3, or a sandbox that forbids the call
+                pidfd = []
+            self._answer(pidfd, True, process, 0)
+            request.descriptors.extend(pidfd)
+        for descriptor in request.descriptors:
+            os.close(descriptor)
+
+    def _become_worker(self, request: Request, alone: bool) -> NoReturn:
+        """In the new process."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in self._own:
+                os.close(descriptor)
+            os.setsid()
+            standard_input, log, *listening = request.descriptors
+            for target, source in enumerate((standard_input, log, log)):
+                os.dup2(source, target)
+            os.close(standard_input)
+            os.close(log)
+            descriptors = [str(self._parent), str(*listening or [NO_DESCRIPTOR])]
+            arguments = [*descriptors, *request.arguments]
+            if not alone or self._early(request.environment) != self._environment:
+                for inherited in {self._parent, *listening} - {NO_DESCRIPTOR}:
+                    os.set_inheritable(inherited, True)
+                worker = [sys.executable, "-m", worker_main.__name__, *arguments]
+                os.execve(sys.executable, worker, request.environment)
+            setproctitle.setproctitle(" ".join(["flexmarl-actor", *request.arguments]))
+            os.environ.clear()
+            os.environ.update(request.environment)
+            tempfile.tempdir = None  # a module may have asked for it already
+            worker_main.main(arguments)
+        except BaseException:  # noqa: BLE001  # nothing of the server may run in this process
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _early(self, environment: dict[str, str]) -> dict[str, str]:
+        """The variables that a module may have read when it was imported."""
+        return {name: value for name, value in environment.items() if name not in self._late}
+
+    def _report_ended(self) -> None:
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not process:
+                return
+            self._answer([], False, process, os.waitstatus_to_exitcode(status))
+
+    def _answer(self, descriptors: list[int], answers: bool, process: int, number: int) -> None:
+        """``answers``: it is the answer to a request, and ``number`` the error's, if any; else an exit status."""
+        try:
+            socket.send_fds(self._node, [msgpack.packb((answers, process, number))], descriptors)
+        except OSError:  # the node has gone: the next look at the socket shows it
+            return
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    node = socket.socket(fileno=int(sys.argv[1]))
+    parent, late, modules = int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4].split(",")
+    server = ForkServer(node, worker_main.pidfd_of_parent(parent), late)
+    with importing():
+        for module in filter(None, modules):
+            try:
+                importlib.import_module(module)
+            except Exception:  # noqa: BLE001  # an actor that needs it reports the error as its own
+                traceback.print_exc()
+    server.serve()
+    os._exit(0)  # a regular exit of the interpreter, with torch in it, takes seconds
+
+
+if __name__ == "__main__":
+    main()

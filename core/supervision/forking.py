@@ -1,0 +1,182 @@
+"""Processes of actors, forked from one process that has imported what they need (``core/fork_server.py``)."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgpack
+
+NO_DESCRIPTOR = -1
+MOST_BYTES = 2**20
+"""The length of a request, its environment included. The kernel's bound is lower: net.core.wmem_max."""
+
+SHORT_TITLES = {"SPT_NOENV": "1"}
+"""The variable with which setproctitle leaves the environment readable for others, in /proc/PID/environ."""
+
+# The imports may come from a network's file system that many hosts read at once.
+_FORK_TIMEOUT_S = 600.0
+# The server reports an exit status at once, unless it is stopped.
+_STATUS_TIMEOUT_S = 10.0
+
+
+class ForkedProcess:
+    """A process that another one has forked. ``exited``: set when it has ended."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        """``pidfd``: of the process, NO_DESCRIPTOR if the kernel has none. It is closed when the process has ended."""
+        self.pid = pid
+        loop = asyncio.get_running_loop()
+        self.exited = asyncio.Event()
+        self._status: asyncio.Future[int | None] = loop.create_future()
+        self._pidfd = pidfd
+        if pidfd != NO_DESCRIPTOR:
+            loop.add_reader(pidfd, self._has_ended)
+
+    def has_exited(self) -> bool:
+        """True if it has ended, also if the loop does not know yet."""
+        if self.exited.is_set() or self._pidfd == NO_DESCRIPTOR:
+            return self.exited.is_set()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def wait_exit(self) -> str:
+        """Waits for its end; returns its manner."""
+        await self.exited.wait()
+        await asyncio.wait([self._status], timeout=_STATUS_TIMEOUT_S)
+        status = self._status.result() if self._status.done() else None
+        if status is None:
+            return "ended with an unknown exit status"
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.exited.is_set():
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet
+            if self._pidfd == NO_DESCRIPTOR:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def reported(self, status: int) -> None:
+        """The server has waited for the process."""
+        if not self._status.done():
+            self._status.set_result(status)
+        self._has_ended()
+
+    def server_ended(self) -> None:
+        """Its exit status stays unknown. Without a pidfd nobody would report its end either: it is killed."""
+        if not self._status.done():
+            self._status.set_result(None)
+        if self._pidfd == NO_DESCRIPTOR and not self.exited.is_set():
+            self.send_signal(signal.SIGKILL)
+            self.exited.set()
+
+    def _has_ended(self) -> None:
+        if not self.exited.is_set():
+            self.exited.set()
+            if self._pidfd != NO_DESCRIPTOR:
+                asyncio.get_running_loop().remove_reader(self._pidfd)
+                os.close(self._pidfd)
+
+
+class ForkServer:
+    """The server's process, as its node sees it."""
+
+    def __init__(
+        self, modules: Sequence[str], late: Collection[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        """Starts the process. ``modules``: those it imports. ``late``: variables in which the environments of the
+        processes may differ from ``environment`` without a new interpreter. Raises OSError."""
+        self._node, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._node.setblocking(False)
+        names = [str(server.fileno()), str(os.getpid()), ",".join(late), ",".join(modules)]
+        with server, log.open("ab") as log_file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flexmarl.core.fork_server", *names],
+                stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
+                env={**environment, **SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
+            )  # fmt: skip
+        self._alone = asyncio.Lock()
+        self._asked: deque[asyncio.Future[ForkedProcess]] = deque()
+        """The requests that are not answered, the oldest first."""
+        self._processes: dict[int, ForkedProcess] = {}
+        self.ended = False
+        asyncio.get_running_loop().add_reader(self._node, self._read)
+
+    async def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> ForkedProcess:
+        """A new process that runs ``worker_main`` with ``arguments``. ``descriptors``: its standard input, its log, and
+        the socket at which it listens, if any. If this is cancelled, the process is killed. Raises OSError."""
+        async with self._alone:  # one request is always short enough for the socket's buffer
+            if self.ended:
+                raise self._gone()
+            socket.send_fds(self._node, [msgpack.packb((arguments, environment))], descriptors)
+            asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
+            self._asked.append(asked)
+            try:
+                return await asyncio.wait_for(asked, _FORK_TIMEOUT_S)
+            except TimeoutError:
+                text = f"no process was forked within {_FORK_TIMEOUT_S:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, text) from None
+
+    def close(self) -> None:
+        """Ends the server; the processes that it has forked live on. Can be repeated."""
+        if self.ended:
+            return
+        self.ended = True
+        asyncio.get_running_loop().remove_reader(self._node)
+        self._node.close()
+        self._process.kill()
+        # The kernel takes some time to free the memory of what was imported.
+        threading.Thread(target=self._process.wait, name="end of fork server", daemon=True).start()
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(self._gone())
+        for process in self._processes.values():
+            process.server_ended()
+
+    def _gone(self) -> OSError:
+        return ChildProcessError(errno.ECHILD, "the process that forks actors has ended")
+
+    def _read(self) -> None:
+        while not self.ended:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                self.close()
+                return
+            answers, pid, number = msgpack.unpackb(message)
+            if not answers:
+                if (process := self._processes.pop(pid, None)) is not None:
+                    process.reported(number)
+            elif number:
+                self._answered(OSError(number, f"fork: {os.strerror(number)}"))
+            else:
+                process = self._processes[pid] = ForkedProcess(pid, *descriptors or [NO_DESCRIPTOR])
+                self._answered(process)
+
+    def _answered(self, answer: ForkedProcess | OSError) -> None:
+        asked = self._asked.popleft()
+        if isinstance(answer, OSError):
+            if not asked.done():
+                asked.set_exception(answer)
+        elif asked.done():  # nobody waits for it any more
+            answer.send_signal(signal.SIGKILL)
+        else:
+            asked.set_result(answer)
