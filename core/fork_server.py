@@ -1,11 +1,10 @@
 """The process from which a node's actor processes are forked, started by ``supervision/forking.py``:
-``python -m flexmarl.core.fork_server SOCKET PARENT LATE MODULES``.
-``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``LATE``: names of environment
-variables, with commas. ``MODULES``: those that are imported before the first fork, with commas.
+``python -m flexmarl.core.fork_server SOCKET PARENT MODULES``.
+``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``MODULES``: those that are
+imported before the first fork, with commas.
 
 The import of torch and transformers takes seconds. Here it happens once, and the processes of actors share its memory.
-An actor whose environment differs from this process's gets a new interpreter (execve(2)): a module may have read the
-environment when it was imported. Variables that are read later, ``LATE``, may differ.
+An actor that needs other variables when modules are imported gets a new interpreter (execve(2)).
 
 This process has one thread: a fork has no other, but the locks that others hold. It ends when the node closes the
 socket, or has died.
@@ -19,7 +18,6 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -29,27 +27,26 @@ import setproctitle
 
 from . import worker_main
 from .collector import importing
-from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR, SHORT_TITLES
+from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``arguments``: of ``worker_main``, behind its descriptors. ``environment``: the whole of it. ``descriptors``: the
-    standard input, the log, and the socket that listens, if there is one."""
+    """``arguments``: of ``worker_main``, behind its descriptors. ``environment``: the whole of it. ``renewed``: with a
+    new interpreter. ``descriptors``: the standard input, the log, and the socket that listens, if there is one."""
 
     arguments: list[str]
     environment: dict[str, str]
+    renewed: bool
     descriptors: list[int]
 
 
 class ForkServer:
-    """``node``: the socket. ``parent``: a pidfd of the node's process, or NO_DESCRIPTOR. ``late``: see above."""
+    """``node``: the socket. ``parent``: a pidfd of the node's process, or NO_DESCRIPTOR."""
 
-    def __init__(self, node: socket.socket, parent: int, late: Collection[str]) -> None:
+    def __init__(self, node: socket.socket, parent: int) -> None:
         self._node = node
         self._parent = parent
-        self._late = {*late, *SHORT_TITLES}
-        self._environment = self._early(os.environ.copy())
         self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._own = (node.fileno(), self._woken, waking)
         signal.set_wakeup_fd(waking)
@@ -108,7 +105,7 @@ class ForkServer:
             os.close(log)
             descriptors = [str(self._parent), str(*listening or [NO_DESCRIPTOR])]
             arguments = [*descriptors, *request.arguments]
-            if not alone or self._early(request.environment) != self._environment:
+            if request.renewed or not alone:
                 for inherited in {self._parent, *listening} - {NO_DESCRIPTOR}:
                     os.set_inheritable(inherited, True)
                 worker = [sys.executable, "-m", worker_main.__name__, *arguments]
@@ -122,10 +119,6 @@ class ForkServer:
             traceback.print_exc()
         finally:
             os._exit(1)
-
-    def _early(self, environment: dict[str, str]) -> dict[str, str]:
-        """The variables that a module may have read when it was imported."""
-        return {name: value for name, value in environment.items() if name not in self._late}
 
     def _report_ended(self) -> None:
         while True:
@@ -148,8 +141,8 @@ class ForkServer:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     node = socket.socket(fileno=int(sys.argv[1]))
-    parent, late, modules = int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4].split(",")
-    server = ForkServer(node, worker_main.pidfd_of_parent(parent), late)
+    parent, modules = int(sys.argv[2]), sys.argv[3].strip().split(",")
+    server = ForkServer(node, worker_main.pidfd_of_parent(parent))
     with importing():
         for module in filter(None, modules):
             try:

@@ -20,9 +20,10 @@ NO_DESCRIPTOR = -1
 MOST_BYTES = 2**20
 """The length of a request, its environment included. The kernel's bound is lower: net.core.wmem_max."""
 
-SHORT_TITLES = {"SPT_NOENV": "1"}
-"""The variable with which setproctitle leaves the environment readable for others, in /proc/PID/environ."""
-
+# With it setproctitle leaves the environment readable for others, in /proc/PID/environ.
+_SHORT_TITLES = {"SPT_NOENV": "1"}
+# Room for a title: it takes the place of the command line.
+_TITLE_CHARACTERS = 250
 # The imports may come from a network's file system that many hosts read at once.
 _FORK_TIMEOUT_S = 600.0
 # The server reports an exit status at once, unless it is stopped.
@@ -100,12 +101,14 @@ class ForkServer:
         processes may differ from ``environment`` without a new interpreter. Raises OSError."""
         self._node, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._node.setblocking(False)
-        names = [str(server.fileno()), str(os.getpid()), ",".join(late), ",".join(modules)]
+        names = [str(server.fileno()), str(os.getpid()), ",".join(modules).ljust(_TITLE_CHARACTERS)]
+        self._late = late
+        self._environment = self._early(environment)
         with server, log.open("ab") as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "flexmarl.core.fork_server", *names],
                 stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
-                env={**environment, **SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
+                env={**environment, **_SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
             )  # fmt: skip
         self._alone = asyncio.Lock()
         self._asked: deque[asyncio.Future[ForkedProcess]] = deque()
@@ -122,7 +125,8 @@ class ForkServer:
         async with self._alone:  # one request is always short enough for the socket's buffer
             if self.ended:
                 raise self._gone()
-            socket.send_fds(self._node, [msgpack.packb((arguments, environment))], descriptors)
+            renewed = self._early(environment) != self._environment
+            socket.send_fds(self._node, [msgpack.packb((arguments, environment, renewed))], descriptors)
             asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
             self._asked.append(asked)
             try:
@@ -130,6 +134,10 @@ class ForkServer:
             except TimeoutError:
                 text = f"no process was forked within {_FORK_TIMEOUT_S:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text) from None
+
+    def _early(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables that a module may have read when it was imported."""
+        return {name: value for name, value in environment.items() if name not in self._late}
 
     def close(self) -> None:
         """Ends the server; the processes that it has forked live on. Can be repeated."""

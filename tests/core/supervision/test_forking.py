@@ -1,0 +1,191 @@
+"""Processes that are forked from one that has imported what they need."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flexmarl.core.errors import ActorDead
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.forking import ForkedProcess, ForkServer
+from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.supervisor import Supervisor
+from flexmarl.core.system import ActorSystem
+
+from ...patience import PATIENCE_S
+from ..warm import Warm
+from .workers import ENVIRONMENT, eventually
+
+
+@asynccontextmanager
+async def supervisor_of(
+    private: Path, logs: Path, modules: Sequence[str], late: Sequence[str] = ()
+) -> AsyncIterator[Supervisor]:
+    async with ActorSystem("tests", private) as system:
+        node = ProcessNode(system, private, logs, ENVIRONMENT, modules=modules, late_variables=late)
+        async with Supervisor(system, node) as supervisor:
+            yield supervisor
+
+
+async def spawn(supervisor: Supervisor, name: str, **env: str) -> ActorRef[Warm]:
+    await supervisor.spawn("warm:Warm", name, {}, env=env)
+    return supervisor.reference(name, Warm)
+
+
+def server() -> psutil.Process:
+    (found,) = (p for p in psutil.Process().children() if "flexmarl.core.fork_server" in p.cmdline())
+    return found
+
+
+async def test_modules_are_imported_once_and_nothing_random_is_shared(private: Path, tmp_path: Path) -> None:
+    async with supervisor_of(private, tmp_path, ["warm"]) as supervisor:
+        actors = [await spawn(supervisor, name) for name in ("a", "b")]
+        assert {await actor.api.imported_by() for actor in actors} == {server().pid}
+        assert len({await actor.api.drawn() for actor in actors}) == 2
+        pids = [await actor.api.pid() for actor in actors]
+        assert [os.getsid(pid) for pid in pids] == pids
+        assert " ".join(psutil.Process(pids[0]).cmdline()).split() == [
+            "flexmarl-actor",
+            str(private),
+            "a",
+            "private",
+        ]
+
+
+async def test_variables_that_a_module_may_have_read_get_a_new_interpreter(
+    private: Path, tmp_path: Path
+) -> None:
+    async with supervisor_of(private, tmp_path, ["warm"], late=["DEVICES", "TMPDIR"]) as supervisor:
+        late = await spawn(supervisor, "late", DEVICES="1", TMPDIR=str(tmp_path))
+        assert await late.api.imported_by() == server().pid
+        assert (await late.api.variable("DEVICES"), await late.api.temporary_folder()) == ("1", str(tmp_path))
+        early = await spawn(supervisor, "early", THREADS="3")
+        assert await early.api.imported_by() == await early.api.pid()
+        assert await early.api.variable("THREADS") == "3" and await late.api.variable("THREADS") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "reported"), [("threaded", "have started threads"), ("broken", "no such device")]
+)
+async def test_a_module_that_can_not_be_shared_is_logged_and_actors_start(
+    private: Path, tmp_path: Path, module: str, reported: str
+) -> None:
+    async with supervisor_of(private, tmp_path, ["warm", module]) as supervisor:
+        actor = await spawn(supervisor, "actor")
+        own = await actor.api.pid()
+        assert await actor.api.imported_by() == (own if module == "threaded" else server().pid)
+    assert reported in (tmp_path / "fork-server.log").read_text()
+
+
+async def test_actors_outlive_the_server_and_the_next_start_has_another(
+    private: Path, tmp_path: Path
+) -> None:
+    async with supervisor_of(private, tmp_path, ["warm"]) as supervisor:
+        first = await spawn(supervisor, "first")
+        before = server()
+        before.kill()
+        node = supervisor._node
+        assert isinstance(node, ProcessNode) and node._server is not None
+        while not node._server.ended:
+            await asyncio.sleep(0.01)
+        second = await spawn(supervisor, "second")
+        assert await second.api.imported_by() == server().pid != before.pid
+        os.kill(await first.api.pid(), signal.SIGKILL)
+        with pytest.raises(ActorDead, match="ended with an unknown exit status"):
+            await asyncio.wait_for(supervisor.wait_failed(), PATIENCE_S)
+
+
+class TestForkedProcess:
+    """Workers that wait for their first message, which never comes."""
+
+    @pytest.fixture
+    async def made(self, private: Path, tmp_path: Path) -> AsyncIterator["Made"]:
+        made = Made(private, tmp_path)
+        yield made
+        made.close()
+
+    async def test_it_holds_only_what_it_was_given(self, made: "Made") -> None:
+        processes = [await made.fork(name) for name in ("a", "b")]
+        await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: len(titles) == 2)
+        for process in processes:
+            held = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+            assert not [target for target in held if target.startswith("socket:")]
+            assert len([target for target in held if target.startswith("pipe:")]) == 1
+
+    async def test_its_exit_status_is_reported(self, made: "Made") -> None:
+        killed, ended = [await made.fork(name) for name in ("a", "b")]
+        assert not killed.has_exited()
+        killed.send_signal(signal.SIGKILL)
+        assert await killed.wait_exit() == "killed by signal 9" and killed.has_exited()
+        killed.send_signal(signal.SIGKILL)  # its number may be another process's by now
+        made.close_inputs()
+        assert await ended.wait_exit() == "exit status 1"
+
+    async def test_without_a_pidfd_too(self, made: "Made", monkeypatch: pytest.MonkeyPatch) -> None:
+        process = await made.fork("a")
+        old = ForkedProcess(process.pid, -1)
+        assert not old.has_exited()
+        old.send_signal(signal.SIGTERM)
+        old.reported(-15)
+        assert await old.wait_exit() == "killed by signal 15" and old.has_exited()
+        lost = ForkedProcess((await made.fork("b")).pid, -1)
+        lost.server_ended()
+        assert await lost.wait_exit() == "ended with an unknown exit status"
+        await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: not titles)
+
+    async def test_one_that_nobody_waits_for_any_more_is_killed(self, made: "Made") -> None:
+        starting = asyncio.create_task(made.fork("a"))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await made.fork("b")
+        titles = await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: len(titles) == 1)
+        assert titles == ["b"]
+
+    async def test_requests_to_a_server_that_has_ended_are_refused(self, made: "Made") -> None:
+        waiting = asyncio.create_task(made.fork("a"))
+        await asyncio.sleep(0)
+        made.server.close()
+        for request in (waiting, made.fork("b")):
+            with pytest.raises(ChildProcessError, match="the process that forks actors has ended"):
+                await request
+
+
+class Made:
+    """A server, and the ends of the pipes on which its processes wait."""
+
+    def __init__(self, private: Path, folder: Path) -> None:
+        self._private = private
+        self._log = folder / "log"
+        self._inputs: list[int] = []
+        self.server = ForkServer([], [], ENVIRONMENT, folder / "fork-server.log")
+
+    async def fork(self, name: str) -> ForkedProcess:
+        read_end, write_end = os.pipe()
+        self._inputs.append(write_end)
+        try:
+            with self._log.open("ab") as log:
+                return await self.server.fork(
+                    [str(self._private), name, "shared"], ENVIRONMENT, [read_end, log.fileno()]
+                )
+        finally:
+            os.close(read_end)
+
+    def titles(self) -> list[str]:
+        """The names of the processes that run."""
+        words = [" ".join(process.cmdline()).split() for process in psutil.Process().children(recursive=True)]
+        return [each[2] for each in words if each[:1] == ["flexmarl-actor"]]
+
+    def close_inputs(self) -> None:
+        while self._inputs:
+            os.close(self._inputs.pop())
+
+    def close(self) -> None:
+        self.close_inputs()
+        self.server.close()
