@@ -10,6 +10,7 @@ This process has one thread: a fork has no other, but the locks that others hold
 socket, or has died.
 """
 
+import errno
 import importlib
 import os
 import select
@@ -71,16 +72,17 @@ class ForkServer:
                 message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 3)
                 if not message:
                     return
-                self._fork(Request(*msgpack.unpackb(message), descriptors), alone)
+                arguments, environment, renewed = msgpack.unpackb(message)
+                self._fork(Request(arguments, environment, renewed or not alone, descriptors))
 
-    def _fork(self, request: Request, alone: bool) -> None:
+    def _fork(self, request: Request) -> None:
         try:
             process = os.fork()
         except OSError as error:
-            self._answer([], True, 0, error.errno)
+            self._answer([], True, 0, error.errno or errno.EAGAIN)
         else:
             if not process:
-                self._become_worker(request, alone)
+                self._become_worker(request)
             try:
                 pidfd = [os.pidfd_open(process)]
             except OSError:  # Linux before 5.3, or a sandbox that forbids the call
@@ -90,7 +92,7 @@ class ForkServer:
         for descriptor in request.descriptors:
             os.close(descriptor)
 
-    def _become_worker(self, request: Request, alone: bool) -> NoReturn:
+    def _become_worker(self, request: Request) -> NoReturn:
         """In the new process."""
         try:
             signal.set_wakeup_fd(-1)
@@ -105,7 +107,7 @@ class ForkServer:
             os.close(log)
             descriptors = [str(self._parent), str(*listening or [NO_DESCRIPTOR])]
             arguments = [*descriptors, *request.arguments]
-            if request.renewed or not alone:
+            if request.renewed:
                 for inherited in {self._parent, *listening} - {NO_DESCRIPTOR}:
                     os.set_inheritable(inherited, True)
                 worker = [sys.executable, "-m", worker_main.__name__, *arguments]

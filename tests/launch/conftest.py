@@ -120,11 +120,12 @@ class Launched:
         return json_lines(self.directory / "events.jsonl")
 
     def actors(self) -> dict[str, psutil.Process]:
-        """The actors' processes by name: each writes to the log of its name."""
+        """The actors' processes by name: each writes to the log of its name. One process has forked all of them."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(FileNotFoundError):  # it has just ended
-                found[Path(f"/proc/{child.pid}/fd/2").readlink().stem] = child
+        for server in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # one has just ended
+                for actor in server.children():
+                    found[Path(f"/proc/{actor.pid}/fd/2").readlink().stem] = actor
         return found
 
     def _processes(self) -> list[psutil.Process]:

@@ -44,7 +44,9 @@ class TaskNode(ProcessNode):
     async def launch(self, launch: Launch) -> "RunningTask":  # type: ignore[override]  # no child process
         init = read_init(io.BytesIO(write_init(self._init(launch))))
         listening = self._listening.get(launch.name)
-        return RunningTask(launch.name, init, self._directory, listening and listening.fileno())
+        return RunningTask(
+            launch.name, init, self._directory, None if listening is None else listening.fileno()
+        )
 
 
 class RunningTask(Running):
