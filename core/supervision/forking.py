@@ -76,7 +76,7 @@ class ForkedProcess:
         self._has_ended()
 
     def server_ended(self) -> None:
-        """Its exit status stays unknown. Without a pidfd nobody would report its end either: it is killed."""
+        """The exit status stays unknown. Without a pidfd the end would stay unknown too: the process is killed."""
         if not self._status.done():
             self._status.set_result(None)
         if self._pidfd == NO_DESCRIPTOR and not self.exited.is_set():
@@ -147,7 +147,7 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._node)
         self._node.close()
         self._process.kill()
-        # The kernel takes some time to free the memory of what was imported.
+        # The kernel takes some time to free the memory of the imported modules.
         threading.Thread(target=self._process.wait, name="end of fork server", daemon=True).start()
         for asked in self._asked:
             if not asked.done():
@@ -184,7 +184,7 @@ class ForkServer:
         if isinstance(answer, OSError):
             if not asked.done():
                 asked.set_exception(answer)
-        elif asked.done():  # nobody waits for it any more
+        elif asked.done():  # the wait for this process was cancelled
             answer.send_signal(signal.SIGKILL)
         else:
             asked.set_result(answer)

@@ -70,7 +70,7 @@ class ProcessNode(Node):
         self._late_variables = late_variables
         self._listening: dict[str, socket.socket] = {}
         self._names: set[str] = set()
-        """Of the actors with an address."""
+        """The actors that have an address."""
         self._server: ForkServer | None = None
 
     def check(self, launch: Launch) -> None:
