@@ -18,7 +18,7 @@ from flexmarl.launch.recipes.countdown.workflow import (
 
 from .scripted import Scripted
 
-DATA = {"drafts": 4, "eval_problems": 50}
+DATA = {"eval_problems": 50}
 
 
 def test_right_answers_add_two_of_the_numbers() -> None:
@@ -35,8 +35,8 @@ def test_an_answer_is_wrong_with_a_foreign_number_another_sum_or_another_form(wr
 async def test_each_draft_has_its_own_reward_and_the_judge_sees_all() -> None:
     proposer = Scripted("proposer", "5+2", "3+5", "2+5", "88")
     agents = {"proposer": proposer, "judge": Scripted("judge", "2+5")}
-    rewards = (await workflow(Query("q", "3528=7", {"drafts": 4}), agents)).checked()
-    assert proposer.prompts == ["3528=7"] * 4
+    rewards = (await workflow(Query("q", "3528=7"), agents)).checked()
+    assert proposer.prompts == ["528=7", "328=7", "358=7", "352=7"]
     assert agents["judge"].prompts == ["5+2,3+5,2+5,88?3528=7"]
     assert [reward for _, reward in rewards.turns] == [1.0, 0.0, 1.0, 0.0]
     assert rewards.by_agent == {"judge": 1.0}
@@ -48,7 +48,7 @@ async def test_each_draft_has_its_own_reward_and_the_judge_sees_all() -> None:
 
 async def test_a_judge_that_is_wrong_gets_nothing_for_right_drafts() -> None:
     agents = {"proposer": Scripted("proposer", "5+2"), "judge": Scripted("judge", "5+3")}
-    rewards = (await workflow(Query("q", "3528=7", {"drafts": 2}), agents)).checked()
+    rewards = (await workflow(Query("q", "3528=7"), agents)).checked()
     assert rewards.by_agent == {"judge": 0.0} and rewards.metrics["any_draft"] == 1.0
 
 
