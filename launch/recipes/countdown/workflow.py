@@ -3,10 +3,10 @@
     528=7  328=7  358=7  352=7      four proposers, in parallel, each see three numbers      5+2
     5+2,3+2,3+8,2+5?3528=7          the judge sees the drafts and has the last word          5+2
 
-A draft's reward is its own, 1 if it is right, and the judge's is that of its answer. Two proposers alone see both numbers
-of a sum. The judge sees no values: it must check the drafts, or find a sum itself. The weights know the role by the form
-of the prompt. The SFT teaches the form of an answer, and shows right sums among those of any two numbers; reinforcement
-learning teaches the rest.
+A draft's reward is its own, 1 if it is right, and the judge's is that of its answer. Only two proposers see both
+numbers of a sum. The judge sees no values: it must check the drafts, or find a sum itself. The weights know the role by
+the form of the prompt. The SFT teaches the form of an answer, and shows right sums among those of any two numbers;
+reinforcement learning teaches the rest.
 """
 
 from asyncio import gather
