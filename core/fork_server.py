@@ -6,10 +6,12 @@ imported before the first fork, with commas.
 The import of torch and transformers takes seconds. Here it happens once, and the processes of actors share its memory.
 An actor that needs other variables when modules are imported gets a new interpreter (execve(2)).
 
-This process has one thread: a fork has no other, but the locks that others hold. It ends when the node closes the
-socket, or has died.
+A fork has one thread, and the locks that other threads hold; a device that was opened before, a GPU, is of no use to
+it. If the modules have started threads or opened devices, each actor gets a new interpreter. This process ends when the
+node closes the socket, or has died.
 """
 
+import contextlib
 import errno
 import importlib
 import os
@@ -19,6 +21,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -29,6 +32,8 @@ import setproctitle
 from . import worker_main
 from .collector import importing
 from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR
+
+_HARMLESS = {Path("/dev/null"), Path("/dev/zero"), Path("/dev/random"), Path("/dev/urandom")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,9 @@ class ForkServer:
 
     def serve(self) -> None:
         """Forks what the node asks for, and reports how the processes end, until the node has gone."""
-        alone = len(list(Path("/proc/self/task").iterdir())) == 1
-        if not alone:
-            sys.stderr.write("imported modules have started threads: each actor gets a new interpreter\n")
+        problem = _obstacle()
+        if problem:
+            sys.stderr.write(f"imported modules have {problem}: each actor gets a new interpreter\n")
         poll = select.poll()
         for descriptor in {self._node.fileno(), self._woken, self._parent} - {NO_DESCRIPTOR}:
             poll.register(descriptor, select.POLLIN)
@@ -73,7 +78,7 @@ class ForkServer:
                 if not message:
                     return
                 arguments, environment, renewed = msgpack.unpackb(message)
-                self._fork(Request(arguments, environment, renewed or not alone, descriptors))
+                self._fork(Request(arguments, environment, renewed or bool(problem), descriptors))
 
     def _fork(self, request: Request) -> None:
         try:
@@ -138,6 +143,20 @@ class ForkServer:
             socket.send_fds(self._node, [msgpack.packb((answers, process, number))], descriptors)
         except OSError:  # the node has gone: the next look at the socket shows it
             return
+
+
+def _obstacle() -> str:
+    """The reason why this process should not be forked into actors; empty if there is none."""
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        return "started threads"
+    devices = [str(path) for path in _open_files() if path.is_char_device() and path not in _HARMLESS]
+    return f"opened {', '.join(devices)}" if devices else ""
+
+
+def _open_files() -> Iterator[Path]:
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            yield descriptor.readlink()
 
 
 def main() -> None:

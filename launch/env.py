@@ -26,6 +26,8 @@ _QUIET = {
 _TORCHRUN = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+)"
 )
+# A look for GPUs that opens none: processes are forked later (https://docs.pytorch.org/docs/stable/cuda_environment_variables.html).
+_OPENS_NO_DEVICE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 LATE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TMPDIR")
 """Variables that libraries read when they are first used, not when they are imported."""
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -38,7 +40,7 @@ def actor_environment() -> dict[str, str]:
     that vLLM makes in an actor would wait for torchrun's server (``TORCHELASTIC_USE_AGENT_STORE``)."""
     of_torchrun = torchrun_variables() if "TORCHELASTIC_RUN_ID" in os.environ else {}
     own = {name: value for name, value in os.environ.items() if name not in of_torchrun}
-    return {**_THREADS, **_QUIET, **own}
+    return {**_THREADS, **_QUIET, **_OPENS_NO_DEVICE, **own}
 
 
 def cuda_devices(uuids: Sequence[str]) -> dict[str, str]:
