@@ -121,6 +121,9 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(request.environment)
             tempfile.tempdir = None  # a module may have asked for it already
+            # random gets a new state in a fork, numpy.random does not
+            if numpy_random := sys.modules.get("numpy.random"):
+                numpy_random.seed()
             worker_main.main(arguments)
         except BaseException:  # noqa: BLE001  # nothing of the server may run in this process
             traceback.print_exc()

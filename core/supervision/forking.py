@@ -111,29 +111,38 @@ class ForkServer:
                 env={**environment, **_SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
             )  # fmt: skip
         self._alone = asyncio.Lock()
-        self._asked: deque[asyncio.Future[ForkedProcess]] = deque()
-        """The requests that are not answered, the oldest first."""
+        self._asked: deque[tuple[asyncio.Future[ForkedProcess], int]] = deque()
+        """The requests that are not answered, the oldest first, each with a descriptor that holds its input open."""
         self._processes: dict[int, ForkedProcess] = {}
         self.ended = False
         asyncio.get_running_loop().add_reader(self._node, self._read)
 
     async def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], held: int
     ) -> ForkedProcess:
         """A new process that runs ``worker_main`` with ``arguments``. ``descriptors``: its standard input, its log, and
-        the socket at which it listens, if any. If this is cancelled, the process is killed. Raises OSError."""
+        the socket at which it listens, if any. ``held``: the other end of its input. If this is cancelled, the process
+        is killed; until then its input stays open: at its end the process would take this one for dead, and remove the
+        directory. Raises OSError."""
         async with self._alone:  # one request is always short enough for the socket's buffer
             if self.ended:
                 raise self._gone()
             renewed = self._early(environment) != self._environment
             socket.send_fds(self._node, [msgpack.packb((arguments, environment, renewed))], descriptors)
             asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
-            self._asked.append(asked)
+            self._asked.append((asked, os.dup(held)))
             try:
-                return await asyncio.wait_for(asked, _FORK_TIMEOUT_S)
+                async with asyncio.timeout(_FORK_TIMEOUT_S):
+                    return await asked
             except TimeoutError:
                 text = f"no process was forked within {_FORK_TIMEOUT_S:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text) from None
+            except asyncio.CancelledError:
+                if (
+                    asked.done() and not asked.cancelled() and asked.exception() is None
+                ):  # the answer came too
+                    asked.result().send_signal(signal.SIGKILL)
+                raise
 
     def _early(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variables that a module may have read when it was imported."""
@@ -149,9 +158,8 @@ class ForkServer:
         self._process.kill()
         # The kernel takes some time to free the memory of the imported modules.
         threading.Thread(target=self._process.wait, name="end of fork server", daemon=True).start()
-        for asked in self._asked:
-            if not asked.done():
-                asked.set_exception(self._gone())
+        while self._asked:
+            self._answered(self._gone())
         for process in self._processes.values():
             process.server_ended()
 
@@ -180,7 +188,7 @@ class ForkServer:
                 self._answered(process)
 
     def _answered(self, answer: ForkedProcess | OSError) -> None:
-        asked = self._asked.popleft()
+        asked, held = self._asked.popleft()
         if isinstance(answer, OSError):
             if not asked.done():
                 asked.set_exception(answer)
@@ -188,3 +196,4 @@ class ForkServer:
             answer.send_signal(signal.SIGKILL)
         else:
             asked.set_result(answer)
+        os.close(held)

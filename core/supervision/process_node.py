@@ -182,7 +182,9 @@ class ChildProcess(Running):
         read_end, write_end = os.pipe()
         try:
             with log_path.open("ab") as log_file:
-                process = await server.fork(arguments, env, (read_end, log_file.fileno(), *descriptors))
+                process = await server.fork(
+                    arguments, env, (read_end, log_file.fileno(), *descriptors), write_end
+                )
         except BaseException:
             os.close(write_end)
             raise

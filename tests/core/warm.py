@@ -4,6 +4,8 @@ import os
 import random
 import tempfile
 
+import numpy as np
+
 from flexmarl.core.actor import Actor, endpoint
 
 IMPORTED_BY = os.getpid()
@@ -22,6 +24,10 @@ class Warm(Actor):
     @endpoint
     async def drawn(self) -> float:
         return random.random()
+
+    @endpoint
+    async def drawn_by_numpy(self) -> float:
+        return float(np.random.rand())  # the state that all forks would share
 
     @endpoint
     async def variable(self, name: str) -> str | None:

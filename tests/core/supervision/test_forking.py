@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,13 +14,16 @@ import pytest
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.forking import ForkedProcess, ForkServer
-from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.process_node import ChildProcess, ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
 from ..warm import Warm
-from .workers import ENVIRONMENT, eventually
+from . import workers
+from .workers import eventually
+
+ENVIRONMENT = workers.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}  # else numpy starts threads when it is imported
 
 
 @asynccontextmanager
@@ -47,6 +51,7 @@ async def test_modules_are_imported_once_and_nothing_random_is_shared(private: P
         actors = [await spawn(supervisor, name) for name in ("a", "b")]
         assert {await actor.api.imported_by() for actor in actors} == {server().pid}
         assert len({await actor.api.drawn() for actor in actors}) == 2
+        assert len({await actor.api.drawn_by_numpy() for actor in actors}) == 2
         pids = [await actor.api.pid() for actor in actors]
         assert [os.getsid(pid) for pid in pids] == pids
         assert " ".join(psutil.Process(pids[0]).cmdline()).split() == [
@@ -153,6 +158,37 @@ class TestForkedProcess:
         titles = await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: len(titles) == 1)
         assert titles == ["b"]
 
+    @pytest.mark.parametrize("answered", [False, True])
+    async def test_a_start_that_is_cancelled_leaves_the_directory_of_the_others(
+        self, made: "Made", tmp_path: Path, answered: bool
+    ) -> None:
+        """The process would take the end of its input for the death of this one."""
+        directory = tmp_path / "private"
+        directory.mkdir(mode=0o700)
+
+        async def start(name: str) -> ChildProcess:
+            arguments = [str(directory), name, "private"]
+            return await ChildProcess.start(
+                name, 1, made.server, arguments, b"", tmp_path / "log", ENVIRONMENT
+            )
+
+        living = await start("living")
+        starting = asyncio.create_task(start("cancelled"))
+        while not made.server._asked:
+            await asyncio.sleep(0)
+        if answered:
+            made.server._asked[0][0].add_done_callback(lambda _: starting.cancel())
+        else:
+            starting.cancel()
+            time.sleep(0.1)  # noqa: ASYNC251  # a loop that is late to read the answer
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: titles == ["living"])
+        assert directory.exists()
+        living.kill()
+        await living.wait_exit()
+        await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: not titles)
+
     async def test_requests_to_a_server_that_has_ended_are_refused(self, made: "Made") -> None:
         waiting = asyncio.create_task(made.fork("a"))
         await asyncio.sleep(0)
@@ -185,7 +221,7 @@ class Made:
         try:
             with self._log.open("ab") as log:
                 return await self.server.fork(
-                    [str(self._private), name, "shared"], ENVIRONMENT, [read_end, log.fileno()]
+                    [str(self._private), name, "shared"], ENVIRONMENT, [read_end, log.fileno()], write_end
                 )
         finally:
             os.close(read_end)

@@ -155,7 +155,7 @@ class TestDeath:
         maker = Path(__file__).parents[1] / "orphan_maker.py"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(maker), str(tmp_path), how),
-            env={"PYTHONPATH": str(maker.parents[3] / "scripts" / "src")},
+            env={"PYTHONPATH": str(maker.parents[2] / "scripts" / "src")},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
