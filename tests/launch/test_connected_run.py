@@ -202,7 +202,7 @@ class TestOverTcp:
                 assert (await connected.status()).step >= 2
                 assert "{" in await connected.log("store") or await connected.log("store") == ""
                 with pytest.raises(
-                    RunDirectoryError, match="has no log of '../config'; there are: launcher, "
+                    RunDirectoryError, match="has no log of '../config'; there are: fork-server, launcher, "
                 ):
                     await connected.log("../config")
         copy.chmod(0o644)

@@ -51,7 +51,7 @@ def test_a_run_is_shown_and_stopped_with_a_checkpoint(launcher: Launcher, flexma
     status, _, err = flexmarl("stop", folder)
     assert status == 2 and "endless is not running" in err
     status, _, err = flexmarl("logs", folder, "nothing")
-    assert status == 2 and "has no log of 'nothing'; there are: launcher, " in err
+    assert status == 2 and "has no log of 'nothing'; there are: fork-server, launcher, " in err
     assert flexmarl("logs", folder, "store")[:2] == (0, (run.directory / "logs" / "store.log").read_text())
 
 
