@@ -91,7 +91,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended_s = self._state.elapsed_s()
+        self._ended_s = round(self._state.elapsed_s(), 3)  # every line shows the same one
         failed = isinstance(error, ActorDead | ActorFailed)  # the report of the failure follows
         how = "ended" if kind is None else "failed" if failed else f"stopped by {kind.__name__}"
         try:

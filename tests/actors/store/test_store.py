@@ -56,7 +56,9 @@ class House:
         return await self.reader.samples(await self.store.api.lease(PolicyName(agent), version, count))
 
     async def kill(self) -> None:
-        statistics = await self.system.process_statistics()
+        async with asyncio.timeout(PATIENCE_S):
+            while "store" not in (statistics := await self.system.process_statistics()):
+                await asyncio.sleep(0.01)  # its supervisor does not know yet that it has started
         os.kill(statistics["store"].pid, signal.SIGKILL)
         with pytest.raises(ActorDead):
             await self.store.within(PATIENCE_S).table_statistics()
