@@ -122,10 +122,10 @@ class Launched:
     def actors(self) -> dict[str, psutil.Process]:
         """The actors' processes by name: each writes to the log of its name. One process has forked all of them."""
         found = {}
-        for server in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # one has just ended
-                for actor in server.children():
-                    found[Path(f"/proc/{actor.pid}/fd/2").readlink().stem] = actor
+        for actor in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # it has just ended
+                if actor.ppid() != self.process.pid:
+                    found.setdefault(Path(f"/proc/{actor.pid}/fd/2").readlink().stem, actor)
         return found
 
     def _processes(self) -> list[psutil.Process]:
