@@ -121,7 +121,7 @@ class Launched:
 
     def actors(self) -> dict[str, psutil.Process]:
         """The actors' processes by name: each writes to the log of its name. One process has forked all of them."""
-        found = {}
+        found: dict[str, psutil.Process] = {}
         for actor in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # it has just ended
                 if actor.ppid() != self.process.pid:
