@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby, repeat
 from typing import Any, Final, TypeGuard
 
+import numpy as np
+
 from ..transport.handle import DTYPE_BYTES
 from ..transport.segments import ByteRef
 from .errors import StoreError
@@ -122,6 +124,18 @@ def runs(column: Any) -> Iterator[Run]:
             if is_ref(cell):
                 segment, offset, size_bytes, dtype, shape = cell
                 yield Run(dtype, [ByteRef(segment, offset, size_bytes)], [tuple(shape)])
+
+
+def inline_array(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """An array, row-major and little-endian, as a cell that lies in the message itself."""
+    return {"dtype": array.dtype.name, "shape": [*array.shape], "bytes": array.tobytes()}
+
+
+def plain_cell(cell: Any) -> Any:
+    """The value of a cell that lies in the message: an ``inline_array`` is an array again, read-only."""
+    if not isinstance(cell, dict):
+        return cell
+    return np.frombuffer(cell["bytes"], cell["dtype"]).reshape(cell["shape"])
 
 
 def is_ref(cell: Any) -> bool:

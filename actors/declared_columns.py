@@ -24,6 +24,10 @@ INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 MAX_STRING: Final = 256
 """Characters of a string that lies in its row; a longer one is stored by reference, with dtype ``utf8``."""
 
+REWARD_COLUMN: Final = "reward"
+"""The column of an agent's reward. If it is declared, as required and ``written_by: external``, a program outside the
+run gives the rewards, and groups wait for them."""
+
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _TOKEN: Final = np.iinfo(np.int32)
 
@@ -99,6 +103,12 @@ class Column(Config):
 
 Columns = Mapping[str, Column]
 """The declared columns of one agent, by name."""
+
+
+def outside_reward(columns: Columns) -> Column | None:
+    """The column by which a program outside the run gives the agent's rewards; None if the workflow gives them."""
+    column = columns.get(REWARD_COLUMN)
+    return column if column is not None and column.awaited else None
 
 
 def check_names(columns: Columns, taken: Sequence[str] = ()) -> None:

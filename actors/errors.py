@@ -35,6 +35,19 @@ class InvalidColumn(FlexmarlError):
     """A workflow wrote what a column of a turn's sample does not take, wrote it twice, or left out a required one."""
 
 
+class NotJudged(FlexmarlError):
+    """A reward that a program outside the run gives did not come in time: the trajectory fails."""
+
+    def __init__(self, agent: str, sample_id: str, timeout_s: float) -> None:
+        super().__init__(
+            f"agent {agent}: no reward for sample {sample_id} within agents.{agent}.columns.reward.timeout_s="
+            f"{timeout_s:g}: it is written from outside the run; is the judge running?"
+        )
+        self.agent = agent
+        self.sample_id = sample_id
+        self.timeout_s = timeout_s
+
+
 class LimitReached(FlexmarlError):
     """An agent was asked for a turn beyond one of its trajectory's limits. A workflow that catches it and returns
     rewards ends its trajectory there; otherwise the trajectory fails.

@@ -8,7 +8,7 @@ network: from that writer (``transport/network/far_segments.py``), or from the s
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,6 +91,19 @@ def far_reader(system: System, *, encrypted: bool) -> FarReader | None:
     return None if bulk is None else FarReader(system.directory / _FAR, bulk, system.run_blocking)
 
 
+async def through_restarts(call: Callable[[], Awaitable[None]]) -> None:
+    """Repeats a call if the store dies meanwhile. Raises ActorDead if it is not restarted in time."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + _STORE_RESTARTS_S
+    while True:
+        try:
+            return await call()
+        except ActorDead:
+            if loop.time() >= give_up_at:
+                raise
+        await asyncio.sleep(_PAUSE_S)
+
+
 class ExperienceWriter:
     """Puts one process's samples into a store: into memory of its own node."""
 
@@ -137,15 +150,7 @@ class ExperienceWriter:
         a tenth of the store's time.
         """
         store = self._store.within(WORK_TIMEOUT_S)
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + _STORE_RESTARTS_S
-        while True:
-            try:
-                return await store.put(self._name, parts, report)
-            except ActorDead:
-                if loop.time() >= give_up_at:
-                    raise
-            await asyncio.sleep(_PAUSE_S)
+        await through_restarts(lambda: store.put(self._name, parts, report))
 
     async def _write(self, contents: Sequence[Content]) -> list[ByteRef]:
         while True:

@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from pydantic_core import PydanticCustomError
 
 from ..actors.config_base import Config, Count, Natural, Seconds
-from ..actors.declared_columns import Column, check_names
+from ..actors.declared_columns import REWARD_COLUMN, Column, check_names
 from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
 from ..actors.messages import LoraConfig, ModelConfig
@@ -56,8 +56,16 @@ class AgentConfig(Config):
     @field_validator("columns")
     @classmethod
     def _column_names(cls, columns: dict[str, Column]) -> dict[str, Column]:
+        if (reward := columns.get(REWARD_COLUMN)) is not None and (
+            reward.type != "float" or not reward.awaited
+        ):
+            raise ValueError(
+                "column 'reward': the workflow returns the rewards. For a program outside the run that gives them "
+                "instead, write {type: float, required: true, written_by: external}"
+            )
         with config_errors():
-            check_names(columns, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
+            others = {name: column for name, column in columns.items() if name != REWARD_COLUMN}
+            check_names(others, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
         for name, column in columns.items():
             if column.type == "tensor" and column.dtype is not None and column.dtype not in np.sctypeDict:
                 raise ValueError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from ..actors.errors import StoreError
 from ..actors.messages import WORK_TIMEOUT_S, Query, QueryAnswer, Selection, StoreApi
 from ..actors.names import AgentName
 from ..actors.run_events import RunEnded, RunEvent
@@ -24,7 +25,7 @@ from ..core.errors import ActorDead, CallTimeout
 from ..core.ref import ActorRef
 from ..core.system import ActorSystem
 from ..core.wire.curve import Keys, write_private
-from .errors import RunUnreachable
+from .errors import RunDirectoryError, RunUnreachable
 from .run_address import SCHEMES, RunAddress
 from .run_control import NAME, Right, RunControl, RunStatus
 from .run_directory import RunDirectory
@@ -33,16 +34,18 @@ from .stored_runs import stored_run
 Answer = TypeVar("Answer")
 
 _TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.1
+_MOST_UNJUDGED: Final = 1000
 _LOG_BYTES: Final = 1 << 20
 
 
-def connect(run: Path | str, keys: Keys | None = None) -> "ConnectedRun":
+def connect(run: Path | str, keys: Keys | None = None, *, wait_s: float = 0.0) -> "ConnectedRun":
     """A connection to a run, as a context of the loop that is running.
 
     ``run``: its folder; the file ``address`` in it, or one of ``flexmarl admit``, also copied to another host; or its
-    address, with ``keys`` if it begins with ``tcp://``.
+    address, with ``keys`` if it begins with ``tcp://``. ``wait_s``: seconds in which it may still be starting.
     """
-    return ConnectedRun(run, keys)
+    return ConnectedRun(run, keys, wait_s)
 
 
 class ConnectedRun:
@@ -51,12 +54,24 @@ class ConnectedRun:
     answer within 30 s, CallNotAllowed if the keys are not for this call.
     """
 
-    def __init__(self, run: Path | str, keys: Keys | None = None) -> None:
+    def __init__(self, run: Path | str, keys: Keys | None = None, wait_s: float = 0.0) -> None:
         self._run = run
         self._keys = keys
+        self._wait_s = wait_s
         self._store: ActorRef[StoreApi] | None = None
 
     async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        while True:
+            try:
+                return await self._entered()
+            except (RunUnreachable, RunDirectoryError):
+                if loop.time() >= give_up_at:
+                    raise
+            await asyncio.sleep(_POLL_S)
+
+    async def _entered(self) -> Self:
         self._address = _address_of(self._run, self._keys)
         name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
         self._system = ActorSystem(name, keys=self._address.keys)
@@ -166,10 +181,34 @@ class ConnectedRun:
         reader = ExperienceReader(await self._store_ref(), None)
         return await reader.column(AgentName(agent), name, sample_ids)
 
+    async def unjudged(self, agent: str, *columns: str) -> AsyncGenerator[dict[str, list[Any]], None]:
+        """The samples of ``agent`` that wait for a reward from this program, as they come, until the run ends: lists by
+        column, ``sample_id``, ``text`` (the answer's), ``query_text`` and ``columns``. ``write`` their rewards; those
+        without one come again. The config has ``agents.<agent>.columns.reward``. Raises StoreError for an unknown
+        column."""
+        where = f"agent = '{agent}' and status = 'writing' and reward is null"
+        try:
+            while True:
+                if ids := [row["sample_id"] for row in await self.samples(where, _MOST_UNJUDGED)]:
+                    names = ("text", "query_text", *columns)
+                    try:
+                        values = [await self.column(agent, name, ids) for name in names]
+                    except StoreError:
+                        if await self._all_wait(where, ids):
+                            raise
+                        continue  # some wait no longer, and are not in the store
+                    yield {"sample_id": ids, **dict(zip(names, values, strict=True))}
+                await asyncio.sleep(_POLL_S)
+        except ActorDead:
+            return
+
+    async def _all_wait(self, where: str, ids: Sequence[str]) -> bool:
+        return {*ids} <= {row["sample_id"] for row in await self.samples(where, _MOST_UNJUDGED)}
+
     async def write(self, agent: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Writes columns that the config declares as ``written_by: external``, all values or none: ``sample_id`` and
-        further columns by name, one value for each sample. Returns when they are durable. Raises StoreError with
-        the reason."""
+        further columns by name, one value for each sample; ``reward`` alone. Returns when they are durable. Raises
+        StoreError with the reason."""
         parts = {agent: {name: [*values] for name, values in columns.items()}}
         await (await self._stored()).write(self._system.name, parts)
 

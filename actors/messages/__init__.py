@@ -13,6 +13,7 @@ from .experience import (
     StoreApi,
     StoreStatistics,
     TableStatistics,
+    UnjudgedSample,
 )
 from .generating import Chat, GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
 from .model_config import LoraConfig, ModelConfig
@@ -112,6 +113,7 @@ __all__ = [
     "TurnEnded",
     "TurnRefused",
     "TurnRouted",
+    "UnjudgedSample",
     "VersionRange",
     "WeightsConfig",
     "WorkerLife",

@@ -61,6 +61,22 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class UnjudgedSample:
+    """A sample whose trajectory has ended, and whose reward a program outside the run gives.
+
+    ``number``: of the offer, unique among those of its writer; samples of two evaluations may have the same
+    ``sample_id``. ``columns``: the declared ones that the workflow wrote; for judges ``text`` (the answer's),
+    ``query_text``, ``temperature``, ``prompt_tokens`` and ``tokens``. Arrays are as ``inline_array`` returns them.
+    """
+
+    sample_id: str
+    agent: str
+    number: int
+    policy_version: int
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class TableStatistics:
     """Rows by status; ``consumed`` counts rows that an optimizer step used and that are gone."""
 
@@ -140,7 +156,21 @@ class StoreApi(Protocol):
         """Further columns of rows that are there, by agent and column (``sample_id`` among them), all or none;
         acknowledged once they are durable. For columns that the config says are ``written_by: external``; a row whose
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
-        group is complete), is consumed or has the column already, an unknown column, a wrong type."""
+        group is complete), is consumed or has the column already, an unknown column, a wrong type. A ``reward`` is for
+        a sample that waits for it, and is written without further columns."""
+
+    @endpoint(raises=[StoreError, WriterRetired])
+    async def offer(self, writer: str, samples: list[UnjudgedSample]) -> None:
+        """Shows samples to the programs outside the run that give their rewards. May be repeated, and has to be after a
+        restart of the store. Refused if the workflow gives the rewards of their agent."""
+
+    @endpoint
+    def given(self, writer: str) -> AsyncIterator[dict[str, float]]:
+        """The rewards of the writer's offered samples, by sample id, as they come."""
+
+    @endpoint
+    async def withdraw(self, writer: str, sample_ids: list[str]) -> None:
+        """These samples wait no longer: they have their rewards, or their trajectory has failed."""
 
     @endpoint
     async def give_back(self, policy: PolicyName, fence: int) -> None:

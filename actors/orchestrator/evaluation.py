@@ -4,9 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Final
 
 from ..messages import EvaluationEnd, EvaluationSampling, EvaluationTrajectory, Query, TrajectoryFailure
 from ..workflow import Rewards
+
+_REWARD: Final = "reward/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Evaluation:
 @dataclass(frozen=True, slots=True)
 class EvaluationRules:
     """``samplings``: by name; the names stand before the metrics, that of the first is empty. ``success``: the metric
-    of the workflow that is at least 1 if a trajectory has solved its query."""
+    of the workflow, or ``reward/<agent>``, that is at least 1 if a trajectory has solved its query; of a reward,
+    ``accuracy`` is the share of those that have, unless the workflow has a metric of that name."""
 
     samplings: Mapping[str, EvaluationSampling] = field(default_factory=lambda: {"": EvaluationSampling()})
     success: str = "accuracy"
@@ -69,7 +73,11 @@ def evaluation_metrics(rules: EvaluationRules, ended: Iterable[tuple[str, str, R
     metrics: dict[str, float] = {}
     for name, trajectories in of_sampling.items():
         found = _means([rewards for _, rewards in trajectories])
-        found |= _passes(rules.success, rules.samplings[name].repeats, trajectories)
+        solved = [(query, _solved(rules.success, rewards)) for query, rewards in trajectories]
+        known = [(query, one) for query, one in solved if one is not None]
+        if rules.success.startswith(_REWARD) and known:
+            found.setdefault("accuracy", fmean(one for _, one in known))
+        found |= _passes(rules.samplings[name].repeats, known)
         metrics |= {f"{name}/{metric}" if name else metric: value for metric, value in found.items()}
     return metrics
 
@@ -87,18 +95,25 @@ def _means(ended: Iterable[Rewards]) -> dict[str, float]:
         for name, value in rewards.metrics.items():
             values.setdefault(name, []).append(value)
         for agent, value in rewards.by_agent.items():
-            values.setdefault(f"reward/{agent}", []).append(value)
+            values.setdefault(f"{_REWARD}{agent}", []).append(value)
     return {name: fmean(of_metric) for name, of_metric in values.items()}
 
 
-def _passes(success: str, repeats: int, trajectories: Iterable[tuple[str, Rewards]]) -> dict[str, float]:
-    """Means over the queries with at least ``k`` trajectories."""
+def _solved(success: str, rewards: Rewards) -> bool | None:
+    """None if the trajectory lacks the metric."""
+    value = rewards.metrics.get(success)
+    if value is None and success.startswith(_REWARD):
+        value = rewards.by_agent.get(success.removeprefix(_REWARD))
+    return None if value is None else value >= 1
+
+
+def _passes(repeats: int, ended: Iterable[tuple[str, bool]]) -> dict[str, float]:
+    """Means over the queries with at least ``k`` trajectories. ``ended``: by query, if a trajectory has solved it."""
     if repeats == 1:
         return {}
     solved: dict[str, list[bool]] = {}
-    for query, rewards in trajectories:
-        if success in rewards.metrics:
-            solved.setdefault(query, []).append(rewards.metrics[success] >= 1)
+    for query, is_solved in ended:
+        solved.setdefault(query, []).append(is_solved)
     passes = {}
     for k in [*_powers_of_two(repeats), repeats]:
         enough = [

@@ -55,6 +55,7 @@ from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
 from .groups.group_run import ClosingRules, End, GroupRun
+from .outside_rewards import OutsideRewards
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
 from .trajectory import Deadline, Trajectory, where_it_hangs
@@ -97,6 +98,8 @@ class Rollout(Actor, RolloutApi):
         self.writer = f"{self.ref.name}-{self.system.new_id()}"
         node = writer_node(self.system, self.writer, f"{self.ref.name}-", encrypted=self._setup.encrypted)
         self._experience = ExperienceWriter(self._setup.store, self.writer, places, node)
+        self._outside = OutsideRewards(self._setup.store, self.writer, self._agents)
+        self.background(self._outside.run(), "outside rewards")
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
@@ -260,15 +263,19 @@ class Rollout(Actor, RolloutApi):
         current_pool.set(self._processes)
         handles = AgentHandles(self.generate, self._agents, trajectory)
         returned = await self._recipe.workflow(trajectory.query, handles)
-        rewards = trajectory_rewards(
+        trajectory.close()
+        trajectory.check_columns()
+        assert trajectory.deadline is not None, "it runs"
+        with trajectory.deadline.paused():  # this time is the judge's
+            outside = await self._outside.of(trajectory)
+        return trajectory_rewards(
             trajectory.name,
             returned,
             trajectory.turns_to_reward(),
             self._agents,
-            punish=not trajectory.is_evaluation,  # evaluations report the workflow's own rewards
+            punish=not trajectory.is_evaluation,  # evaluations report the rewards as they were given
+            outside=outside,
         )
-        trajectory.check_columns()
-        return rewards
 
     def _workflow_ended(self, work: asyncio.Task[TrajectoryRewards]) -> None:
         self._workflows.discard(work)

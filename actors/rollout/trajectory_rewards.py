@@ -9,7 +9,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
+from ..declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError
 from ..names import AgentName
 from ..workflow import Rewards
@@ -17,6 +20,7 @@ from .overlong import overlong_punishment, punished
 from .rollout_setup import RolloutAgent
 
 Agents = Mapping[AgentName, RolloutAgent]
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,24 @@ class TrajectoryRewards:
 
 
 def trajectory_rewards(
-    trajectory: str, returned: object, turns: Sequence[EndedTurn], agents: Agents, *, punish: bool
+    trajectory: str,
+    returned: object,
+    turns: Sequence[EndedTurn],
+    agents: Agents,
+    *,
+    punish: bool,
+    outside: Mapping[str, float] = _NONE,
 ) -> TrajectoryRewards:
     """``returned``: what the workflow has; closed. ``punish``: lower the rewards of turns that are too long.
+    ``outside``: by sample id, the rewards that a program outside the run gave: they take the place of the workflow's,
+    which may return None.
 
     Raises RecipeError, which ends the run, for another type, an unknown agent, a trained agent with turns and without a
     reward, and a turn's reward that its agent's algorithm does not use; InvalidReward, which fails the trajectory, for
     a value that ``Rewards.checked`` refuses and a turn that is not of this trajectory.
     """
+    if returned is None and outside:
+        returned = Rewards()
     if not isinstance(returned, Rewards):
         raise RecipeError(f"the workflow returned {type(returned).__name__}, not Rewards")
     for agent in returned.by_agent:
@@ -64,6 +78,7 @@ def trajectory_rewards(
     returned.close()
     rewards = returned.checked()
     own = _turn_rewards(trajectory, rewards, turns, agents)
+    _take_outside(rewards, own, turns, agents, outside)
     paid = {turn.agent for turn in turns if turn.sample_id in own}
     rewarded = {agent for agent in paid if agents[agent].rewards != "trajectory"} | rewards.by_agent.keys()
     for turn in turns:
@@ -103,6 +118,26 @@ def _turn_rewards(
             )
         own[turn.sample_id] = value
     return own
+
+
+def _take_outside(
+    rewards: Rewards,
+    own: dict[str, float],
+    turns: Sequence[EndedTurn],
+    agents: Agents,
+    outside: Mapping[str, float],
+) -> None:
+    """Puts rewards from outside in the place of those of the workflow: of agents, or of turns."""
+    for turn in turns:
+        if outside_reward(agents[turn.agent].columns) is not None:
+            rewards.by_agent.pop(turn.agent, None)
+            own.pop(turn.sample_id, None)
+    for turn in turns:
+        if turn.sample_id in outside:
+            if agents[turn.agent].rewards in ("turn", "both"):
+                own[turn.sample_id] = outside[turn.sample_id]
+            else:
+                rewards.by_agent[turn.agent] = outside[turn.sample_id]
 
 
 def _with_team(rewards: Rewards, used: set[AgentName], agents: Agents) -> dict[AgentName, float]:

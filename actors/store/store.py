@@ -9,8 +9,7 @@
 Killed and started again with the same folders, the store continues with all that was acknowledged; rows that were
 leased are READY.
 
-If there is no room, on the disk or within the limits, callers wait until there is: nothing is lost, and the console is
-notified.
+If there is no room, on the disk or within the limits, callers wait: nothing is lost, and the console is notified.
 """
 
 import asyncio
@@ -29,17 +28,25 @@ from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
 from ...transport.select import this_node
 from ..column_refs import ValueRef
 from ..errors import StoreError, StoreFull
-from ..messages import GroupClosed, LeasedBatch, Selection, StoreApi, StoreStatistics, TableStatistics
+from ..messages import (
+    GroupClosed,
+    LeasedBatch,
+    Selection,
+    StoreApi,
+    StoreStatistics,
+    TableStatistics,
+    UnjudgedSample,
+)
 from ..names import AgentName, PolicyName, Step
-from ..run_events import ColumnsAwaited, RunEvent, StoreBlocked, StoreUnblocked
+from ..run_events import RunEvent, StoreBlocked, StoreUnblocked
 from ..store_client import segment_directories
 from . import lost_bytes
-from .policy_queue import PolicyQueue
-from .schema import Schema
+from .column_waits import ColumnWaits
+from .judging import JUDGED, WITHDRAWN, Judging
 from .segment_arena import SegmentArena
 from .select_pool import SelectPool
 from .store_journal import StoreJournal
-from .store_setup import StoreSetup, training_columns
+from .store_setup import StoreSetup, table_schemas
 from .tables import UNCHANGED, TableChange, Tables
 from .writers import REPORT, RETIRE, Writers, report_of, report_record, retire_record
 
@@ -53,8 +60,6 @@ _KEPT_STEPS: Final = 16
 _EXPIRY_INTERVAL_S: Final = 10.0
 # Commits signal free space; a disk that was cleared is found by polling.
 _ROOM_INTERVAL_S: Final = 1.0
-# The console is notified of a wait for external columns after this time, once for each agent.
-_REPORT_WAIT_AFTER_S: Final = 10.0
 _MOST_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 2**20
 
@@ -62,17 +67,15 @@ _CHUNK_BYTES: Final = 2**20
 class Store(Actor, StoreApi):
     def __init__(self, setup: StoreSetup) -> None:
         self._setup = setup
-        schemas = {
-            agent: Schema({**training_columns(), **setup.columns.get(agent, {})}) for agent in setup.policies
-        }
+        schemas = table_schemas(setup.policies, setup.columns)
         self._tables = Tables(setup.policies, schemas, order=setup.order)
         self._writers = Writers()
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
         self._full = False
         self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
-        self._rows_moved = asyncio.Event()
-        self._waits_reported: set[str] = set()
+        self._waits = ColumnWaits(self._notify)
+        self._judging = Judging(setup.columns)
         self._puts = self._commits = 0
 
     async def on_start(self) -> None:
@@ -107,12 +110,15 @@ class Store(Actor, StoreApi):
                 self._granted.pop(segment, None)
         elif kind == RETIRE:
             self._writers.retire(what[0])
+            self._judging.retire(what[0])
             self._granted = {segment: of for segment, of in self._granted.items() if of != what[0]}
         elif kind == REPORT:
             writer, report, samples = what
             self._writers.add(writer, report_of(report))
             if samples is not None:
                 self._tables.apply(samples)
+        elif kind in (JUDGED, WITHDRAWN):
+            self._judging.apply(kind, what)
         else:
             self._tables.apply(record)
 
@@ -160,6 +166,7 @@ class Store(Actor, StoreApi):
     @endpoint
     async def retire(self, writer: str) -> list[GroupClosed]:
         self._writers.retire(writer)  # from now on; its puts before are durable or undone below
+        self._judging.retire(writer)
         await self._durably(lambda: replace(UNCHANGED, record=retire_record(writer)))
         self._arena.seal(writer, [name for name, of in self._arena.granted().items() if of == writer])
         self._room.set()
@@ -176,7 +183,7 @@ class Store(Actor, StoreApi):
     @endpoint
     async def give_back(self, policy: PolicyName, fence: int) -> None:
         self._tables.queue(policy).give_back(fence, "its samples could not be fetched")
-        self._rows_moved.set()
+        self._waits.rows_moved()
 
     @endpoint
     async def forget_reports(self, step: Step) -> None:
@@ -184,7 +191,25 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
-        await self._durably(lambda: self._held(writer, self._tables.write(parts)))
+        if not self._judging.is_for(parts):
+            await self._durably(lambda: self._held(writer, self._tables.write(parts)))
+            return
+        await self._durably(lambda: self._judging.write(parts))
+        self._judging.publish(name for columns in parts.values() for name in columns["sample_id"])
+
+    @endpoint
+    async def offer(self, writer: str, samples: list[UnjudgedSample]) -> None:
+        self._writers.check(writer)
+        self._judging.offer(writer, samples, self.system.clock())
+
+    @endpoint
+    async def given(self, writer: str) -> AsyncIterator[dict[str, float]]:
+        async for rewards in self._judging.given(writer):
+            yield rewards
+
+    @endpoint
+    async def withdraw(self, writer: str, sample_ids: list[str]) -> None:
+        await self._durably(lambda: self._judging.withdraw(sample_ids))
 
     @endpoint
     async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:
@@ -192,7 +217,7 @@ class Store(Actor, StoreApi):
         staleness = min(self._setup.max_staleness, policy_version)
         while True:
             async with self._leasing[policy]:  # in the order of the requests, also if the first has to wait
-                await self._wait_until_written(queue, policy_version, count, staleness)
+                await self._waits.until_written(queue, policy_version, count, staleness)
                 deadline = self.system.clock() + self._setup.lease_s
                 batch = queue.lease(policy_version, count, deadline, staleness)
             await self._journal.wait_settled()
@@ -219,12 +244,12 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def select(self, where: str, limit: int) -> Selection:
-        columns, rows = self._tables.scalar_columns(), self._tables.scalars
+        columns, rows = self._tables.scalar_columns(), partial(self._judging.with_rows, self._tables)
         return await self._selects.select(columns, rows, where, min(limit, _MOST_ROWS))
 
     @endpoint
     async def column(self, agent: AgentName, name: str, sample_ids: list[str]) -> dict[str, Any]:
-        return {name: self._tables.table(agent).column(name, sample_ids)}
+        return {name: self._judging.column(self._tables.table(agent), name, sample_ids)}
 
     @endpoint
     async def trajectory(self, name: str) -> Selection:
@@ -281,7 +306,7 @@ class Store(Actor, StoreApi):
             raise
         self._arena.hold(change.held)
         self._moved_at = self.system.clock()
-        self._rows_moved.set()
+        self._waits.rows_moved()
 
         def undo() -> None:
             self._arena.release(change.held)
@@ -347,7 +372,9 @@ class Store(Actor, StoreApi):
             return  # two commits of one moment asked for it
         grants = [msgpack.packb([_GRANT, writer, name]) for name, writer in self._arena.granted().items()]
         try:
-            await self._journal.compact([*grants, *self._writers.records(), *self._tables.snapshot()])
+            await self._journal.compact(
+                [*grants, *self._writers.records(), *self._judging.records(), *self._tables.snapshot()]
+            )
         except (StoreFull, JournalError) as problem:  # the journal is as it was, and keeps growing
             log.warning("journal not compacted", problem=str(problem))
 
@@ -355,8 +382,9 @@ class Store(Actor, StoreApi):
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
             expired = self._tables.expire(self.system.clock())
+            self._waits.report_unjudged(self._judging.waiting(self.system.clock() - _EXPIRY_INTERVAL_S))
             if expired:
-                self._rows_moved.set()
+                self._waits.rows_moved()
                 log.warning("leases expired: their rows are ready again", fences=expired)
 
     # ------------------------------------------------------------------ waits
@@ -386,34 +414,6 @@ class Store(Actor, StoreApi):
             self._full = False
             log.info("there is room again")
             self._notify(StoreUnblocked())
-
-    async def _wait_until_written(
-        self, queue: PolicyQueue, policy_version: int, count: int, staleness: int
-    ) -> None:
-        """Returns when the rows that a lease needs have their external columns. Raises StoreError when the columns'
-        ``timeout_s`` is over."""
-        if not queue.awaited(policy_version, count, staleness):
-            return
-        timeout_s = queue.external_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                while missing := queue.awaited(policy_version, count, staleness):
-                    agent, _, lacking = queue.first_awaited(policy_version, staleness)
-                    self._rows_moved.clear()
-                    try:
-                        async with asyncio.timeout(_REPORT_WAIT_AFTER_S):
-                            await self._rows_moved.wait()
-                    except TimeoutError:
-                        self._report_wait(agent, missing, lacking)
-        except TimeoutError:
-            if not (missing := queue.awaited(policy_version, count, staleness)):
-                return  # in the last moment
-            raise queue.not_complete(policy_version, count, staleness, missing) from None
-
-    def _report_wait(self, agent: str, missing: int, lacking: list[str]) -> None:
-        if agent not in self._waits_reported:
-            self._waits_reported.add(agent)
-            self._notify(ColumnsAwaited(AgentName(agent), missing, ", ".join(lacking)))
 
     def _notify(self, event: RunEvent) -> None:
         if self._setup.console is not None:

@@ -1,5 +1,6 @@
 """The constructor's argument of the store."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from ..messages import WORK_TIMEOUT_S, ConsoleApi
 from ..names import AgentName, PolicyName
 from ..store_client import ARRAY_COLUMNS
 from .policy_queue import LeaseOrder
+from .schema import Schema
 from .segment_arena import ArenaLimits
 from .select_pool import SelectLimits
 
@@ -41,6 +43,13 @@ class StoreSetup:
     lease_s: float = WORK_TIMEOUT_S
     patience_s: float = 1800.0
     console: ActorRef[ConsoleApi] | None = None
+
+
+def table_schemas(
+    policies: Iterable[AgentName], columns: Mapping[AgentName, Mapping[str, Column]]
+) -> dict[AgentName, Schema]:
+    """The schema of each agent's table. Arguments as in ``StoreSetup``; of ``policies`` only the agents matter."""
+    return {agent: Schema({**training_columns(), **columns.get(agent, {})}) for agent in policies}
 
 
 def training_columns() -> dict[str, Column]:

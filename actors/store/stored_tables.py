@@ -8,9 +8,8 @@ import msgpack
 from ...core.durable.record_file import read_records
 from ..declared_columns import Column
 from ..names import AgentName, PolicyName
-from .schema import Schema
 from .store_journal import HEAD
-from .store_setup import training_columns
+from .store_setup import table_schemas
 from .table_records import Kind
 from .tables import Tables
 from .writers import REPORT
@@ -24,8 +23,7 @@ def stored_tables(
     Raises FileNotFoundError, JournalError if the file is not a store's journal, StoreError if a record does not fit the
     tables.
     """
-    schemas = {agent: Schema({**training_columns(), **columns.get(agent, {})}) for agent in policies}
-    tables = Tables(policies, schemas)
+    tables = Tables(policies, table_schemas(policies, columns))
     kinds = {*map(int, Kind)}
 
     def read(record: bytes) -> bool:

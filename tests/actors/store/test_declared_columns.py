@@ -209,7 +209,7 @@ async def test_a_column_that_is_not_written_in_time_is_named(house: House) -> No
 async def test_a_long_wait_is_reported_once(
     house: House, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flexmarl.actors.store.store._REPORT_WAIT_AFTER_S", 0.01)
+    monkeypatch.setattr("flexmarl.actors.store.column_waits._REPORT_AFTER_S", 0.01)
     console = Listener()
     await house.open({"judged": JUDGED}, console=await system.add(console, "console"))
     await house.put(sample(0), sample(1))

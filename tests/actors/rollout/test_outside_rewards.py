@@ -1,0 +1,233 @@
+"""Rewards that a program outside the run gives, from the workflow's end to the rows in the store."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import StoreError
+from flexmarl.actors.messages import Query, UnjudgedSample
+from flexmarl.actors.orchestrator.evaluation import EvaluationRules
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store_client import ExperienceReader
+from flexmarl.actors.workflow import LARGEST_REWARD
+from flexmarl.core.system import ActorSystem
+
+from ...patience import PATIENCE_S
+from .house import QUERY, SOLVER, House, evaluate, serve, start_step
+
+REWARD = Column(type="float", required=True, written_by="external", timeout_s=PATIENCE_S)
+ALONE = """
+    turn = await agents["solver"].generate(query.text)
+    turn.write(answer=turn.text, plan=[1, 2])
+"""
+COLUMNS = {"reward": REWARD, "answer": Column(type="str"), "plan": Column(type="tokens")}
+
+
+async def opened(house: House, body: str = ALONE, reward: Column = REWARD, **config: Any) -> Rollout:
+    house.columns = {"solver": {**COLUMNS, "reward": reward}}
+    rollout = await house.open(body, **config)
+    for policy in ("solver", "judge"):
+        await serve(rollout, policy, 0)
+    return rollout
+
+
+async def step(rollout: Rollout, trajectories: int = 3) -> None:
+    await start_step(rollout, 1, [QUERY], trajectories, {"solver": 0, "judge": 0})
+
+
+async def waiting(house: House, count: int) -> list[dict[str, Any]]:
+    """The samples that a judge finds, once there are as many."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = (await house.store.select("status = 'writing'", 100)).rows
+            if len(found) == count:
+                return sorted(found, key=lambda row: str(row["sample_id"]))
+            await asyncio.sleep(0.01)
+
+
+async def judge(house: House, rewards: dict[str, float], agent: str = "solver") -> None:
+    parts = {agent: {"sample_id": [*rewards], "reward": [*rewards.values()]}}
+    await house.store.write("judge", parts)
+
+
+@pytest.fixture
+async def house(system: ActorSystem, tmp_path: Path) -> House:
+    return House(system, tmp_path)
+
+
+async def test_a_group_closes_with_the_judges_rewards_when_all_are_there(house: House) -> None:
+    rollout = await opened(house)
+    await step(rollout)
+    rows = await waiting(house, 3)
+    assert [row["sample_id"] for row in rows] == ["1:q7_0_0", "1:q7_0_1", "1:q7_0_2"]
+    assert {(row["reward"], row["step"], row["query"], row["policy_version"]) for row in rows} == {
+        (None, 1, "q7", 0)
+    }
+    reader = ExperienceReader(house.store.ref, None)
+    names = [row["sample_id"] for row in rows]
+    answers = await reader.column(SOLVER, "answer", names)
+    assert answers == [row["answer"] for row in rows] and set("".join(answers)) == {"x"}
+    assert await reader.column(SOLVER, "text", names) == answers
+    assert await reader.column(SOLVER, "query_text", names[:1]) == ["2+2"]
+    tokens = await reader.column(SOLVER, "tokens", names)
+    assert [len(one) for one in tokens] == [len(answer) for answer in answers]
+    assert [plan.tolist() for plan in await reader.column(SOLVER, "plan", names)] == [[1, 2]] * 3
+    await judge(house, {names[0]: 0.25, names[2]: 2.0})
+    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
+    assert house.events.closed.empty()
+    await judge(house, {names[1]: -1.0})
+    closed = await house.closed()
+    assert closed.rewards[SOLVER] == [0.25, -1.0, 2.0] and closed.samples[SOLVER] == 3
+    for sample in await house.rows("solver", 0, 3):
+        assert sample.group_rewards == (0.25, -1.0, 2.0)
+        assert sample.reward == sample.group_rewards[int(sample.sample_id[-1])]
+
+
+@pytest.mark.parametrize("use", ["trajectory", "turn", "both"])
+async def test_turns_are_judged_one_by_one_if_their_rewards_count(house: House, use: Any) -> None:
+    house.rewards = {"solver": use}
+    body = ALONE + '    await agents["solver"].generate([turn, "?"])\n'
+    rollout = await opened(house, body)
+    await step(rollout, 1)
+    names = ["1:q7_1_0"] if use == "trajectory" else ["1:q7_0_0", "1:q7_1_0"]
+    assert [row["sample_id"] for row in await waiting(house, len(names))] == names
+    await judge(house, {name: number + 0.5 for number, name in enumerate(names)})
+    assert not (closed := await house.closed()).failures
+    rewards = [sample.reward for sample in await house.rows("solver", 0, 2)]
+    assert rewards == ([0.5, 0.5] if use == "trajectory" else [0.5, 1.5])
+    assert closed.turn_rewards == ({} if use == "trajectory" else {SOLVER: [0.5, 1.5]})
+
+
+async def test_other_agents_and_the_team_keep_the_workflows_rewards(house: House) -> None:
+    body = (
+        ALONE + '    await agents["judge"].generate(turn.text)\n    return Rewards(judge=3.0).of_team(1.0)\n'
+    )
+    rollout = await opened(house, body)
+    await step(rollout, 1)
+    (row,) = await waiting(house, 1)
+    await judge(house, {row["sample_id"]: 0.5})
+    assert (await house.closed()).rewards == {"solver": [1.5], "judge": [4.0]}
+
+
+async def test_without_a_judge_the_trajectories_fail_by_name_and_the_group_is_dropped(house: House) -> None:
+    late = REWARD.model_copy(update={"timeout_s": 0.3})
+    rollout = await opened(house, reward=late, min_trajectories=2)
+    await step(rollout)
+    (row, *_) = await waiting(house, 3)
+    await judge(house, {row["sample_id"]: 1.0})
+    closed = await house.closed()
+    assert (
+        closed.dropped == "1 trajectories survived, rollout.min_trajectories=2" and len(closed.failures) == 2
+    )
+    assert (
+        "NotJudged: agent solver: no reward for sample 1:q7_0_1 within agents.solver.columns.reward.timeout_s=0.3"
+        in closed.failures[0].error
+    )
+    assert await waiting(house, 0) == []
+    await judge(house, {"1:q7_0_1": 1.0})  # too late: left out, as the others of the same write count
+
+
+async def test_an_evaluation_is_judged_too(house: House) -> None:
+    rollout = await opened(house)
+    for reward in (1.0, 0.0):  # its samples have the same names each time
+        rules = EvaluationRules(success="reward/solver")
+        evaluating = asyncio.create_task(
+            evaluate(rollout, [QUERY, Query("q8", "1+1")], {"solver": 0, "judge": 0}, rules)
+        )
+        rows = await waiting(house, 2)
+        assert [(row["sample_id"], row["step"]) for row in rows] == [
+            ("eval:q7_0_0", None),
+            ("eval:q8_0_0", None),
+        ]
+        await judge(house, {"eval:q7_0_0": reward, "eval:q8_0_0": 0.5})
+        found = await evaluating
+        assert not found.failures
+        assert found.metrics == {"reward/solver": (reward + 0.5) / 2, "accuracy": reward / 2}
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"reward": [float("nan")]}, "sample 1:q7_0_0: column reward wants a finite float, not nan"),
+        ({"reward": ["1"]}, "sample 1:q7_0_0: column reward wants a finite float, not '1'"),
+        ({"reward": [2 * LARGEST_REWARD]}, r"sample 1:q7_0_0: reward 2e\+12 is beyond 1e\+12"),
+        ({"reward": [1.0, 2.0]}, "column reward has 2 values for 1 rows"),
+        ({"reward": [1.0], "answer": ["x"]}, "rewards are written alone: sample_id and reward"),
+        ({"reward": [1.0], "sample_id": ["1:q9_0_0"]}, "there is no sample '1:q9_0_0' that waits"),
+        ({"reward": [1.0], "sample_id": [7]}, r"sample_id is \[7\]: a list of sample ids is wanted"),
+        ({"reward": [1.0] * 2, "sample_id": ["1:q7_0_0"] * 2}, "a sample is in this write twice"),
+    ],
+)
+async def test_an_invalid_reward_is_refused_by_name(house: House, part: dict[str, Any], why: str) -> None:
+    rollout = await opened(house)
+    await step(rollout, 1)
+    await waiting(house, 1)
+    with pytest.raises(StoreError, match=why):
+        await house.store.write("judge", {"solver": {"sample_id": ["1:q7_0_0"], **part}})
+    assert len(await waiting(house, 1)) == 1
+    await judge(house, {"1:q7_0_0": 0.5})
+    assert (await house.closed()).rewards[SOLVER] == [0.5]
+
+
+async def test_a_second_reward_changes_nothing(house: House) -> None:
+    rollout = await opened(house)
+    await step(rollout, 2)
+    names = [row["sample_id"] for row in await waiting(house, 2)]
+    rollout._outside._take = lambda rewards: None  # type: ignore[method-assign]  # it is slow
+    await judge(house, {names[0]: 0.5})
+    await judge(house, {names[0]: 0.5})
+    with pytest.raises(StoreError, match="sample 1:q7_0_0 has the reward 0.5 already"):
+        await judge(house, {names[1]: 1.0, names[0]: 0.75})
+    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]], "all or none"
+
+
+async def test_acknowledged_rewards_survive_the_stores_end(house: House, system: ActorSystem) -> None:
+    rollout = await opened(house)
+    await step(rollout, 2)
+    names = [row["sample_id"] for row in await waiting(house, 2)]
+    rollout._outside._take = lambda rewards: None  # type: ignore[method-assign]  # it comes too late
+    await judge(house, {names[0]: 0.5})
+    del rollout._outside._take
+    setup = house.store._setup
+    await system.remove("store")
+    house.store = Store(setup)
+    await system.add(house.store, "store")
+    await rollout._outside._offer([sample for sample, _ in rollout._outside._waiting.values()])
+    rollout.background(
+        rollout._outside.run(), "outside rewards again"
+    )  # the first ended with the store, in good order
+    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
+    await judge(house, {names[1]: 1.0})
+    assert (await house.closed()).rewards[SOLVER] == [0.5, 1.0]
+
+
+async def test_a_lost_workers_samples_wait_no_longer(house: House) -> None:
+    rollout = await opened(house)
+    await step(rollout, 2)
+    names = [row["sample_id"] for row in await waiting(house, 2)]
+    await judge(house, {names[0]: 0.5})
+    await house.store.retire(rollout.writer)
+    assert await waiting(house, 0) == []
+    again = UnjudgedSample(names[0], "solver", 0, 0, {})
+    await house.store.offer("another", [again])
+    assert len(await waiting(house, 1)) == 1, "the reward was for another answer"
+
+
+async def test_the_judges_reward_takes_the_place_of_the_workflows(house: House) -> None:
+    body = ALONE + '    return Rewards(solver=7.0, metrics={"length": 2.0}).of(turn, 5.0).of_team(0.25)\n'
+    house.rewards = {"solver": "both"}
+    rollout = await opened(house, body)
+    await step(rollout, 1)
+    await waiting(house, 1)
+    await judge(house, {"1:q7_0_0": 0.5})
+    closed = await house.closed()
+    assert [sample.reward for sample in await house.rows("solver", 0, 1)] == [0.75]
+    assert (closed.rewards[SOLVER], closed.turn_rewards, closed.metrics) == (
+        [0.25],
+        {SOLVER: [0.5]},
+        {"length": [2.0]},
+    )

@@ -1,0 +1,103 @@
+"""Runs whose rewards come from outside: from a program of its own, which connects to them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flexmarl
+from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.group_advantage import group_advantage
+from flexmarl.launch.config_reading import resolve
+
+from ..patience import PATIENCE_S
+from .conftest import TINY
+from .in_process import RunsHere
+
+EXTERNAL = "{{type: float, required: true, written_by: external, timeout_s: {}}}"
+REWARD = f"agents.solver.columns.reward={EXTERNAL}"
+JUDGE = """
+import asyncio, json, sys
+import flexmarl
+
+async def main():
+    judged = []
+    async with flexmarl.connect(sys.argv[1], wait_s=60) as run:
+        async for samples in run.unjudged("solver"):
+            rewards = [text.count("7") / 3 for text in samples["text"]]
+            await run.write("solver", {"sample_id": samples["sample_id"], "reward": rewards})
+            judged += zip(samples["sample_id"], samples["text"], rewards)
+    print(json.dumps(judged))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def judged(runs_here: RunsHere) -> tuple[Path, dict[str, float]]:
+    """A run, and the rewards of its training's samples, as the judge gave them."""
+    folder = runs_here.runs / "judged"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", JUDGE, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as judge:
+        try:
+            finished = runs_here.train(
+                "judged",
+                REWARD.format(60),
+                "training={steps: 25, queries_per_step: 4, trajectories_per_query: 8, micro_batch: 16}",
+                "agents.solver.optimizer.lr=1.0e-2",
+                "checkpoint.every=100",
+            )
+            assert finished.status == 0, finished.text
+            printed, _ = judge.communicate(timeout=PATIENCE_S)
+        finally:
+            judge.kill()
+    assert judge.returncode == 0 and not finished.problems
+    rewards = {name: reward for name, _, reward in json.loads(printed) if not name.startswith("eval:")}
+    return finished.directory, rewards
+
+
+def test_it_learns_what_the_judge_rewards(judged: tuple[Path, dict[str, float]]) -> None:
+    """The workflow rewards the digit 1, the judge the digit 7."""
+    metrics = [json.loads(line) for line in (judged[0] / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["reward/solver"] < 0.3 < 0.9 < metrics[-1]["reward/solver"]
+    assert len(judged[1]) == 25 * 4 * 8
+
+
+def test_advantages_are_those_of_the_judges_numbers(judged: tuple[Path, dict[str, float]]) -> None:
+    directory, rewards = judged
+    seen = 0
+    with flexmarl.Samples(directory) as samples:
+        for step in (1, 2, 25):
+            found = samples.trajectories(step=step, evaluation=False)
+            for trajectory in found:
+                (turn,) = (turn for turn in trajectory.turns if turn.agent == "solver")
+                name = f"{step}:{trajectory.query.id}_{turn.number}_{{}}"
+                group = tuple(rewards[name.format(number)] for number in range(8))
+                assert turn.reward == group[trajectory.number]
+                assert turn.advantage == pytest.approx(
+                    group_advantage(turn.reward, group, scale=True), abs=1e-12
+                )
+                seen += 1
+    assert seen == 3 * 4 * 8
+
+
+def test_evaluations_are_judged_too(judged: tuple[Path, dict[str, float]]) -> None:
+    events = [json.loads(line) for line in (judged[0] / "events.jsonl").read_text().splitlines()]
+    before, after = [event["reward/solver"] for event in events if event["event"] == "evaluated"]
+    assert before < 0.3 < 0.9 < after
+
+
+def test_a_run_without_its_judge_names_what_it_waited_for(runs_here: RunsHere) -> None:
+    finished = runs_here.train("alone", REWARD.format(0.2), "training.steps=1")
+    assert finished.status != 0
+    assert "within agents.solver.columns.reward.timeout_s=0.2" in finished.text
+    assert "is the judge running?" in finished.text
+
+
+@pytest.mark.parametrize("declared", ["{type: float}", "{type: int, required: true, written_by: external}"])
+def test_another_reward_is_refused(declared: str) -> None:
+    with pytest.raises(ConfigError, match="column 'reward': the workflow returns the rewards"):
+        resolve(str(TINY), [f"agents.solver.columns.reward={declared}"])
