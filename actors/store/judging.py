@@ -21,6 +21,7 @@ from ..column_refs import is_packed, unpack
 from ..declared_columns import MAX_STRING, META, REWARD_COLUMN, Columns, outside_reward
 from ..errors import StoreError
 from ..messages import UnjudgedSample
+from ..names import AgentName
 from ..sample_id import SampleId
 from ..workflow import LARGEST_REWARD
 from .schema import Schema
@@ -53,7 +54,7 @@ class _Given:
 
 
 class Judging:
-    def __init__(self, columns: Mapping[str, Columns]) -> None:
+    def __init__(self, columns: Mapping[AgentName, Columns]) -> None:
         """``columns``: the declared ones, by agent."""
         self._schemas = {
             str(agent): Schema({REWARD_COLUMN: column})
