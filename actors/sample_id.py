@@ -84,6 +84,11 @@ def step_of(sample_id: str) -> int:
     return int(sample_id[: sample_id.index(":")])
 
 
+def turn_of(sample_id: str) -> int:
+    """The turn in a sample's id, which is valid; a quarter of the time of ``SampleId.parse``."""
+    return int(sample_id.rsplit("_", 2)[1])
+
+
 def _scope(step: int | None) -> str:
     return _EVALUATION if step is None else str(step)
 

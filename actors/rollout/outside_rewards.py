@@ -20,7 +20,7 @@ from ..declared_columns import Column, outside_reward
 from ..errors import NotJudged
 from ..messages import WORK_TIMEOUT_S, StoreApi, UnjudgedSample
 from ..names import AgentName
-from ..sample_id import SampleId
+from ..sample_id import turn_of
 from ..store_client import through_restarts
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutAgent
@@ -130,7 +130,7 @@ class OutsideRewards:
 
 
 def _number(turn: ResumableTurn) -> int:
-    return SampleId.parse(turn.request.sample_id).turn
+    return turn_of(turn.request.sample_id)
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:

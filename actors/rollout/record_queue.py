@@ -1,7 +1,8 @@
 """The way of a worker's recorded trajectories into the run's file: beside the work of its rollouts, never before it.
 
     add       packs a record, and puts it into a queue of bounded size; without room the record is dropped, and counted
-    run       compresses what is there in a thread, and sends it; the next call begins when this one is answered
+    run       compresses what came within half a second in a thread, and sends it; the next call begins when this one is
+              answered. A call for each group would cost both sides more than the records themselves
 
 The run's launcher keeps the file (``launch/samples/archive.py``): it is on the run's own host, has no work of its own,
 and outlives every worker. The queue is long enough for a disk that pauses; a launcher that is stopped (ctrl-Z) costs
@@ -9,6 +10,7 @@ records, and delays nothing.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -21,6 +23,7 @@ from ..recorded_trajectory import RecordedTrajectory, compressed, packed
 
 QUEUE_BYTES: Final = 64 * 2**20
 _CALL_BYTES: Final = 2 * 2**20
+_LINGER_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 60.0
 
 log = get_logger(__name__)
@@ -43,6 +46,8 @@ class RecordQueue:
         self._bytes = 0
         self._unreported = 0
         self._changed = asyncio.Event()
+        self._is_full = asyncio.Event()
+        """There is enough for a call."""
         self._logged = False
         self.dropped = 0
 
@@ -56,6 +61,8 @@ class RecordQueue:
         self._waiting.append((len(trajectories), record))
         self._bytes += len(record)
         self._changed.set()
+        if self._bytes >= _CALL_BYTES:
+            self._is_full.set()
 
     async def run(self) -> None:
         """Sends records until it is cancelled."""
@@ -63,6 +70,9 @@ class RecordQueue:
             while not self._waiting:
                 self._changed.clear()
                 await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_S):
+                    await self._is_full.wait()
             await self._send()
 
     async def drain(self, limit_s: float) -> None:
@@ -98,6 +108,8 @@ class RecordQueue:
         for _ in taken:
             self._waiting.popleft()
         self._bytes -= size
+        if self._bytes < _CALL_BYTES:
+            self._is_full.clear()
 
     def _drop(self, trajectories: int, problem: str) -> None:
         self.dropped += trajectories

@@ -6,7 +6,7 @@ from ..group_advantage import advantage_by
 from ..messages import Sample
 from ..names import AgentName, Step
 from ..recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
-from ..sample_id import SampleId
+from ..sample_id import turn_of
 from ..workflow import Prompt, Turn
 from .groups.group_run import End, GroupRun
 from .record_queue import RecordQueue, RunBlocking
@@ -66,7 +66,7 @@ class TrajectoryRecords:
             sample = samples.get(turn.request.sample_id)
             turns.append(
                 RecordedTurn(
-                    SampleId.parse(turn.request.sample_id).turn,
+                    turn_of(turn.request.sample_id),
                     agent,
                     prompt,
                     turn.text,
@@ -112,4 +112,4 @@ def asked_prompt(prompt: Prompt) -> tuple[PromptPart, ...]:
 
 
 def _number(turn: Turn) -> int | str:
-    return SampleId.parse(turn.sample_id).turn if turn.sample_id else turn.text
+    return turn_of(turn.sample_id) if turn.sample_id else turn.text
