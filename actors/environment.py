@@ -70,9 +70,11 @@ class Environment:
         """Called at the end of each trajectory, also if it fails, was cancelled or passed its deadline."""
 
     async def close(self) -> None:
-        """Called once in each rollout worker, after its last trajectory, for what ``setup`` has opened."""
+        """Called once in each rollout worker, after its last trajectory, for what ``setup`` has opened; also after a
+        ``setup`` that has failed, which may have opened a part of it."""
 
 
+_CLOSE_S: Final = 1.0
 METHODS: Final = ("setup", "reset", "step", "truncated", "end", "close")
 
 
@@ -87,7 +89,11 @@ class Environments:
     async def setup(self, data: Mapping[str, Any]) -> None:
         opened = self._opened = self._class()
         before = dict(vars(opened))
-        await opened.setup(**data)
+        try:
+            await opened.setup(**data)
+        except BaseException as error:
+            await self._close_after(error)
+            raise
         missing = object()
         self._shared = {
             name: value for name, value in vars(opened).items() if before.get(name, missing) is not value
@@ -97,6 +103,14 @@ class Environments:
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close()
+
+    async def _close_after(self, error: BaseException) -> None:
+        """Closes what ``setup`` opened before it failed with ``error``, which stays the one that counts."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.close()
+        except Exception as second:  # noqa: BLE001  # user code
+            error.add_note(f"and close, after that: {type(second).__name__}: {second}")
 
     async def __call__(self, query: Query, agents: Agents) -> Rewards:
         environment = self._class()

@@ -8,6 +8,9 @@ from typing import Any
 from ...actors.environment import environment_problems
 from ...actors.errors import ConfigError, RecipeError
 from ...actors.messages import Query
+from ...actors.names import PolicyName, Step, Version
+from ...actors.orchestrator.opponents.past_pool import Member
+from ...actors.orchestrator.opponents.rules import RULES, drawn
 from ...actors.recipe import Recipe
 from ...core.errors import LocalProtocolError
 from ...core.protocol.codec import Encoder
@@ -42,6 +45,7 @@ def recipe_problems(config: RunConfig) -> list[str]:
         problems += _environment_problems(workflow, recipe.file.name, config.data)
     else:
         functions.insert(0, "workflow")
+    problems += _rule_problems(config, recipe)
     for name in functions:
         problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
     if problems:
@@ -67,6 +71,38 @@ def _missing_sft(config: RunConfig, recipe: Recipe) -> Iterator[str]:
     for name, policy in config.policies.items():
         if policy.sft.batches and not recipe.has_sft:
             yield f"policies.{name}.sft.batches={policy.sft.batches}: {recipe.file.name} defines no sft"
+
+
+def _rule_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    """The mistakes in the rules by which pools of past versions draw; a function of the recipe is tried once."""
+    for name, policy in config.policies.items():
+        if (pool := policy.pool_of) is None or pool.rule in RULES:
+            continue
+        key = f"policies.{name}.pool_of.rule={pool.rule}"
+        try:
+            rule = recipe.function(pool.rule)
+        except RecipeError:
+            yield f"{key}: neither one of {', '.join(RULES)} nor a function in {recipe.file.name}"
+            continue
+        parameters = list(inspect.signature(rule).parameters.values())
+        if inspect.iscoroutinefunction(inspect.unwrap(rule)):
+            yield f"{key}: it is async: write `def {pool.rule}(members)`"
+        elif (problem := _misfit(parameters, 1, None)) is not None:
+            yield f"{key}: " + problem.format(
+                file=recipe.file.name, name=pool.rule, form=f"def {pool.rule}(members)"
+            )
+        else:
+            yield from _trial_of_rule(rule, name, key)
+
+
+def _trial_of_rule(rule: Callable[..., Any], policy: PolicyName, key: str) -> Iterator[str]:
+    members = [Member(Step(step), Version(step)) for step in range(2)]
+    try:
+        drawn(rule, members, 0, policy, Step(1))
+    except RecipeError as error:
+        yield str(error)
+    except Exception as error:  # noqa: BLE001  # user code
+        yield f"{key}: for two members without games it raises {type(error).__name__}: {error}"
 
 
 # --------------------------------------------------------------------------- signatures

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -82,6 +82,30 @@ async def test_what_setup_assigns_is_shared_and_all_else_is_the_trajectorys() ->
     assert isinstance(opened, Counts) and opened.log == ["end"] * 4 and not hasattr(opened, "board")
     await shared.close()
     assert opened.log[-1] == "close"
+
+
+class HalfOpen(Counts):
+    """Opens one thing, and can't open the second."""
+
+    closed: ClassVar[list[str]] = []
+
+    async def setup(self, **data: Any) -> None:
+        self.first = "a server"
+        raise OSError("no second server")
+
+    async def close(self) -> None:
+        self.closed.append(self.first)
+        raise ValueError("it is busy")
+
+
+async def test_what_a_failing_setup_has_opened_is_closed() -> None:
+    shared = Environments(HalfOpen)
+    with pytest.raises(OSError, match="no second server") as raised:
+        await shared.setup({})
+    assert HalfOpen.closed == ["a server"]
+    assert raised.value.__notes__ == ["and close, after that: ValueError: it is busy"]
+    await shared.close()
+    assert HalfOpen.closed == ["a server"], "once"
 
 
 @dataclass

@@ -234,3 +234,36 @@ def test_setup_and_teardown_are_checked(tmp_path: Path) -> None:
         "workflow.py: setup is not async: write `async def setup(**data)`",
         "workflow.py: teardown requires 'what' too: write `async def teardown()`",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "problem"),
+    [
+        ("pfsp", "", None),
+        ("fair", "def fair(members, power=2.0): return [power for member in members]", None),
+        ("unform", "", "neither one of uniform, latest, pfsp nor a function in workflow.py"),
+        ("fair", "fair = 3", "neither one of uniform, latest, pfsp nor a function in workflow.py"),
+        (
+            "fair",
+            "def fair(): return []",
+            "workflow.py: fair takes too few arguments: write `def fair(members)`",
+        ),
+        ("fair", "def fair(members, seed): ...", "requires 'seed' too: write `def fair(members)`"),
+        ("fair", "async def fair(members): ...", "it is async: write `def fair(members)`"),
+        ("fair", "def fair(members): return [1.0]", "gives the weights [1.0] for 2 members"),
+        (
+            "fair",
+            "def fair(members): return members[0].strength",
+            "it raises AttributeError: 'Member' object",
+        ),
+        ("fair", "def fair(members): ...", "it raises TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_the_rule_of_a_pool_is_tried(tmp_path: Path, rule: str, code: str, problem: str | None) -> None:
+    rival = {"policy": {"pool_of": "solver", "every": 1, "rule": rule}}
+    found = problems(tmp_path, {"agents": {"solver": SIMULATED, "rival": rival}}, rule=code)
+    if problem is None:
+        assert found == []
+    else:
+        (line,) = found
+        assert line.startswith("policies.rival.pool_of.rule") and problem in line
