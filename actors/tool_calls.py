@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
-_BEGIN: Final = "<tool_call>"
-_END: Final = "</tool_call>"
+CALL_BEGIN: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
 
 Tool = Callable[..., Awaitable[Any]]
 
@@ -112,13 +112,13 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
 
 def parse_tool_calls(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
     """The calls in an answer, in order. ``names``: of the tools that there are."""
-    return tuple(_parse(part, names) for part in text.split(_BEGIN)[1:])
+    return tuple(_parse(part, names) for part in text.split(CALL_BEGIN)[1:])
 
 
 def _parse(part: str, names: Collection[str]) -> ToolCall:
-    written, end, _ = part.partition(_END)
+    written, end, _ = part.partition(CALL_END)
     if not end:
-        return ToolCall("", error=f"the call has no {_END}")
+        return ToolCall("", error=f"the call has no {CALL_END}")
     try:
         call = json.loads(written)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """A server with the OpenAI API, in a thread, whose model reads its prompt backwards."""
 
+import json
 import socket
 import threading
 import time
@@ -39,7 +40,20 @@ class Endpoint:
         text = prompt[::-1][: body["max_tokens"]]
         reason = "length" if len(text) < len(prompt) else "stop"
         choice = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
+        if body.get("stream"):
+            deltas = [{"text": each} if "prompt" in body else {"delta": {"content": each}} for each in text]
+            return streamed(*deltas, reason=reason)
         return JSONResponse({"choices": [{**choice, "finish_reason": reason}]})
+
+
+def streamed(*choices: dict[str, Any], reason: str | None) -> Response:
+    """An answer in server-sent events. ``reason``: None for one that breaks off."""
+    events = [{"choices": [{**choice, "finish_reason": None}]} for choice in choices]
+    if reason is not None:
+        last = {"text": ""} if "text" in choices[-1] else {"delta": {}}
+        events.append({"choices": [{**last, "finish_reason": reason}]})
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return Response("".join([": hello\n\n", *lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
 
 @contextmanager

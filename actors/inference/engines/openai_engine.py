@@ -3,7 +3,8 @@
     prompt of text      -> POST base_url/completions
     prompt of messages  -> POST base_url/chat/completions
 
-The tokens of a turn are the bytes of its text, without log-probabilities: the endpoint's own tokens are unknown.
+The tokens of a turn are the bytes of its text, without log-probabilities: the endpoint's own tokens are unknown. The
+text is streamed if the workflow wants it in parts.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from ....transport.state import StateTransport
 from ...errors import EndpointFailed, EngineFailed, InvalidRequest
 from ..inference_config import OpenaiEngineConfig
 from .byte_codec import ByteCodec
+from .endpoint_messages import StreamedAnswer, call_of, result_of
 from .engine import (
     TRANSFER_TIMEOUT_S,
     Engine,
@@ -55,14 +57,17 @@ class OpenaiEngine(Engine):
         self._closed = asyncio.Event()
 
     async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
-        """See ``Engine``; ``on_tokens`` gets nothing, the text comes with the result alone. Raises EndpointFailed."""
+        """See ``Engine``. If the endpoint fails on the way, ``on_tokens`` gets nothing more: the text comes with the
+        result, as calls of tools do. Raises EndpointFailed."""
         if self._closed.is_set():
             raise EngineFailed("it is closed")
         name = request.request_id
         if name in self._calls:
             raise InvalidRequest(name, "the id is in use")
         path, body = call_of(request, self._config, self._codec)
-        call = self._calls[name] = asyncio.create_task(self._answer(name, path, body), name=f"turn {name}")
+        call = self._calls[name] = asyncio.create_task(
+            self._answer(name, path, body, on_tokens), name=f"turn {name}"
+        )
         try:
             await asyncio.wait([call])
         finally:
@@ -78,27 +83,34 @@ class OpenaiEngine(Engine):
         self._generated += len(result.tokens)
         return result
 
-    async def _answer(self, name: str, path: str, body: dict[str, Any]) -> EngineResult:
+    async def _answer(
+        self, name: str, path: str, body: dict[str, Any], on_tokens: OnTokens | None
+    ) -> EngineResult:
         async with self._places:
             self._at_endpoint += 1
             try:
-                return result_of(name, await self._post(path, body), self._config.base_url)
+                answer = await self._post(path, body, on_tokens)
+                if answer is None:
+                    return EngineResult(name, (), (), "interrupted")
+                return result_of(name, answer, self._config.base_url)
             finally:
                 self._at_endpoint -= 1
 
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """The body of the answer. Raises EndpointFailed after the last retry, or at once if the endpoint refuses the
-        request itself."""
+    async def _post(self, path: str, body: dict[str, Any], on_tokens: OnTokens | None) -> Any:
+        """The body of the answer; None if ``on_tokens`` has ended it. Raises EndpointFailed after the last retry, or at
+        once if the endpoint refuses the request itself."""
         url, attempts = self._config.base_url.rstrip("/") + path, self._config.retries + 1
         problem = ""
         for attempt in range(attempts):
             if attempt:
                 await self._pause(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
             try:
-                response = await self._response(url, body)
+                response = await self._response(url, body, None if attempt else on_tokens)
             except httpx2.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
+            if not isinstance(response, httpx2.Response):
+                return response
             if response.is_success:
                 return _json_of(response, url)
             problem = f"status {response.status_code}: {response.text[:_SHOWN]}"
@@ -106,17 +118,45 @@ class OpenaiEngine(Engine):
                 raise EndpointFailed(url, problem)
         raise EndpointFailed(url, f"{attempts} attempts have failed, the last with {problem}")
 
-    async def _response(self, url: str, body: dict[str, Any]) -> httpx2.Response:
+    async def _response(
+        self, url: str, body: dict[str, Any], on_tokens: OnTokens | None
+    ) -> httpx2.Response | dict[str, Any] | None:
         """Endpoints of newer models refuse ``max_tokens``, and name the key that they want: from then on it has that
         name, if it is a key of messages."""
         if not self._takes_max_tokens:
             body = _renamed(body)
-        response = await self._client.post(url, json=body)
-        refused = response.status_code == HTTPStatus.BAD_REQUEST and _NEW_NAME in response.text
-        if refused and "messages" in body and "max_tokens" in body:
+        response = await self._sent(url, body, on_tokens)
+        if (
+            isinstance(response, httpx2.Response)
+            and response.status_code == HTTPStatus.BAD_REQUEST
+            and _NEW_NAME in response.text
+            and "messages" in body
+            and "max_tokens" in body
+        ):
             self._takes_max_tokens = False
-            response = await self._client.post(url, json=_renamed(body))
+            response = await self._sent(url, _renamed(body), on_tokens)
         return response
+
+    async def _sent(
+        self, url: str, body: dict[str, Any], on_tokens: OnTokens | None
+    ) -> httpx2.Response | dict[str, Any] | None:
+        """The response, or, of a stream, the whole answer; None if ``on_tokens`` has ended it."""
+        if on_tokens is None:
+            return await self._client.post(url, json=body)
+        async with self._client.stream("POST", url, json=body | {"stream": True}) as response:
+            streams = response.headers.get("content-type", "").startswith("text/event-stream")
+            if not response.is_success or not streams:
+                await response.aread()
+                return response
+            streamed = StreamedAnswer()
+            async for line in response.aiter_lines():
+                try:
+                    text = streamed.take(line)
+                except ValueError as error:
+                    raise EndpointFailed(url, f"its stream is invalid: {error}") from error
+                if text and on_tokens(tuple(text.encode(errors="replace"))):
+                    return None
+            return streamed.answer()
 
     async def interrupt(self, adapter: str | None = None) -> None:
         calls = [*self._calls.values()]
@@ -168,44 +208,6 @@ class OpenaiFactory(EngineFactory):
 def api_key(config: OpenaiEngineConfig) -> str | None:
     """The key in the config's file; None without one. Raises OSError."""
     return None if config.api_key_file is None else config.api_key_file.read_text().strip()
-
-
-def call_of(
-    request: EngineRequest, config: OpenaiEngineConfig, codec: ByteCodec
-) -> tuple[str, dict[str, Any]]:
-    """The path and the body for ``request``. Raises InvalidRequest for sampling that the API does not have."""
-    cut, chat = request.truncation, request.chat
-    body: dict[str, Any] = {
-        "model": config.model,
-        "temperature": request.temperature,
-        "max_tokens": request.max_new_tokens,
-        "seed": request.seed % 2**31,  # the range of every server
-    }
-    if cut is not None:
-        for key in ("top_k", "min_p"):
-            if getattr(cut, key):
-                raise InvalidRequest(request.request_id, f"{key}: the engine openai has no such option")
-        body["top_p"] = cut.top_p
-    if request.stop:
-        body["stop"] = [*request.stop]
-    if chat is None:
-        return "/completions", body | {"prompt": codec.decode(request.prompt_tokens)}
-    if chat.tools:
-        raise InvalidRequest(request.request_id, "tools: the engine openai takes messages without tools")
-    return "/chat/completions", body | {"messages": [*chat.messages]}
-
-
-def result_of(name: str, answer: Any, url: str) -> EngineResult:
-    """The result in an answer of the endpoint. Raises EndpointFailed if there is no text in it."""
-    try:
-        choice = answer["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        reason = choice.get("finish_reason")
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise EndpointFailed(url, f"its answer has no text: {answer!s:.{_SHOWN}}") from error
-    if not isinstance(text, str) or reason not in ("stop", "length"):
-        raise EndpointFailed(url, f"its answer has no complete text: finish_reason is {reason!r}")
-    return EngineResult(name, tuple(text.encode(errors="replace")), (), reason)
 
 
 def _renamed(body: dict[str, Any]) -> dict[str, Any]:

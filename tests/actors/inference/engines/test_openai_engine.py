@@ -17,8 +17,9 @@ from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.openai_engine import OpenaiEngine
 from flexmarl.actors.inference.inference_config import OpenaiEngineConfig
 from flexmarl.actors.messages import Chat, Truncation
+from flexmarl.actors.tool_calls import parse_tool_calls
 
-from ....openai_endpoint import Endpoint, served_endpoint
+from ....openai_endpoint import Endpoint, served_endpoint, streamed
 from ....patience import PATIENCE_S
 
 
@@ -154,7 +155,6 @@ async def test_an_answer_without_text_is_not_asked_for_again(
     [
         (replace(PLAIN, truncation=Truncation(top_k=5)), "top_k"),
         (replace(PLAIN, truncation=Truncation(min_p=0.1)), "min_p"),
-        (replace(PLAIN, chat=Chat(({"role": "user", "content": "x"},), ({"type": "function"},))), "tools"),
     ],
 )
 async def test_options_that_the_api_lacks_are_refused(
@@ -165,6 +165,141 @@ async def test_options_that_the_api_lacks_are_refused(
         await engine.generate(request_)
     assert endpoint.requests == []
     await engine.close()
+
+
+# --------------------------------------------------------------------------- tools
+
+
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+CALLS = """Let me see.
+<tool_call>
+{"name": "add", "arguments": {"a": 1, "b": 2}}
+</tool_call>
+<tool_call>
+{"name": "add", "arguments": {"a": "x}}
+</tool_call>"""
+QUESTION = {"role": "user", "content": "1 + 2?"}
+
+
+def call_field(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": name, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+async def test_calls_of_tools_come_as_fields_and_are_text_for_the_workflow(endpoint: Endpoint) -> None:
+    calls = [call_field("7", '{"a": 1, "b": 2}'), call_field("8", '{"a": "x}')]
+    message = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
+    endpoint.answers = [JSONResponse({"choices": [{"message": message, "finish_reason": "tool_calls"}]})]
+    engine = engine_of(endpoint.base_url)
+    result = await engine.generate(replace(PLAIN, chat=Chat((QUESTION,), (ADD,))))
+    text = bytes(result.tokens).decode()
+    assert text == CALLS and result.finish_reason == "stop"
+    first, second = parse_tool_calls(text, ["add"])
+    assert (first.name, first.arguments, first.error) == ("add", {"a": 1, "b": 2}, "")
+    assert "not valid JSON" in second.error
+    assert endpoint.requests[0][1] == ASKED | {"messages": [QUESTION], "tools": [ADD]}
+    await engine.close()
+
+
+async def test_calls_in_the_conversation_go_back_as_fields_with_their_results(endpoint: Endpoint) -> None:
+    conversation = (
+        QUESTION,
+        {"role": "assistant", "content": CALLS},
+        {"role": "tool", "content": "3"},
+        {"role": "tool", "content": "no such number"},
+        {"role": "assistant", "content": "It is 3.<tool_call>"},
+        {"role": "user", "content": "Sure?"},
+    )
+    engine = engine_of(endpoint.base_url)
+    await engine.generate(replace(PLAIN, chat=Chat(conversation, (ADD,))))
+    _, body, _ = endpoint.requests[0]
+    asked, answer, *results, final, last = body["messages"]
+    assert (asked, final, last) == (QUESTION, conversation[4], conversation[5])
+    assert answer["content"] == "Let me see.\n"
+    assert answer["tool_calls"][0] == call_field("call_1_0", '{"a": 1, "b": 2}')
+    assert answer["tool_calls"][1]["function"] == {"name": "invalid", "arguments": "{}"}
+    assert [(one["content"], one["tool_call_id"]) for one in results] == [
+        ("3", "call_1_0"),
+        ("no such number", "call_1_1"),
+    ]
+    await engine.close()
+
+
+# --------------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("chat", [None, Chat(({"role": "user", "content": "abc é"},))])
+async def test_the_text_comes_in_parts_to_those_who_listen(endpoint: Endpoint, chat: Chat | None) -> None:
+    engine = engine_of(endpoint.base_url)
+    parts: list[bytes] = []
+    result = await engine.generate(replace(PLAIN, chat=chat), lambda tokens: parts.append(bytes(tokens)))
+    assert [part.decode() for part in parts] == ["é", " ", "c", "b", "a"]
+    assert bytes(result.tokens).decode() == "é cba" and result.finish_reason == "stop"
+    assert endpoint.requests[0][1]["stream"] is True
+    await engine.close()
+
+
+async def test_a_listener_ends_the_stream(endpoint: Endpoint) -> None:
+    engine = engine_of(endpoint.base_url)
+    parts: list[bytes] = []
+
+    def heard(tokens: tuple[int, ...]) -> bool:
+        parts.append(bytes(tokens))
+        return len(parts) == 2
+
+    result = await engine.generate(PLAIN, heard)
+    assert result.finish_reason == "interrupted" and len(parts) == 2
+    await engine.close()
+
+
+async def test_streamed_calls_are_put_together(endpoint: Endpoint) -> None:
+    endpoint.answers = [
+        streamed(
+            {"delta": {"role": "assistant", "content": "Let me "}},
+            {"delta": {"content": "see."}},
+            {"delta": {"tool_calls": [{"index": 0, "function": {"name": "add", "arguments": '{"a": 1,'}}]}},
+            {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": ' "b": 2}'}}]}},
+            {"delta": {"tool_calls": [{"index": 1, "function": {"name": "add", "arguments": '{"a": "x}'}}]}},
+            reason="tool_calls",
+        )
+    ]
+    engine = engine_of(endpoint.base_url)
+    parts: list[bytes] = []
+    asked = replace(PLAIN, chat=Chat((QUESTION,), (ADD,)))
+    result = await engine.generate(asked, lambda tokens: parts.append(bytes(tokens)))
+    assert bytes(result.tokens).decode() == CALLS and b"".join(parts) == b"Let me see."
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (streamed({"text": "half"}, reason=None), "finish_reason is None"),
+        (PlainTextResponse("data: {\n\n", media_type="text/event-stream"), "its stream is invalid"),
+        (PlainTextResponse('data: {"choices": [3]}\n', media_type="text/event-stream"), "unknown event"),
+        (PlainTextResponse('data: {"error": "too busy"}\n', media_type="text/event-stream"), "too busy"),
+    ],
+)
+async def test_a_broken_stream_is_named(endpoint: Endpoint, answer: Any, problem: str) -> None:
+    endpoint.answers = [answer]
+    engine = engine_of(endpoint.base_url)
+    with pytest.raises(EndpointFailed, match=problem):
+        await engine.generate(PLAIN, lambda tokens: None)
+    await engine.close()
+
+
+async def test_an_endpoint_that_does_not_stream_and_one_that_is_busy_first(endpoint: Endpoint) -> None:
+    at_once = JSONResponse({"choices": [{"text": "all", "finish_reason": "stop"}]})
+    endpoint.answers = [at_once, PlainTextResponse("busy", 503)]
+    engine = engine_of(endpoint.base_url)
+    parts: list[tuple[int, ...]] = []
+    for text in ("all", "é cba"):
+        result = await engine.generate(PLAIN, parts.append)
+        assert bytes(result.tokens).decode() == text
+    assert parts == [], "the second attempt comes at once"
+    await engine.close()
+
+
+# --------------------------------------------------------------------------- many
 
 
 async def test_at_most_a_batch_is_at_the_endpoint_and_all_can_be_interrupted(endpoint: Endpoint) -> None:

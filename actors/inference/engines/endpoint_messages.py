@@ -1,0 +1,158 @@
+"""Requests to an endpoint with the OpenAI API, and the texts in its answers. Pure.
+
+Workflows write and read the calls of tools as text, as most open models do (``tool_calls.py``). The API has fields for
+them: they become fields on the way there, and text again on the way back.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ...errors import EndpointFailed, InvalidRequest
+from ...tool_calls import CALL_BEGIN, CALL_END, parse_tool_calls
+from ..inference_config import OpenaiEngineConfig
+from .byte_codec import ByteCodec
+from .engine import EngineRequest, EngineResult
+
+_SHOWN: Final = 200
+_EVENT: Final = "data:"
+_LAST_EVENT: Final = "[DONE]"
+
+
+def call_of(
+    request: EngineRequest, config: OpenaiEngineConfig, codec: ByteCodec
+) -> tuple[str, dict[str, Any]]:
+    """The path and the body for ``request``. Raises InvalidRequest for sampling that the API does not have."""
+    cut, chat = request.truncation, request.chat
+    body: dict[str, Any] = {
+        "model": config.model,
+        "temperature": request.temperature,
+        "max_tokens": request.max_new_tokens,
+        "seed": request.seed % 2**31,  # the range of every server
+    }
+    if cut is not None:
+        for key in ("top_k", "min_p"):
+            if getattr(cut, key):
+                raise InvalidRequest(request.request_id, f"{key}: the engine openai has no such option")
+        body["top_p"] = cut.top_p
+    if request.stop:
+        body["stop"] = [*request.stop]
+    if chat is None:
+        return "/completions", body | {"prompt": codec.decode(request.prompt_tokens)}
+    if chat.tools:
+        names = [str(tool["function"]["name"]) for tool in chat.tools]
+        return "/chat/completions", body | {
+            "tools": [*chat.tools],
+            "messages": [*_with_calls(chat.messages, names)],
+        }
+    return "/chat/completions", body | {"messages": [*chat.messages]}
+
+
+def _with_calls(messages: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """``messages`` with the calls in an answer's text as fields. Results of tools follow in the order of the calls, of
+    which the API takes as many as have a result."""
+    waiting: list[str] = []
+    for place, message in enumerate(messages):
+        if message["role"] == "tool" and waiting and "tool_call_id" not in message:
+            yield {**message, "tool_call_id": waiting.pop(0)}
+            continue
+        text = message.get("content")
+        calls = parse_tool_calls(text, names) if message["role"] == "assistant" and type(text) is str else ()
+        results = _results_behind(messages[place + 1 :])
+        if not calls or not results or "tool_calls" in message:
+            yield dict(message)
+            continue
+        waiting = [f"call_{place}_{number}" for number in range(min(len(calls), results))]
+        fields = [
+            {
+                "id": name,
+                "type": "function",
+                "function": {"name": call.name or "invalid", "arguments": json.dumps(call.arguments)},
+            }
+            for name, call in zip(waiting, calls, strict=False)
+        ]
+        yield {**message, "content": str(text).partition(CALL_BEGIN)[0], "tool_calls": fields}
+
+
+def _results_behind(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The messages of tools at the beginning."""
+    return next(
+        (n for n, message in enumerate(messages) if message["role"] != "tool"),
+        len(messages),
+    )
+
+
+def result_of(name: str, answer: Any, url: str) -> EngineResult:
+    """The result in an answer of the endpoint. Raises EndpointFailed if there is no text in it."""
+    try:
+        choice = answer["choices"][0]
+        text = _text_of(choice["message"]) if "message" in choice else choice["text"]
+        reason = choice.get("finish_reason")
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise EndpointFailed(url, f"its answer has no text: {answer!s:.{_SHOWN}}") from error
+    if not isinstance(text, str) or reason not in ("stop", "length", "tool_calls"):
+        raise EndpointFailed(url, f"its answer has no complete text: finish_reason is {reason!r}")
+    ended = "length" if reason == "length" else "stop"
+    return EngineResult(name, tuple(text.encode(errors="replace")), (), ended)
+
+
+def _text_of(message: Mapping[str, Any]) -> str | None:
+    """The text of an answer, its calls behind it; None if it has neither."""
+    text, calls = message.get("content"), message.get("tool_calls") or ()
+    if not calls:
+        return text
+    written = [_written(call["function"]) for call in calls]
+    return "\n".join([text, *written] if text else written)
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    """A call as text. Its arguments are JSON of the model's own, which may be invalid: the workflow finds that out."""
+    arguments = function["arguments"] or "{}"
+    return f'{CALL_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n{CALL_END}'
+
+
+class StreamedAnswer:
+    """Puts the server-sent events of an answer together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._calls: dict[int, dict[str, str]] = {}
+        self._is_chat = False
+        self._reason: str | None = None
+
+    def take(self, line: str) -> str:
+        """Takes a line; returns the text in it. Raises ValueError for an event that is not one of the API's."""
+        event = line.removeprefix(_EVENT).strip()
+        if not line.startswith(_EVENT) or event == _LAST_EVENT:
+            return ""
+        try:
+            found = json.loads(event)
+            if not found.get("choices"):  # the usage, or an error, behind the text
+                if "error" in found:
+                    raise ValueError(str(found["error"]))
+                return ""
+            choice = found["choices"][0]
+            self._reason = choice.get("finish_reason") or self._reason
+            self._is_chat = self._is_chat or "delta" in choice
+            delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
+            for call in delta.get("tool_calls") or ():
+                self._take_call(call)
+            text = delta.get("content") or ""
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"unknown event: {event:.{_SHOWN}}") from error
+        self._texts.append(str(text))
+        return str(text)
+
+    def _take_call(self, part: Mapping[str, Any]) -> None:
+        call = self._calls.setdefault(int(part["index"]), {"name": "", "arguments": ""})
+        for key in call:
+            call[key] += part["function"].get(key) or ""
+
+    def answer(self) -> dict[str, Any]:
+        """The same as the endpoint would have sent at once."""
+        text = "".join(self._texts)
+        if not self._is_chat:
+            return {"choices": [{"text": text, "finish_reason": self._reason}]}
+        calls = [{"function": call} for _, call in sorted(self._calls.items())]
+        message = {"content": text, "tool_calls": calls}
+        return {"choices": [{"message": message, "finish_reason": self._reason}]}
