@@ -50,7 +50,7 @@ def streamed(*choices: dict[str, Any], reason: str | None) -> Response:
     """An answer in server-sent events. ``reason``: None for one that breaks off."""
     events = [{"choices": [{**choice, "finish_reason": None}]} for choice in choices]
     if reason is not None:
-        last = {"text": ""} if "text" in choices[-1] else {"delta": {}}
+        last: dict[str, Any] = {"text": ""} if "text" in choices[-1] else {"delta": {}}
         events.append({"choices": [{**last, "finish_reason": reason}]})
     lines = [f"data: {json.dumps(event)}\n\n" for event in events]
     return Response("".join([": hello\n\n", *lines, "data: [DONE]\n\n"]), media_type="text/event-stream")

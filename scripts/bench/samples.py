@@ -16,6 +16,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +125,33 @@ def paired_steps(pairs: int, steps: int) -> dict[str, Any]:
         for pair in range(pairs):
             order = (0, 50) if pair % 2 else (50, 0)
             means.append({kept: _of_step(Path(folder), f"{pair}-{kept}", kept, steps) for kept in order})
-    for place, name in enumerate(("time", "CPU time")):
-        ratios = [mean[50][place] / mean[0][place] for mean in means]
+    figures: dict[str, Callable[[_Step], float]] = {
+        "time": lambda step: step.time_s,
+        "CPU time": lambda step: sum(step.cpu_s.values()),
+    }
+    for name, of in figures.items():
+        ratios = [of(mean[50]) / of(mean[0]) for mean in means]
         found[f"{name}, recorded / not"] = statistics.median(ratios)
         found[f"{name}, of each pair"] = [round(ratio, 4) for ratio in sorted(ratios)]
-        found[f"{name} of a step, s"] = statistics.median(mean[0][place] for mean in means)
+        found[f"{name} of a step, s"] = statistics.median(of(mean[0]) for mean in means)
     more = {
         process: statistics.median(
-            1e3 * (mean[50][2].get(process, 0.0) - mean[0][2].get(process, 0.0)) for mean in means
+            1e3 * (mean[50].cpu_s.get(process, 0.0) - mean[0].cpu_s.get(process, 0.0)) for mean in means
         )
-        for process in means[0][50][2]
+        for process in means[0][50].cpu_s
     }
     return found | {f"CPU time more, ms: {process}": value for process, value in more.items()}
 
 
-def _of_step(runs: Path, name: str, kept: int, steps: int) -> tuple[float, float, dict[str, float]]:
-    """Mean seconds of a step, its CPU seconds, and those of each process."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Means over the steps of a run. ``cpu_s``: by process."""
+
+    time_s: float
+    cpu_s: dict[str, float]
+
+
+def _of_step(runs: Path, name: str, kept: int, steps: int) -> _Step:
     words = (
         f"training.steps={steps}",
         "agent_defaults.sft.batches=20",
@@ -156,7 +168,7 @@ def _of_step(runs: Path, name: str, kept: int, steps: int) -> tuple[float, float
         for key in last
         if key.startswith(_CPU) and key in first
     }
-    return statistics.fmean(line["step_s"] for line in found[1:]), sum(cpu.values()), cpu
+    return _Step(statistics.fmean(line["step_s"] for line in found[1:]), cpu)
 
 
 def main() -> None:

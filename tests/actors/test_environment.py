@@ -89,7 +89,7 @@ class HalfOpen(Counts):
 
     closed: ClassVar[list[str]] = []
 
-    async def setup(self, **data: Any) -> None:
+    async def setup(self, start: int = 0) -> None:
         self.first = "a server"
         raise OSError("no second server")
 

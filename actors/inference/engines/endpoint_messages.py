@@ -92,8 +92,8 @@ def result_of(name: str, answer: Any, url: str) -> EngineResult:
         raise EndpointFailed(url, f"its answer has no text: {answer!s:.{_SHOWN}}") from error
     if not isinstance(text, str) or reason not in ("stop", "length", "tool_calls"):
         raise EndpointFailed(url, f"its answer has no complete text: finish_reason is {reason!r}")
-    ended = "length" if reason == "length" else "stop"
-    return EngineResult(name, tuple(text.encode(errors="replace")), (), ended)
+    tokens = tuple(text.encode(errors="replace"))
+    return EngineResult(name, tokens, (), "length" if reason == "length" else "stop")
 
 
 def _text_of(message: Mapping[str, Any]) -> str | None:

@@ -1,11 +1,13 @@
 """Role-conditioned baselines of a policy: their formula, and their place in its state and files."""
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.messages import ModelConfig, Sample
@@ -15,7 +17,7 @@ from flexmarl.actors.trainer.role_baselines import RoleBaselines
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from ...algorithm import algorithm
-from .policies import SMALLER_MODEL
+from .policies import SMALLER_MODEL, make_double_policy, relative_error, stepped_gradient
 from .test_torch_policy_files import tokenizer as tokenizer
 
 FIRST, SECOND = AgentName("first"), AgentName("second")
@@ -83,6 +85,56 @@ def test_turns_with_rewards_of_their_own_count_one_by_one() -> None:
     baselines.note(credit, [one, replace(two, reward=3.0)])
     baselines.step(credit)
     assert baselines.means == {FIRST: pytest.approx((1 - 0.95**2) * 2.0)}
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "rae"])
+def test_both_sides_of_a_zero_sum_game_push_one_policy_by_their_own_rewards(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of both sides' gradients, each with its own reward, in loops and float64: though the rewards add up to 0,
+    nothing cancels, and nothing is compared across the sides."""
+    of = algorithm(name=name, **({"constant_length": 5} if name == "dr_grpo" else {}))
+    credit, rewards = {FIRST: of.credit, SECOND: of.credit}, (1.0, -1.0, 0.25)
+    samples = [
+        replace(
+            sample,
+            sample_id=f"1:q_{turn}_{number}",
+            group="1:q",
+            group_rewards=tuple(reward if sample.agent == FIRST else -reward for reward in rewards),
+            prompt_tokens=(1 + turn, 2),
+            tokens=(3 + number, 4 + turn),
+        )
+        for number, reward in enumerate(rewards)
+        for turn, sample in enumerate(game(number, reward))
+    ]
+    policy, plain = (make_double_policy("player", credit, of.loss, 1.1) for _ in range(2))
+    policy.accumulate(samples[:4])
+    policy.accumulate(samples[4:])
+    divisor = {"token_mean": 2, "sequence_mean": 2, "sequence_sum": 1, "constant": 5}[of.loss.aggregation]
+    assert of.loss.correction == "truncate" and of.loss.correction_high is not None
+    total = torch.zeros((), dtype=torch.float64)
+    for sample in samples:
+        row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
+        logprobs = plain.model(input_ids=row).logits[0, 1:-1].log_softmax(-1)
+        for place, (token, engine) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
+            weight = min(math.exp(logprobs[place, token].item() - engine), of.loss.correction_high)
+            total = total - weight * zero_sum_advantage(name, sample) * logprobs[place, token] / divisor
+    torch.autograd.backward(total / len(samples))
+    expected = torch.cat([p.grad.flatten() for p in plain.model.parameters() if p.grad is not None])
+    assert expected.norm() > 1e-4
+    assert relative_error(stepped_gradient(policy, monkeypatch), expected) < 1e-6
+
+
+def zero_sum_advantage(name: str, sample: Sample) -> float:
+    """Within the sample's own side."""
+    if name == "rae":
+        return sample.reward
+    centred = sample.reward - fmean(sample.group_rewards)
+    return {
+        "grpo": centred / (stdev(sample.group_rewards) + 1e-4),
+        "dr_grpo": centred,
+        "rloo": centred * len(sample.group_rewards) / (len(sample.group_rewards) - 1),
+    }[name]
 
 
 def test_a_policy_uses_the_means_of_the_steps_before_and_keeps_them_in_state_and_files(
