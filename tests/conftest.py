@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -29,9 +30,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("flexmarl")
 
+# nohup and shells that start the tests in the background have these ignored, also in all processes that tests start.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(LeftoversPlugin())
+    config.pluginmanager.register(LeftoversPlugin(config))
     config.pluginmanager.register(VllmPlugin())
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,19 +50,30 @@ def _made_in(base: Path) -> str:
 
 
 class LeftoversPlugin:
-    """Fails a session that leaves something."""
+    """Fails a session that leaves something. Of the processes of one session (pytest-xdist) each has its own folders:
+    nested ones would have paths too long for sockets."""
 
-    def __init__(self) -> None:
-        self._folders = SessionFolders()
+    def __init__(self, config: pytest.Config) -> None:
+        runs_tests = config.getoption("dist", "no") == "no" or hasattr(config, "workerinput")
+        self._folders = SessionFolders() if runs_tests else None
+        self._left: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A process of this session has ended."""
+        self._left += getattr(node, "workeroutput", {}).get("left", ())
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        left = self._folders.close()
-        if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if self._folders is not None:
+            self._left += self._folders.close()
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["left"] = self._left
+        if self._left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        if left and reporter is not None:
+        if self._left and reporter is not None:
             reporter.write_line("")
             reporter.section("the tests left these behind", red=True)
-            for path in left:
+            for path in self._left:
                 reporter.line(path)

@@ -92,11 +92,14 @@ LEAVES = {
 }
 
 
+@pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("what", LEAVES)
-def test_a_session_that_leaves_something_fails_and_it_is_removed(what: str, tmp_path: Path) -> None:
+def test_a_session_that_leaves_something_fails_and_it_is_removed(
+    what: str, processes: int, tmp_path: Path
+) -> None:
     (tmp_path / "conftest.py").write_text(
         "from tests.leftovers import LeftoversPlugin\n"
-        "def pytest_configure(config): config.pluginmanager.register(LeftoversPlugin())\n"
+        "def pytest_configure(config): config.pluginmanager.register(LeftoversPlugin(config))\n"
     )
     (tmp_path / "test_x.py").write_text(
         f"import subprocess, tempfile\nfrom flexmarl.launch import env\ndef test_x(): {LEAVES[what] or 'pass'}\n"
@@ -109,7 +112,7 @@ def test_a_session_that_leaves_something_fails_and_it_is_removed(what: str, tmp_
     environment = {**os.environ, "PYTHONPATH": paths, **{name: str(path) for name, path in folders.items()}}
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     ended = subprocess.run(
-        [*command, "--rootdir", tmp_path, tmp_path],
+        [*command, "--numprocesses", str(processes), "--rootdir", tmp_path, tmp_path],
         env=environment,
         capture_output=True,
         text=True,

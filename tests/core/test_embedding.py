@@ -311,7 +311,11 @@ def test_several_systems_in_one_loop(runner: asyncio.Runner) -> None:
     runner.run(main())
 
 
-@pytest.mark.parametrize("loops", [LOOPS, LOOPS[::-1], LOOPS[:1] * 2, LOOPS[1:] * 2], ids=str)
+@pytest.mark.parametrize(
+    "loops",
+    [LOOPS, LOOPS[::-1], LOOPS[:1] * 2, LOOPS[1:] * 2],
+    ids=["asyncio-uvloop", "uvloop-asyncio", "asyncio-asyncio", "uvloop-uvloop"],
+)
 def test_systems_in_two_loops_in_two_threads(loops: list[Callable[[], Any]]) -> None:
     """They reach each other as any two systems do."""
     addresses: list[str] = ["", ""]
