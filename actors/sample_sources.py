@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.ref import ActorRef
 from ..transport.segments import ByteRef, place_of
-from .column_refs import UTF8, ColumnRefs, is_packed, is_ref, plain_cell, runs
+from .column_refs import UTF8, ColumnRefs, is_packed, is_ref, runs
 from .errors import StoreError
 from .messages import StoreApi
 
@@ -84,7 +84,7 @@ def declared_values(column: Sequence[Any] | ColumnRefs, source: Source) -> list[
     values = (value for run in runs(column) for value in _shaped(source, run.dtype, run.refs, run.shapes))
     if is_packed(column):
         return list(values)
-    return [next(values) if is_ref(cell) else plain_cell(cell) for cell in column]
+    return [next(values) if is_ref(cell) else cell for cell in column]
 
 
 def _shaped(

@@ -11,11 +11,13 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ..actors.errors import StoreError
+from ..actors.column_refs import plain_cell
+from ..actors.declared_columns import REWARD_COLUMN
 from ..actors.messages import WORK_TIMEOUT_S, Query, QueryAnswer, Selection, StoreApi
 from ..actors.names import AgentName
 from ..actors.run_events import RunEnded, RunEvent
@@ -35,7 +37,7 @@ Answer = TypeVar("Answer")
 
 _TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.1
-_MOST_UNJUDGED: Final = 1000
+_MOST_SHOWN: Final = 65536
 _LOG_BYTES: Final = 1 << 20
 
 
@@ -59,6 +61,8 @@ class ConnectedRun:
         self._keys = keys
         self._wait_s = wait_s
         self._store: ActorRef[StoreApi] | None = None
+        self._shown: dict[str, str] = {}
+        """The offers of samples that were shown to judge them, by sample id, the newest last."""
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -184,33 +188,30 @@ class ConnectedRun:
     async def unjudged(self, agent: str, *columns: str) -> AsyncGenerator[dict[str, list[Any]], None]:
         """The samples of ``agent`` that wait for a reward from this program, as they come, until the run ends: lists by
         column, ``sample_id``, ``text`` (the answer's), ``query_text`` and ``columns``. ``write`` their rewards; those
-        without one come again. The config has ``agents.<agent>.columns.reward``. Raises StoreError for an unknown
-        column."""
-        where = f"agent = '{agent}' and status = 'writing' and reward is null"
+        without one come again. It ends too if the run continues from a checkpoint: connect again then. Raises
+        StoreError if the config has no ``agents.<agent>.columns.reward``, and for an unknown column."""
+        names = ["text", "query_text", *columns]
         try:
             while True:
-                if ids := [row["sample_id"] for row in await self.samples(where, _MOST_UNJUDGED)]:
-                    names = ("text", "query_text", *columns)
-                    try:
-                        values = [await self.column(agent, name, ids) for name in names]
-                    except StoreError:
-                        if await self._all_wait(where, ids):
-                            raise
-                        continue  # some wait no longer, and are not in the store
-                    yield {"sample_id": ids, **dict(zip(names, values, strict=True))}
+                found = await (await self._stored()).unjudged(AgentName(agent), names)
+                if found["sample_id"]:
+                    self._shown |= zip(found["sample_id"], found.pop("offer"), strict=True)
+                    for name in [*islice(self._shown, max(0, len(self._shown) - _MOST_SHOWN))]:
+                        del self._shown[name]
+                    yield {name: [plain_cell(cell) for cell in cells] for name, cells in found.items()}
                 await asyncio.sleep(_POLL_S)
         except ActorDead:
             return
 
-    async def _all_wait(self, where: str, ids: Sequence[str]) -> bool:
-        return {*ids} <= {row["sample_id"] for row in await self.samples(where, _MOST_UNJUDGED)}
-
     async def write(self, agent: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Writes columns that the config declares as ``written_by: external``, all values or none: ``sample_id`` and
-        further columns by name, one value for each sample; ``reward`` alone. Returns when they are durable. Raises
+        further columns by name, one value for each sample; ``reward`` alone. Returns when they are durable. A reward
+        is for the answer that ``unjudged`` has shown, and left out if the sample's group began again since then. Raises
         StoreError with the reason."""
-        parts = {agent: {name: [*values] for name, values in columns.items()}}
-        await (await self._stored()).write(self._system.name, parts)
+        values = {name: [*cells] for name, cells in columns.items()}
+        if REWARD_COLUMN in values:
+            values["offer"] = [self._shown.get(name) for name in values.get("sample_id", ())]
+        await (await self._stored()).write(self._system.name, {agent: values})
 
     async def _stored(self) -> StoreApi:
         return (await self._store_ref()).within(_TIMEOUT_S)

@@ -46,6 +46,7 @@ CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
         "store:select",
         "store:trajectory",
         "store:column",
+        "store:unjudged",
         "store:fetch",
         "store:write",
     ),

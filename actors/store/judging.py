@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import msgpack
 
-from ..column_refs import is_packed, unpack
 from ..declared_columns import MAX_STRING, META, REWARD_COLUMN, Columns, outside_reward
 from ..errors import StoreError
 from ..messages import UnjudgedSample
@@ -25,10 +24,11 @@ from ..names import AgentName
 from ..sample_id import SampleId
 from ..workflow import LARGEST_REWARD
 from .schema import Schema
-from .table import Table
 from .tables import UNCHANGED, TableChange, Tables
 
-_FOR_JUDGES: Final = ("text", "query_text")
+# Of every sample; beside them are the columns that its workflow has written.
+_FOR_JUDGES: Final = ("text", "query_text", "temperature", "prompt_tokens", "tokens")
+_MOST_SHOWN: Final = 1000
 # Rewards of so many samples may come too late, and are left out rather than refused.
 _MOST_ENDED: Final = 65536
 JUDGED: Final = 20  # [[sample id, writer, number, reward], ...]
@@ -42,6 +42,11 @@ class _Offer:
     writer: str
     sample: UnjudgedSample
     since: float
+
+    @property
+    def name(self) -> str:
+        """Unique, also among samples of one id."""
+        return f"{self.writer}#{self.sample.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class Judging:
             for agent, own in columns.items()
             if (column := outside_reward(own)) is not None
         }
+        self._known = {agent: (*_FOR_JUDGES, *columns[AgentName(agent)]) for agent in self._schemas}
         self._offers: dict[str, _Offer] = {}
         self._given: dict[str, _Given] = {}
         self._ended: dict[str, None] = {}
@@ -130,8 +136,8 @@ class Judging:
         return any(agent in self._schemas and REWARD_COLUMN in columns for agent, columns in parts.items())
 
     def write(self, parts: Mapping[str, Mapping[str, Any]]) -> TableChange:
-        """Rewards by agent, all or none; to be published once they are durable. Those of samples that wait no longer,
-        and the same reward again, change nothing.
+        """Rewards by agent, all or none; to be published once they are durable. Those of samples that wait no longer or
+        for the reward of another answer, and the same reward again, change nothing.
 
         Raises StoreError, with the sample's name, for one that never waited or has another reward already, and for a
         value that is not a finite number of at most ``LARGEST_REWARD``; for further columns in the same write.
@@ -167,7 +173,7 @@ class Judging:
     def _checked(self, agent: str, columns: Mapping[str, Any]) -> dict[str, float]:
         schema = self._schemas.get(agent)
         ids = columns.get("sample_id")
-        if schema is None or columns.keys() != {"sample_id", REWARD_COLUMN}:
+        if schema is None or columns.keys() - {"offer"} != {"sample_id", REWARD_COLUMN}:
             raise StoreError(
                 f"table {agent}: rewards are written alone: sample_id and {REWARD_COLUMN}, not "
                 f"{', '.join(columns)}; other columns once the sample's group is complete"
@@ -177,9 +183,19 @@ class Judging:
         if len({*ids}) != len(ids):
             raise StoreError(f"table {agent}: a sample is in this write twice")
         values = schema.check(agent, ids, {REWARD_COLUMN: columns[REWARD_COLUMN]})[REWARD_COLUMN]
-        for name, reward in zip(ids, values, strict=True):
+        offers = columns.get("offer", [None] * len(ids))
+        if not isinstance(offers, list) or len(offers) != len(ids):
+            raise StoreError(
+                f"table {agent}: offer is {offers!r:.120}: a list with one for each sample is wanted"
+            )
+        rewards = {
+            name: reward
+            for name, offer, reward in zip(ids, offers, values, strict=True)
+            if offer is None or name not in self._offers or self._offers[name].name == offer
+        }
+        for name, reward in rewards.items():
             self._check_reward(agent, name, reward)
-        return dict(zip(ids, values, strict=True))
+        return rewards
 
     def _check_reward(self, agent: str, name: str, reward: float) -> None:
         if abs(reward) > LARGEST_REWARD:
@@ -217,17 +233,28 @@ class Judging:
         """The rows of all tables, and the samples that wait."""
         return chain(tables.scalars(), self.scalars(tables.scalar_columns()))
 
-    def column(self, table: Table, name: str, sample_ids: Sequence[str]) -> Any:
-        """As ``Table.column``, of rows and of samples that wait, which have ``text`` and ``query_text`` too."""
-        stored = [one for one in sample_ids if one not in self._offers]
-        if len(stored) == len(sample_ids):
-            return table.column(name, stored)
-        found: Any = [] if not stored and name in _FOR_JUDGES else table.column(name, stored)
-        cells = iter(unpack(found) if is_packed(found) else found)
-        return [
-            self._offers[one].sample.columns.get(name) if one in self._offers else next(cells)
-            for one in sample_ids
-        ]
+    def unjudged(self, agent: str, columns: Sequence[str]) -> dict[str, list[Any]]:
+        """As ``StoreApi.unjudged``."""
+        if agent not in self._schemas:
+            raise StoreError(
+                f"the rewards of agent {agent!r} are the workflow's, or there is no such agent; rewards from outside "
+                f"the run: agents.{agent}.columns.{REWARD_COLUMN}={{type: float, required: true, written_by: external}}"
+            )
+        if unknown := [name for name in columns if name not in self._known[agent]]:
+            raise StoreError(
+                f"table {agent}: unknown column {unknown[0]!r}; there are: {', '.join(self._known[agent])}"
+            )
+        waiting = (
+            offer
+            for name, offer in self._offers.items()
+            if offer.sample.agent == agent and name not in self._given
+        )
+        offers = [*islice(waiting, _MOST_SHOWN)]
+        return {
+            "sample_id": [offer.sample.sample_id for offer in offers],
+            "offer": [offer.name for offer in offers],
+            **{name: [offer.sample.columns.get(name) for offer in offers] for name in columns},
+        }
 
     # ------------------------------------------------------------------ the journal
 

@@ -67,8 +67,7 @@ _CHUNK_BYTES: Final = 2**20
 class Store(Actor, StoreApi):
     def __init__(self, setup: StoreSetup) -> None:
         self._setup = setup
-        schemas = table_schemas(setup.policies, setup.columns)
-        self._tables = Tables(setup.policies, schemas, order=setup.order)
+        self._tables = Tables(setup.policies, table_schemas(setup.policies, setup.columns), order=setup.order)
         self._writers = Writers()
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
@@ -106,8 +105,7 @@ class Store(Actor, StoreApi):
             writer, segment = what
             self._granted[segment] = writer
         elif kind == _SEAL:
-            for segment in what[1]:
-                self._granted.pop(segment, None)
+            self._granted = {segment: of for segment, of in self._granted.items() if segment not in what[1]}
         elif kind == RETIRE:
             self._writers.retire(what[0])
             self._judging.retire(what[0])
@@ -249,18 +247,21 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def column(self, agent: AgentName, name: str, sample_ids: list[str]) -> dict[str, Any]:
-        return {name: self._judging.column(self._tables.table(agent), name, sample_ids)}
+        return {name: self._tables.table(agent).column(name, sample_ids)}
+
+    @endpoint
+    async def unjudged(self, agent: AgentName, columns: list[str]) -> dict[str, list[Any]]:
+        return self._judging.unjudged(agent, columns)
 
     @endpoint
     async def trajectory(self, name: str) -> Selection:
-        return Selection(rows := self._tables.trajectory(name), len(rows))
+        waiting = self._judging.scalars(self._tables.scalar_columns())
+        return Selection(rows := self._tables.trajectory(name, waiting), len(rows))
 
     @endpoint
     async def table_statistics(self) -> dict[str, TableStatistics]:
-        return {
-            agent: TableStatistics(counts.ready, counts.leased, counts.consumed)
-            for agent, counts in self._tables.counts().items()
-        }
+        counts = self._tables.counts().items()
+        return {agent: TableStatistics(of.ready, of.leased, of.consumed) for agent, of in counts}
 
     @endpoint
     async def store_statistics(self) -> StoreStatistics:
@@ -371,10 +372,9 @@ class Store(Actor, StoreApi):
         if not self._journal.compaction_is_due:
             return  # two commits of one moment asked for it
         grants = [msgpack.packb([_GRANT, writer, name]) for name, writer in self._arena.granted().items()]
+        judged, written = self._judging.records(), self._writers.records()
         try:
-            await self._journal.compact(
-                [*grants, *self._writers.records(), *self._judging.records(), *self._tables.snapshot()]
-            )
+            await self._journal.compact([*grants, *written, *judged, *self._tables.snapshot()])
         except (StoreFull, JournalError) as problem:  # the journal is as it was, and keeps growing
             log.warning("journal not compacted", problem=str(problem))
 

@@ -8,7 +8,7 @@ Applied in order to new tables of the same schemas, the records lead to the same
 leased are READY then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -252,20 +252,24 @@ class Tables:
                 found.setdefault(agent, []).append(row.sample_id)
         return found
 
-    def trajectory(self, name: str) -> list[dict[str, Any]]:
-        """The samples of a trajectory in all tables, turn by turn: their columns as in ``scalars``, by name.
+    def trajectory(self, name: str, waiting: Iterable[tuple[Any, ...]] = ()) -> list[dict[str, Any]]:
+        """The samples of a trajectory in all tables and ``waiting``, turn by turn: their columns as in ``scalars``.
 
         ``name``: the trajectory's, or the id of one of its samples; a text that may be read as both is the id, if there
         is such a sample. Raises StoreError if it is neither, or has no samples here.
         """
         wanted = self._trajectory_name(name)
         step = -1 if wanted.step is None else wanted.step
-        names = self.scalar_columns()
+        names = [*self.scalar_columns()]
         found = [
             (sample.turn, self._scalars_of(row, self._scalar_places(table)))
             for table in self._tables.values()
             for row in table.rows_of_step(step)
             if (sample := SampleId.parse(row.sample_id)).trajectory_name == wanted
+        ] + [
+            (sample.turn, values)
+            for values in waiting
+            if (sample := SampleId.parse(values[names.index("sample_id")])).trajectory_name == wanted
         ]
         if not found:
             hint = f"steps before {self.closed_before} are forgotten, evaluations never come here"

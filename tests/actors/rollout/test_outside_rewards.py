@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.column_refs import plain_cell
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Query, UnjudgedSample
+from flexmarl.actors.names import AgentName
 from flexmarl.actors.orchestrator.evaluation import EvaluationRules
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader
 from flexmarl.actors.workflow import LARGEST_REWARD
 from flexmarl.core.system import ActorSystem
 
@@ -67,15 +68,13 @@ async def test_a_group_closes_with_the_judges_rewards_when_all_are_there(house: 
     assert {(row["reward"], row["step"], row["query"], row["policy_version"]) for row in rows} == {
         (None, 1, "q7", 0)
     }
-    reader = ExperienceReader(house.store.ref, None)
-    names = [row["sample_id"] for row in rows]
-    answers = await reader.column(SOLVER, "answer", names)
-    assert answers == [row["answer"] for row in rows] and set("".join(answers)) == {"x"}
-    assert await reader.column(SOLVER, "text", names) == answers
-    assert await reader.column(SOLVER, "query_text", names[:1]) == ["2+2"]
-    tokens = await reader.column(SOLVER, "tokens", names)
-    assert [len(one) for one in tokens] == [len(answer) for answer in answers]
-    assert [plan.tolist() for plan in await reader.column(SOLVER, "plan", names)] == [[1, 2]] * 3
+    shown = await house.store.unjudged(SOLVER, ["text", "query_text", "tokens", "answer", "plan"])
+    names = shown["sample_id"]
+    assert names == [row["sample_id"] for row in rows]
+    assert shown["answer"] == [row["answer"] for row in rows] and set("".join(shown["answer"])) == {"x"}
+    assert shown["text"] == shown["answer"] and shown["query_text"] == ["2+2"] * 3
+    assert [len(plain_cell(tokens)) for tokens in shown["tokens"]] == [*map(len, shown["text"])]
+    assert [plain_cell(plan).tolist() for plan in shown["plan"]] == [[1, 2]] * 3
     await judge(house, {names[0]: 0.25, names[2]: 2.0})
     assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
     assert house.events.closed.empty()
@@ -160,6 +159,7 @@ async def test_an_evaluation_is_judged_too(house: House) -> None:
         ({"reward": [1.0], "sample_id": ["1:q9_0_0"]}, "there is no sample '1:q9_0_0' that waits"),
         ({"reward": [1.0], "sample_id": [7]}, r"sample_id is \[7\]: a list of sample ids is wanted"),
         ({"reward": [1.0] * 2, "sample_id": ["1:q7_0_0"] * 2}, "a sample is in this write twice"),
+        ({"reward": [1.0], "offer": []}, r"offer is \[\]: a list with one for each sample is wanted"),
     ],
 )
 async def test_an_invalid_reward_is_refused_by_name(house: House, part: dict[str, Any], why: str) -> None:
@@ -215,6 +215,38 @@ async def test_a_lost_workers_samples_wait_no_longer(house: House) -> None:
     again = UnjudgedSample(names[0], "solver", 0, 0, {})
     await house.store.offer("another", [again])
     assert len(await waiting(house, 1)) == 1, "the reward was for another answer"
+
+
+async def test_a_reward_for_an_answer_that_is_gone_is_not_that_of_its_successor(house: House) -> None:
+    rollout = await opened(house)
+    await step(rollout, 1)
+    (name,) = [row["sample_id"] for row in await waiting(house, 1)]
+    read = await house.store.unjudged(SOLVER, ["text"])
+    await house.store.retire(rollout.writer)
+    await house.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {"text": "y"})])
+    late = {"sample_id": [name], "offer": read["offer"], "reward": [0.25]}
+    await house.store.write("judge", {"solver": late})
+    present = await house.store.unjudged(SOLVER, ["text"])
+    assert present["text"] == ["y"], "it still waits"
+    await house.store.write("judge", {"solver": {**late, "offer": present["offer"], "reward": [0.75]}})
+    assert await anext(house.store.given("another")) == {name: 0.75}
+
+
+async def test_what_is_not_there_is_not_shown_but_named(house: House) -> None:
+    await opened(house)
+    assert await house.store.unjudged(SOLVER, ["text"]) == {"sample_id": [], "offer": [], "text": []}
+    with pytest.raises(StoreError, match="unknown column 'txt'; there are: text, query_text, .*answer, plan"):
+        await house.store.unjudged(SOLVER, ["txt"])
+    with pytest.raises(StoreError, match="the rewards of agent 'judge' are the workflow's.*columns.reward="):
+        await house.store.unjudged(AgentName("judge"), [])
+
+
+async def test_a_trajectory_is_shown_while_it_waits(house: House) -> None:
+    rollout = await opened(house)
+    await step(rollout, 2)
+    await waiting(house, 2)
+    (row,) = (await house.store.trajectory("1:q7_1")).rows
+    assert (row["sample_id"], row["status"], row["reward"]) == ("1:q7_0_1", "writing", None)
 
 
 async def test_the_judges_reward_takes_the_place_of_the_workflows(house: House) -> None:
