@@ -1,8 +1,11 @@
 """Runs whose rewards come from outside: from a program of its own, which connects to them."""
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from flexmarl.actors.group_advantage import group_advantage
 from flexmarl.launch.config_reading import resolve
 
 from ..patience import PATIENCE_S
-from .conftest import TINY
+from .conftest import SIMULATED, TINY, Launcher
 from .in_process import RunsHere
 
 EXTERNAL = "{{type: float, required: true, written_by: external, timeout_s: {}}}"
@@ -35,25 +38,34 @@ asyncio.run(main())
 """
 
 
+def reward_of(text: str) -> float:
+    """As ``JUDGE`` gives it."""
+    return text.count("7") / 3
+
+
+@contextmanager
+def judge_of(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-P", "-c", JUDGE, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as judge:
+        try:
+            yield judge
+        finally:
+            judge.kill()
+
+
 @pytest.fixture(scope="module")
 def judged(runs_here: RunsHere) -> tuple[Path, dict[str, float]]:
     """A run, and the rewards of its training's samples, as the judge gave them."""
-    folder = runs_here.runs / "judged"
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", JUDGE, str(folder)], stdout=subprocess.PIPE, text=True
-    ) as judge:
-        try:
-            finished = runs_here.train(
-                "judged",
-                REWARD.format(60),
-                "training={steps: 25, queries_per_step: 4, trajectories_per_query: 8, micro_batch: 16}",
-                "agents.solver.optimizer.lr=1.0e-2",
-                "checkpoint.every=100",
-            )
-            assert finished.status == 0, finished.text
-            printed, _ = judge.communicate(timeout=PATIENCE_S)
-        finally:
-            judge.kill()
+    with judge_of(runs_here.runs / "judged") as judge:
+        finished = runs_here.train(
+            "judged",
+            REWARD.format(60),
+            "training={steps: 25, queries_per_step: 4, trajectories_per_query: 8, micro_batch: 16}",
+            "agents.solver.optimizer.lr=1.0e-2",
+            "checkpoint.every=100",
+        )
+        assert finished.status == 0, finished.text
+        printed, _ = judge.communicate(timeout=PATIENCE_S)
     assert judge.returncode == 0 and not finished.problems
     rewards = {name: reward for name, _, reward in json.loads(printed) if not name.startswith("eval:")}
     return finished.directory, rewards
@@ -88,6 +100,48 @@ def test_evaluations_are_judged_too(judged: tuple[Path, dict[str, float]]) -> No
     events = [json.loads(line) for line in (judged[0] / "events.jsonl").read_text().splitlines()]
     before, after = [event["reward/solver"] for event in events if event["event"] == "evaluated"]
     assert before < 0.3 < 0.9 < after
+
+
+def test_a_killed_store_and_a_killed_judge_cost_no_reward(launcher: Launcher, tmp_path: Path) -> None:
+    """Half of a group has its rewards when the store is killed: the run continues by itself, and a new judge gives
+    those of the samples that are made again."""
+    hold = tmp_path / "hold"
+    hold.write_text("1")
+    small = "training={steps: 3, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}"
+    run = launcher.train(
+        "struck", *SIMULATED, small, REWARD.format(PATIENCE_S), f"data.hold={hold}", "checkpoint.every=1",
+        "--restarts", "1",
+    )  # fmt: skip
+    with judge_of(run.directory) as first:
+        run.wait_for_output("checkpoints/step_000001")
+        first.kill()
+    hold.unlink()
+    asyncio.run(judge_half(run.directory))
+    run.actors()["store"].kill()
+    run.wait_for_output("continuing after step 1")
+    with judge_of(run.directory) as second:
+        assert run.wait() == 0, run.text
+        second.communicate(timeout=PATIENCE_S)
+    assert [line["step"] for line in run.metrics] == [1, 2, 3]
+    with flexmarl.Samples(run.directory) as samples:
+        turns = [
+            turn
+            for trajectory in samples.trajectories(evaluation=False)
+            for turn in trajectory.turns
+            if turn.agent == "solver"
+        ]
+    assert len(turns) == 3 * 4 and all(turn.reward == reward_of(turn.text) for turn in turns)
+    run.assert_nothing_is_left()
+
+
+async def judge_half(directory: Path) -> None:
+    """Rewards two of the four samples that wait."""
+    async with asyncio.timeout(PATIENCE_S), flexmarl.connect(directory) as connected:
+        async for samples in connected.unjudged("solver"):
+            if len(samples["sample_id"]) == 4:
+                rewards = [reward_of(text) for text in samples["text"][:2]]
+                await connected.write("solver", {"sample_id": samples["sample_id"][:2], "reward": rewards})
+                return
 
 
 def test_a_run_without_its_judge_names_what_it_waited_for(runs_here: RunsHere) -> None:
