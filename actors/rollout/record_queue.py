@@ -19,7 +19,7 @@ from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ..messages import ArchiveApi
-from ..recorded_trajectory import RecordedTrajectory, compressed, packed
+from ..recorded_trajectory import Record, RecordedTrajectory, compressed, packed
 
 QUEUE_BYTES: Final = 64 * 2**20
 _CALL_BYTES: Final = 2 * 2**20
@@ -42,7 +42,7 @@ class RecordQueue:
         self._archive = archive.within(_ANSWER_TIMEOUT_S)
         self._run_blocking = run_blocking
         self._most_bytes = most_bytes
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[Record] = deque()
         self._bytes = 0
         self._unreported = 0
         self._changed = asyncio.Event()
@@ -54,12 +54,12 @@ class RecordQueue:
     def add(self, trajectories: Sequence[RecordedTrajectory]) -> None:
         """At least one trajectory, all of one query and step."""
         record = packed(trajectories)
-        if self._bytes + len(record) > self._most_bytes:
+        if self._bytes + record.size > self._most_bytes:
             self._drop(len(trajectories), "the queue is full")
             self._unreported += len(trajectories)
             return
-        self._waiting.append((len(trajectories), record))
-        self._bytes += len(record)
+        self._waiting.append(record)
+        self._bytes += record.size
         self._changed.set()
         if self._bytes >= _CALL_BYTES:
             self._is_full.set()
@@ -82,25 +82,25 @@ class RecordQueue:
                 while self._waiting:
                     await self._send()
         except TimeoutError:
-            self._drop(sum(count for count, _ in self._waiting), f"not sent within {limit_s:g} s")
+            self._drop(sum(record.trajectories for record in self._waiting), f"not sent within {limit_s:g} s")
 
     async def _send(self) -> None:
         """Sends about 2 MiB of the records. They stay in the queue until they are answered: ``drain`` sends again what
         a cancelled call has not."""
-        taken: list[tuple[int, bytes]] = []
+        taken: list[Record] = []
         size = 0
-        for count, record in self._waiting:
-            if taken and size + len(record) > _CALL_BYTES:
+        for record in self._waiting:
+            if taken and size + record.size > _CALL_BYTES:
                 break
-            taken.append((count, record))
-            size += len(record)
-        records = await self._run_blocking(lambda: [compressed(record) for _, record in taken])
+            taken.append(record)
+            size += record.size
+        records = await self._run_blocking(lambda: [*map(compressed, taken)])
         unreported, self._unreported = self._unreported, 0
         try:
             refused = await self._archive.keep(records, unreported)
         except FlexmarlError as error:
             self._unreported += unreported
-            refused, problem = sum(count for count, _ in taken), str(error)
+            refused, problem = sum(record.trajectories for record in taken), str(error)
         else:
             problem = "the file takes no more"
         if refused:

@@ -83,7 +83,7 @@ def _count(records: list[bytes]) -> int:
     counts = 0
     for record in records:
         try:
-            counts += len(unpacked(record).trajectories)
+            counts += unpacked(record).trajectories
         except ValueError:
             counts += 1
     return counts

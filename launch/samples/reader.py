@@ -6,7 +6,6 @@ with flexmarl.Samples("runs/first") as samples:
             print(turn.agent, turn.text, turn.reward)
 """
 
-import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from urllib.parse import quote
 
 from ...actors.messages import Query
-from ...actors.recorded_trajectory import RecordedTrajectory, turns_of
+from ...actors.recorded_trajectory import RecordedTrajectory, rows_of, turns_of
 from ..config_reading import read_yaml
 from ..errors import SamplesUnreadable
 from ..run_directory import RunDirectory
@@ -29,7 +28,21 @@ Number = str | float
 
 Order = Literal["oldest", "newest", "best", "worst"]
 
+# Made from the records' rows, in memory.
+_TABLES: Final = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE trajectories (
+    record INTEGER NOT NULL, place INTEGER NOT NULL, number INTEGER NOT NULL, reward REAL, failure TEXT NOT NULL,
+    PRIMARY KEY (record, place)
+) WITHOUT ROWID;
+CREATE TEMP TABLE samples (
+    record INTEGER NOT NULL, place INTEGER NOT NULL, turn INTEGER NOT NULL, agent TEXT NOT NULL, reward REAL,
+    advantage REAL, version INTEGER NOT NULL, tokens INTEGER NOT NULL, finish_reason TEXT NOT NULL,
+    PRIMARY KEY (record, place, turn)
+) WITHOUT ROWID;
+"""
 _JOINED: Final = "trajectories t JOIN records r ON r.id = t.record"
+_OF_TRAJECTORY: Final = "s.record = t.record AND s.place = t.place"
 _OLD_FIRST: Final = "r.step, r.evaluation, r.query, t.number"
 _NEW_FIRST: Final = "r.step DESC, r.evaluation DESC, r.query DESC, t.number DESC"
 _UNWRITABLE: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
@@ -85,6 +98,7 @@ class Samples:
             raise SamplesUnreadable(self.path, _reason_of_none(directory))
         with self._readable():
             self._database = _opened(self.path)
+        self._newest_record = 0
 
     def __enter__(self) -> Self:
         return self
@@ -98,11 +112,10 @@ class Samples:
         self._database.close()
 
     def recorded(self) -> Recorded:
-        with self._readable():
+        with self._snapshot():
             one = self._database.execute
-            trajectories, samples = (
-                one(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("trajectories", "samples")
-            )
+            (trajectories,) = one(f"SELECT count(*) FROM {_JOINED}").fetchone()
+            (samples,) = one("SELECT count(*) FROM samples s JOIN records r ON r.id = s.record").fetchone()
             first, last = one("SELECT min(step), max(step) FROM records WHERE evaluation = 0").fetchone()
             evaluations = one(
                 "SELECT DISTINCT step FROM records WHERE evaluation = 1 ORDER BY step"
@@ -141,23 +154,17 @@ class Samples:
         if order in ("best", "worst"):
             values += by_reward[1]
         query = (
-            "SELECT r.id, r.step, r.evaluation, r.query, r.text, t.place, t.number, t.rewards, t.metrics, t.failure "
+            "SELECT r.id, r.step, r.evaluation, r.query, r.text, t.place "
             f"FROM {_JOINED} WHERE {where} ORDER BY {ordering} LIMIT ? OFFSET ?"
         )
-        with self._readable():
-            self._database.execute("BEGIN")  # the writer may remove a step between the two reads
-            try:
-                found = self._database.execute(
-                    query, (*values, -1 if limit is None else limit, skip)
-                ).fetchall()
-                return [*self._whole(found)]
-            finally:
-                self._database.execute("ROLLBACK")
+        with self._snapshot():
+            found = self._database.execute(query, (*values, -1 if limit is None else limit, skip)).fetchall()
+            return [*self._whole(found)]
 
     def count(self, **filters: Any) -> int:
         """The number of trajectories that the filters leave."""
         where, values = _where(**filters)
-        with self._readable():
+        with self._snapshot():
             (found,) = self._database.execute(
                 f"SELECT count(*) FROM {_JOINED} WHERE {where}", values
             ).fetchone()
@@ -170,10 +177,10 @@ class Samples:
         of_turn, turn_values = _where_sample(filters.get("agent"), filters.get("reward"))
         query = (
             "SELECT r.step, r.evaluation, r.query, t.number, s.turn, s.agent, s.reward, s.advantage, s.version, "
-            f"s.tokens, s.finish_reason, t.failure FROM {_JOINED} JOIN samples s ON s.trajectory = t.id "
+            f"s.tokens, s.finish_reason, t.failure FROM {_JOINED} JOIN samples s ON {_OF_TRAJECTORY} "
             f"WHERE {where} AND {of_turn} ORDER BY {_NEW_FIRST}, s.turn DESC LIMIT ?"
         )
-        with self._readable():
+        with self._snapshot():
             found = self._database.execute(query, (*values, *turn_values, -1 if limit is None else limit))
             newest = [SampleListed(step, bool(evaluation), *rest) for step, evaluation, *rest in found]
         return newest[::-1]
@@ -181,23 +188,50 @@ class Samples:
     # ------------------------------------------------------------------ inside
 
     def _whole(self, found: Sequence[tuple[Any, ...]]) -> Iterator[RecordedTrajectory]:
-        opened: tuple[int, list[Any]] = (-1, [])
-        for record, step, evaluation, query, text, place, number, rewards, metrics, failure in found:
-            if opened[0] != record:
-                (content,) = self._database.execute(
-                    "SELECT content FROM records WHERE id = ?", (record,)
+        opened = -1
+        for record, step, evaluation, query, text, place in found:
+            if opened != record:
+                rows, content = self._database.execute(
+                    "SELECT rows, content FROM records WHERE id = ?", (record,)
                 ).fetchone()
-                opened = record, turns_of(content)
+                opened, trajectories, turns = record, rows_of(rows), turns_of(content)
+            row = trajectories[place]
             yield RecordedTrajectory(
-                step,
-                bool(evaluation),
-                Query(query, text),
-                number,
-                json.loads(rewards),
-                json.loads(metrics),
-                failure,
-                opened[1][place],
-            )
+                step, bool(evaluation), Query(query, text),
+                row.number, row.rewards, row.metrics, row.failure, turns[place],
+            )  # fmt: skip
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Shows the file as of one moment, with tables of all trajectories and samples. Errors: as
+        those of ``_readable``."""
+        with self._readable():
+            self._database.execute("BEGIN")
+            try:
+                self._make_rows()
+                yield
+            finally:
+                if self._database.in_transaction:  # some errors have ended it
+                    self._database.execute("COMMIT")
+
+    def _make_rows(self) -> None:
+        """Adds the rows of new records. Those of removed ones stay, and belong to none: no id is used twice."""
+        newest = self._newest_record
+        trajectories: list[tuple[Any, ...]] = []
+        samples: list[tuple[Any, ...]] = []
+        for record, rows in self._database.execute("SELECT id, rows FROM records WHERE id > ?", (newest,)):
+            newest = max(newest, record)
+            for place, row in enumerate(rows_of(rows)):
+                failure = row.failure.encode(
+                    errors="replace"
+                ).decode()  # SQLite takes no halves of surrogates
+                trajectories.append((record, place, row.number, row.reward, failure))
+                samples += [(record, place, *sample) for sample in row.samples]
+        self._database.executemany("INSERT OR REPLACE INTO trajectories VALUES (?, ?, ?, ?, ?)", trajectories)
+        self._database.executemany(
+            "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", samples
+        )
+        self._newest_record = newest
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -226,6 +260,7 @@ def _checked(path: Path, option: str) -> sqlite3.Connection:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version != FORMAT:
             raise sqlite3.DatabaseError(f"it is of format {version}, and this program reads format {FORMAT}")
+        database.executescript(_TABLES)
     except BaseException:
         database.close()
         raise
@@ -264,7 +299,7 @@ def _where(
         parts.append(f"t.failure {'!=' if failed else '='} ''")
     if agent is not None or reward is not None:
         of_turn, turn_values = _where_sample(agent, reward)
-        parts.append(f"EXISTS (SELECT 1 FROM samples s WHERE s.trajectory = t.id AND {of_turn})")
+        parts.append(f"EXISTS (SELECT 1 FROM samples s WHERE {_OF_TRAJECTORY} AND {of_turn})")
         values += turn_values
     return " AND ".join(parts), values
 
@@ -286,4 +321,4 @@ def _reward_of(agent: str | None) -> tuple[str, list[Any]]:
     """A trajectory's reward as SQL, and its values."""
     if agent is None:
         return "t.reward", []
-    return "(SELECT avg(s.reward) FROM samples s WHERE s.trajectory = t.id AND s.agent = ?)", [agent]
+    return f"(SELECT avg(s.reward) FROM samples s WHERE {_OF_TRAJECTORY} AND s.agent = ?)", [agent]

@@ -1,43 +1,31 @@
 """Writes ``samples.sqlite``: the trajectories of the last steps, and of all evaluations.
 
-    records         a query's trajectories that came together: step, query, and the texts and tokens, compressed
-    trajectories    one row each: reward, failure, metrics
-    samples         one row for each turn: agent, reward, advantage, version
+    records         a query's trajectories that came together: step, query, the number of the first trajectory (of an
+                    evaluation; else 0), ``rows`` with rewards, failures and metrics, ``content`` with texts and tokens
+                    (``actors/recorded_trajectory.py`` opens both)
     counts          ``dropped``: trajectories that should be here, and are not
 
 SQLite in WAL mode: readers see the last transaction and delay no write, and kill -9 costs at most the transaction under
-way. Filters read small rows alone: they find a few of 100,000 samples in a fiftieth of the time that decompressing and
-parsing lines of JSON takes (``scripts/bench/samples.py``). Pages of removed steps are used again, so that the file
-stays as large as the steps that it keeps. On a network file system WAL is for one host: read it on the run's own.
+way. A record is one row: rows for trajectories and turns took the run six times the time, so a reader makes them, in
+its own memory (``reader.py``). Pages of removed steps are used again, so that the file stays as large as the steps that
+it keeps. On a network file system WAL is for one host: read it on the run's own.
 """
 
 import contextlib
-import json
 import sqlite3
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ...actors.recorded_trajectory import Record, TrajectoryRow, unpacked
+from ...actors.recorded_trajectory import Record, unpacked
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE records (
-    id INTEGER PRIMARY KEY, evaluation INTEGER NOT NULL, step INTEGER NOT NULL, query TEXT NOT NULL,
-    part INTEGER NOT NULL, text TEXT NOT NULL, content BLOB NOT NULL, UNIQUE (step, evaluation, query, part)
+    id INTEGER PRIMARY KEY AUTOINCREMENT, evaluation INTEGER NOT NULL, step INTEGER NOT NULL, query TEXT NOT NULL,
+    part INTEGER NOT NULL, text TEXT NOT NULL, rows BLOB NOT NULL, content BLOB NOT NULL,
+    UNIQUE (step, evaluation, query, part)
 );
-CREATE TABLE trajectories (
-    id INTEGER PRIMARY KEY, record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE, place INTEGER NOT NULL,
-    number INTEGER NOT NULL, reward REAL, rewards TEXT NOT NULL, metrics TEXT NOT NULL, failure TEXT NOT NULL
-);
-CREATE INDEX of_record ON trajectories (record, number);
-CREATE TABLE samples (
-    trajectory INTEGER NOT NULL REFERENCES trajectories ON DELETE CASCADE, turn INTEGER NOT NULL, agent TEXT NOT NULL,
-    reward REAL, advantage REAL, version INTEGER NOT NULL, tokens INTEGER NOT NULL, finish_reason TEXT NOT NULL,
-    PRIMARY KEY (trajectory, turn)
-) WITHOUT ROWID;
 CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 _DAMAGED: Final = ".damaged"
@@ -62,8 +50,6 @@ class SampleFile:
             self._database = _opened(path)
         (self._page_bytes,) = self._database.execute("PRAGMA page_size").fetchone()
         self._newest = self._newest_step()
-        (newest_id,) = self._database.execute("SELECT max(id) FROM trajectories").fetchone()
-        self._next_id = (newest_id or 0) + 1
 
     def forget_after(self, step: int) -> None:
         """Removes the later steps and their evaluations: a resumed run repeats them."""
@@ -78,8 +64,8 @@ class SampleFile:
         refused = 0
         with self._database:
             for record in found:
-                if not self._has_room(len(record.content), 0 if record.evaluation else record.step):
-                    refused += len(record.trajectories)
+                if not self._has_room(record.size, 0 if record.evaluation else record.step):
+                    refused += record.trajectories
                     continue
                 self._insert(record)
             if refused or dropped:
@@ -98,29 +84,13 @@ class SampleFile:
     # ------------------------------------------------------------------ inside
 
     def _insert(self, record: Record) -> None:
-        rows = [TrajectoryRow(*row) for row in record.trajectories]
-        part = rows[0].number if record.evaluation else 0
-        key = (record.evaluation, record.step, record.query, part)
-        execute = self._database.execute
-        execute("DELETE FROM records WHERE evaluation = ? AND step = ? AND query = ? AND part = ?", key)
-        written = execute(
-            "INSERT INTO records VALUES (NULL, ?, ?, ?, ?, ?, ?)", (*key, _text(record.text), record.content)
-        )
-        first, self._next_id = self._next_id, self._next_id + len(rows)
-        self._database.executemany(
-            "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    first + place, written.lastrowid, place, row.number, row.reward, _object(row.rewards),
-                    _object(row.metrics), _text(row.failure),
-                )
-                for place, row in enumerate(rows)
-            ],
+        self._database.execute(
+            "INSERT OR REPLACE INTO records VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.evaluation, record.step, record.query, record.number if record.evaluation else 0,
+                _text(record.text), record.rows, record.content,
+            ),
         )  # fmt: skip
-        self._database.executemany(
-            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(first + place, *sample) for place, row in enumerate(rows) for sample in row.samples],
-        )
         if not record.evaluation and record.step > self._newest:
             self._newest = record.step
             self._forget_before(record.step - self._kept_steps + 1)
@@ -170,7 +140,6 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")  # in WAL mode: whole after a crash of the machine too
-        database.execute("PRAGMA foreign_keys = ON")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version not in (0, FORMAT):
             raise sqlite3.DatabaseError(f"it is of format {version}, and this program writes format {FORMAT}")
@@ -180,18 +149,6 @@ def _opened(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def _object(values: Mapping[str, float]) -> str:
-    """As ``json.dumps``, in a fifth of its time: that makes an encoder for each call."""
-    if not all(type(value) is float and isfinite(value) for value in values.values()):
-        return json.dumps(values)
-    return "{" + ", ".join([f"{_key(name)}: {value!r}" for name, value in values.items()]) + "}"
-
-
-@lru_cache(maxsize=1024)
-def _key(name: str) -> str:
-    return json.dumps(name)
 
 
 def _text(text: str) -> str:

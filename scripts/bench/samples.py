@@ -2,27 +2,33 @@
 
     python scripts/bench/samples.py list [--samples N]      listing and filters, against compressed lines of JSON
     python scripts/bench/samples.py step [--pairs N]        paired runs of sort-digits, with and without recording
+    python scripts/bench/samples.py step --than PROGRAM     ..., of this version and of the flexmarl of another one
 
-``step`` compares two runs, one behind the other and in turns the one or the other first: the mean time of a step, and
-its CPU time, user and system, of all processes of the run. It reports the medians of the pairs' ratios. CPU time is the
-steadier of the two. Goals: a listing or a filter takes less than 1 s, a step less than 2 % more.
+``step`` compares two runs that share the machine at the same time, so that what else it does disturbs both: the mean
+time of a step, and its CPU time, user and system, of all processes of the run, while both train. It reports the medians
+of the pairs' ratios. Goals: a listing or a filter takes less than 1 s, a step less than 2 % more.
 """
 
 import argparse
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flexmarl.actors.messages import Query
 from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compressed, packed
-from flexmarl.launch.cli import main as flexmarl
 from flexmarl.launch.run_directory import RunDirectory
 from flexmarl.launch.samples.reader import Samples
 from flexmarl.launch.samples.sample_file import SampleFile
@@ -30,8 +36,11 @@ from flexmarl.launch.samples.showing import as_object
 
 _TRAJECTORIES = 8
 _TURNS = 2
-_WARM_UP = 5
+_WARM_UP = 10
 _CPU = "cpu_s/"
+_LOOK_S = 0.01
+_LONGEST_S = 600.0
+_WORDS = ("agent_defaults.sft.batches=20", "evaluation.every=0", "data.eval_problems=8")
 
 
 def group(step: int, query: int, rng: random.Random) -> list[RecordedTrajectory]:
@@ -94,17 +103,24 @@ def listing(samples: int) -> dict[str, float]:
 
 
 def _queries(run: Path) -> dict[str, float]:
-    with Samples(run) as samples:
-        queries: dict[str, Callable[[], Any]] = {
-            "all rows listed, s": samples.rows,
-            "rows: agent, reward < 0.01, s": lambda: samples.rows(agent="checker", reward="<0.01"),
-            "rows: step, s": lambda: samples.rows(step=3),
-            "count: agent, reward < 0.01, s": lambda: samples.count(agent="checker", reward="<0.01"),
-            "5 newest trajectories, s": lambda: samples.trajectories(order="newest", limit=5),
-            "10 worst of an agent, s": lambda: samples.trajectories(order="worst", agent="solver", limit=10),
-            "query text, s": lambda: samples.trajectories(query="77 + ", limit=10),
-        }
-        return {name: min(seconds(work) for _ in range(3)) for name, work in queries.items()}
+    """Each opens the file, as a command does: the first query reads the rows of all records."""
+    queries: dict[str, Callable[[Samples], Any]] = {
+        "all rows listed, s": lambda samples: samples.rows(),
+        "rows: agent, reward < 0.01, s": lambda samples: samples.rows(agent="checker", reward="<0.01"),
+        "rows: step, s": lambda samples: samples.rows(step=3),
+        "count: agent, reward < 0.01, s": lambda samples: samples.count(agent="checker", reward="<0.01"),
+        "5 newest trajectories, s": lambda samples: samples.trajectories(order="newest", limit=5),
+        "10 worst of an agent, s": lambda samples: samples.trajectories(
+            order="worst", agent="solver", limit=10
+        ),
+        "query text, s": lambda samples: samples.trajectories(query="77 + ", limit=10),
+    }
+
+    def opened(work: Callable[[Samples], Any]) -> None:
+        with Samples(run) as samples:
+            work(samples)
+
+    return {name: min(seconds(partial(opened, work)) for _ in range(3)) for name, work in queries.items()}
 
 
 def _filtered_lines(path: Path) -> list[Any]:
@@ -117,58 +133,118 @@ def _filtered_lines(path: Path) -> list[Any]:
     ]
 
 
-def paired_steps(pairs: int, steps: int) -> dict[str, Any]:
-    """Ratios of the mean time and CPU time of a step, recorded / not recorded."""
+def paired_steps(pairs: int, steps: int, other: str) -> dict[str, Any]:
+    """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``."""
+    here = str(Path(sys.executable).with_name("flexmarl"))
+    sides = [(here, ()), (other, ())] if other else [(here, ()), (here, ("samples.steps=0",))]
     found: dict[str, Any] = {}
+    means = []
     with tempfile.TemporaryDirectory() as folder:
-        means = []
         for pair in range(pairs):
-            order = (0, 50) if pair % 2 else (50, 0)
-            means.append({kept: _of_step(Path(folder), f"{pair}-{kept}", kept, steps) for kept in order})
+            runs = [
+                _RunBeside(Path(folder), f"{pair}-{side}", command, (f"training.steps={steps}", *words))
+                for side, (command, words) in enumerate(sides)
+            ]
+            for run in runs if pair % 2 else reversed(runs):
+                run.start()
+            means.append(_beside_each_other(runs, steps))
+            print(
+                *(f"{of.time_s:.3f} s, CPU {of.cpu_s:.4f} s" for of in means[-1]), sep="; ", file=sys.stderr
+            )
     figures: dict[str, Callable[[_Step], float]] = {
         "time": lambda step: step.time_s,
-        "CPU time": lambda step: sum(step.cpu_s.values()),
+        "CPU time": lambda step: step.cpu_s,
     }
     for name, of in figures.items():
-        ratios = [of(mean[50]) / of(mean[0]) for mean in means]
-        found[f"{name}, recorded / not"] = statistics.median(ratios)
-        found[f"{name}, of each pair"] = [round(ratio, 4) for ratio in sorted(ratios)]
-        found[f"{name} of a step, s"] = statistics.median(of(mean[0]) for mean in means)
+        ratios = sorted(of(one) / of(two) for one, two in means)
+        found[f"{name}, ratio"] = statistics.median(ratios)
+        found[f"{name}, of each pair"] = [round(ratio, 4) for ratio in ratios]
+        found[f"{name} of a step, s"] = statistics.median(of(two) for _, two in means)
     more = {
         process: statistics.median(
-            1e3 * (mean[50].cpu_s.get(process, 0.0) - mean[0].cpu_s.get(process, 0.0)) for mean in means
+            1e3 * (one.cpu_s_by[process] - two.cpu_s_by.get(process, 0.0)) for one, two in means
         )
-        for process in means[0][50].cpu_s
+        for process in means[0][0].cpu_s_by
     }
     return found | {f"CPU time more, ms: {process}": value for process, value in more.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Means over the steps of a run. ``cpu_s``: by process."""
+    """Means over the steps of a run. ``cpu_s``: of all its processes; ``cpu_s_by``: by actor, from its metrics."""
 
     time_s: float
-    cpu_s: dict[str, float]
+    cpu_s: float
+    cpu_s_by: dict[str, float]
 
 
-def _of_step(runs: Path, name: str, kept: int, steps: int) -> _Step:
-    words = (
-        f"training.steps={steps}",
-        "agent_defaults.sft.batches=20",
-        f"samples.steps={kept}",
-        "evaluation.every=0",
-        "data.eval_problems=8",
-    )
-    assert flexmarl(["train", "sort-digits", "--runs", str(runs), "--name", name, "-q", *words]) == 0
-    lines = (runs / name / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines[_WARM_UP:]]
-    first, last = found[0], found[-1]
-    cpu = {
-        key.removeprefix(_CPU): (last[key] - first[key]) / (len(found) - 1)
-        for key in last
-        if key.startswith(_CPU) and key in first
-    }
-    return _Step(statistics.fmean(line["step_s"] for line in found[1:]), cpu)
+class _RunBeside:
+    """A run of ``sort-digits`` in processes of its own."""
+
+    def __init__(self, runs: Path, name: str, command: str, words: Sequence[str]) -> None:
+        self._command = (
+            command,
+            "train",
+            "sort-digits",
+            "--runs",
+            str(runs),
+            "--name",
+            name,
+            "-q",
+            *_WORDS,
+            *words,
+        )
+        self._metrics = runs / name / "metrics.jsonl"
+        self._processes: list[psutil.Process] = []
+        self._began: tuple[int, float, float] | None = None
+        self._now = (0, 0.0, 0.0)
+
+    def start(self) -> None:
+        self._process = psutil.Popen(self._command, stdout=subprocess.DEVNULL)
+
+    def read(self) -> int:
+        """The number of steps that have ended. Notes the time and the CPU time of each."""
+        steps = self._metrics.read_bytes().count(b"\n") if self._metrics.exists() else 0
+        if steps > self._now[0] and steps >= _WARM_UP:
+            if self._began is None:
+                self._processes = [self._process, *self._process.children(recursive=True)]
+            used_s = sum(sum(process.cpu_times()[:2]) for process in self._processes)
+            self._now = (steps, time.perf_counter(), used_s)
+            self._began = self._began or self._now
+        if self._process.poll() not in (None, 0):
+            raise RuntimeError(f"{' '.join(self._command)} has failed")
+        return steps
+
+    def end(self) -> _Step:
+        assert self._process.wait(_LONGEST_S) == 0
+        assert self._began is not None
+        (first, began_s, used_s), (last, ended_s, all_s) = self._began, self._now
+        steps = last - first
+        return _Step((ended_s - began_s) / steps, (all_s - used_s) / steps, self._cpu_by_actor())
+
+    def _cpu_by_actor(self) -> dict[str, float]:
+        """A step's, between the first and the last reading: a figure is read once a second, and stays until then."""
+        found = {}
+        lines = [json.loads(line) for line in self._metrics.read_text().splitlines()][_WARM_UP:]
+        for key in (key for key in lines[-1] if key.startswith(_CPU)):
+            readings = [
+                (line["step"], line[key])
+                for before, line in pairwise(lines)
+                if key in before and line[key] != before[key]
+            ]
+            if len(readings) > 1:
+                (first, at_first), (last, at_last) = readings[0], readings[-1]
+                found[key.removeprefix(_CPU)] = (at_last - at_first) / (last - first)
+        return found
+
+
+def _beside_each_other(runs: Sequence[_RunBeside], steps: int) -> list[_Step]:
+    """Counts while both run: then both have the same troubles."""
+    deadline_s = time.monotonic() + _LONGEST_S
+    while max([run.read() for run in runs]) < steps - 1:
+        assert time.monotonic() < deadline_s, "the runs hang"
+        time.sleep(_LOOK_S)
+    return [run.end() for run in runs]
 
 
 def main() -> None:
@@ -179,8 +255,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--than", default="", metavar="PROGRAM")
     given = parser.parse_args()
-    found = listing(given.samples) if given.what == "list" else paired_steps(given.pairs, given.steps)
+    if given.what == "list":
+        found: dict[str, Any] = listing(given.samples)
+    else:
+        found = paired_steps(given.pairs, given.steps, given.than)
     for name, value in found.items():
         print(f"{name:<36} {value if isinstance(value, list) else round(value, 4)}")
 

@@ -8,9 +8,9 @@ from flexmarl.actors.recorded_trajectory import (
     RecordedTrajectory,
     RecordedTurn,
     SampleRow,
-    TrajectoryRow,
     compressed,
     packed,
+    rows_of,
     turns_of,
     unpacked,
 )
@@ -27,7 +27,8 @@ FAILED = RecordedTrajectory(5, False, QUERY, 2, failure="ValueError: no answer",
 def test_a_record_has_rows_to_filter_by_and_closed_content() -> None:
     record = unpacked(compressed(packed([DONE, FAILED])))
     assert (record.step, record.evaluation, record.query, record.text) == (5, False, "q7", "2+2")
-    done, failed = (TrajectoryRow(*row) for row in record.trajectories)
+    assert (record.number, record.trajectories) == (1, 2)
+    done, failed = rows_of(record.rows)
     assert (done.number, done.reward, done.rewards, done.metrics) == (
         1,
         0.5,
@@ -73,3 +74,14 @@ def test_a_damaged_record_is_refused(damaged: bytes) -> None:
 def test_damaged_content_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="damaged"):
         turns_of(damaged)
+    with pytest.raises(ValueError, match="damaged"):
+        rows_of(damaged)
+
+
+def test_only_long_content_is_compressed() -> None:
+    long = TURNS[0]._replace(text="4" * 10_000)
+    for turn, is_smaller in ((TURNS[0], False), (long, True)):
+        record = packed([DONE._replace(turns=(turn,))])
+        arrived = unpacked(compressed(record))
+        assert (len(arrived.content) < len(record.content)) == is_smaller
+        assert turns_of(arrived.content) == turns_of(record.content) == [(turn,)]

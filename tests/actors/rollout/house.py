@@ -124,7 +124,7 @@ class Archive(Actor, ArchiveApi):
         found = [unpacked(record) for record in records]
         self.dropped += dropped
         if self.refuses:
-            return sum(len(record.trajectories) for record in found)
+            return sum(record.trajectories for record in found)
         self.records += found
         return 0
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flexmarl.actors.messages import Query
-from flexmarl.actors.recorded_trajectory import RecordedTurn, TrajectoryRow, packed, turns_of
+from flexmarl.actors.recorded_trajectory import RecordedTurn, TrajectoryRow, packed, rows_of, turns_of
 from flexmarl.actors.rollout import record_queue
 from flexmarl.actors.rollout.record_queue import RecordQueue
 from flexmarl.actors.rollout.rollout import Rollout
@@ -41,7 +41,7 @@ async def recorded(house: House, count: int = 1) -> list[TrajectoryRow]:
     async with asyncio.timeout(PATIENCE_S):
         while len(house.archive.records) < count:
             await asyncio.sleep(0.001)
-    return [TrajectoryRow(*row) for record in house.archive.records for row in record.trajectories]
+    return [row for record in house.archive.records for row in rows_of(record.rows)]
 
 
 async def test_a_group_is_recorded_with_texts_rewards_and_advantages(house: House) -> None:
@@ -133,13 +133,13 @@ async def in_place(work: record_queue.Work) -> list[bytes]:
 
 async def test_records_without_room_are_dropped_and_counted_on_both_sides(house: House) -> None:
     archive = Archive()
-    size = len(packed([DONE]))
+    size = packed([DONE]).size
     queue = RecordQueue(await house.system.add(archive, "archive"), in_place, most_bytes=2 * size)
     for number in range(5):
         queue.add([DONE._replace(number=number)])
     assert queue.dropped == 3
     await queue.drain(PATIENCE_S)
-    assert [TrajectoryRow(*record.trajectories[0]).number for record in archive.records] == [0, 1]
+    assert [record.number for record in archive.records] == [0, 1]
     assert archive.dropped == 3
     queue.add([DONE])
     await queue.drain(PATIENCE_S)

@@ -101,6 +101,19 @@ def test_a_run_is_read_while_it_writes(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_records_that_are_replaced_or_removed_while_it_is_open_are_gone(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", [record(trajectory(1, 1, 0, 0.1), trajectory(1, 1, 1, 0.2))])
+    with Samples(run.path) as samples:
+        assert samples.recorded().samples == 4
+        file = SampleFile(run.samples, 2, NO_LIMIT)
+        file.add([record(trajectory(1, 1, 0, 0.7))])
+        assert [one.rewards["solver"] for one in samples.trajectories()] == [0.7]
+        assert (samples.recorded().trajectories, samples.recorded().samples) == (1, 2)
+        file.add([record(trajectory(3, 2, 0))])
+        assert [one.step for one in samples.rows(agent="solver")] == [3] and samples.count() == 1
+        file.close()
+
+
 def test_a_run_of_another_user_is_read_without_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +173,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         Samples(cut.path) as samples,
     ):
         samples.trajectories()
+
+
+def test_rows_that_are_damaged_are_named_too(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", RECORDS)
+    with closing(sqlite3.connect(run.samples)) as database, database:
+        database.execute("UPDATE records SET rows = x'00'")
+    with Samples(run.path) as samples:
+        for _ in range(2):
+            with pytest.raises(SamplesUnreadable, match="rows are damaged"):
+                samples.count()
 
 
 def test_content_that_is_damaged_is_named_too(tmp_path: Path) -> None:

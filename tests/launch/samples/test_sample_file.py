@@ -160,7 +160,7 @@ def test_one_invalid_record_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a record"):
         file.add([record(trajectory(1, 1, 0)), b"x"])
     file._database.execute(
-        "CREATE TRIGGER full BEFORE INSERT ON samples BEGIN SELECT RAISE(ABORT, 'full'); END"
+        "CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(sqlite3.Error, match="full"):
         file.add([record(trajectory(1, 1, 0))])
