@@ -28,6 +28,10 @@ REWARD_COLUMN: Final = "reward"
 """The column of an agent's reward. If it is declared, as required and ``written_by: external``, a program outside the
 run gives the rewards, and groups wait for them."""
 
+OFFER_KEY: Final = "@offer"
+"""Beside the columns of samples that wait for their reward, and of the rewards: the names of their offers. No column
+has this name."""
+
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _TOKEN: Final = np.iinfo(np.int32)
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..actors.column_refs import plain_cell
-from ..actors.declared_columns import REWARD_COLUMN
+from ..actors.declared_columns import OFFER_KEY, REWARD_COLUMN
 from ..actors.messages import WORK_TIMEOUT_S, Query, QueryAnswer, Selection, StoreApi
 from ..actors.names import AgentName
 from ..actors.run_events import RunEnded, RunEvent
@@ -187,15 +187,15 @@ class ConnectedRun:
 
     async def unjudged(self, agent: str, *columns: str) -> AsyncGenerator[dict[str, list[Any]], None]:
         """The samples of ``agent`` that wait for a reward from this program, as they come, until the run ends: lists by
-        column, ``sample_id``, ``text`` (the answer's), ``query_text`` and ``columns``. ``write`` their rewards; those
-        without one come again. It ends too if the run continues from a checkpoint: connect again then. Raises
-        StoreError if the config has no ``agents.<agent>.columns.reward``, and for an unknown column."""
+        column, ``sample_id``, ``@offer``, ``text`` (the answer's), ``query_text`` and ``columns``. ``write`` their
+        rewards; those without one come again. It ends too if the run continues from a checkpoint: connect again then.
+        Raises StoreError if the config has no ``agents.<agent>.columns.reward``, and for an unknown column."""
         names = ["text", "query_text", *columns]
         try:
             while True:
                 found = await (await self._stored()).unjudged(AgentName(agent), names)
                 if found["sample_id"]:
-                    self._shown |= zip(found["sample_id"], found.pop("offer"), strict=True)
+                    self._shown |= zip(found["sample_id"], found[OFFER_KEY], strict=True)
                     for name in [*islice(self._shown, max(0, len(self._shown) - _MOST_SHOWN))]:
                         del self._shown[name]
                     yield {name: [plain_cell(cell) for cell in cells] for name, cells in found.items()}
@@ -206,11 +206,12 @@ class ConnectedRun:
     async def write(self, agent: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Writes columns that the config declares as ``written_by: external``, all values or none: ``sample_id`` and
         further columns by name, one value for each sample; ``reward`` alone. Returns when they are durable. A reward
-        is for the answer that ``unjudged`` has shown, and left out if the sample's group began again since then. Raises
-        StoreError with the reason."""
+        is for the answer that ``unjudged`` has shown last, or for that of the column ``@offer``; it is left out if the
+        sample's group began again since then. Raises StoreError with the reason."""
         values = {name: [*cells] for name, cells in columns.items()}
         if REWARD_COLUMN in values:
-            values["offer"] = [self._shown.get(name) for name in values.get("sample_id", ())]
+            shown = [self._shown.get(name) for name in values.get("sample_id", ())]
+            values.setdefault(OFFER_KEY, shown)
         await (await self._stored()).write(self._system.name, {agent: values})
 
     async def _stored(self) -> StoreApi:

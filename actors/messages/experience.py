@@ -157,13 +157,13 @@ class StoreApi(Protocol):
         acknowledged once they are durable. For columns that the config says are ``written_by: external``; a row whose
         required columns are all written is READY. Refused with the reason: a row that is not there (it comes when its
         group is complete), is consumed or has the column already, an unknown column, a wrong type. A ``reward`` is for
-        a sample that waits for it, and is written without further columns but ``offer``, as ``unjudged`` has it."""
+        a sample that waits for it, and is written without further columns but ``@offer``, as ``unjudged`` has it."""
 
     @endpoint(raises=[StoreError])
     async def unjudged(self, agent: AgentName, columns: list[str]) -> dict[str, list[Any]]:
-        """At most 1,000 samples of an agent that wait for their reward, by column: ``sample_id``, ``offer``, and
+        """At most 1,000 samples of an agent that wait for their reward, by column: ``sample_id``, ``@offer``, and
         ``columns``, of those that ``UnjudgedSample`` has; None if a sample lacks a value. A reward that is written with
-        ``offer`` is for this very answer: it is left out if the sample's group began again meanwhile."""
+        ``@offer`` is for this very answer: it is left out if the sample's group began again meanwhile."""
 
     @endpoint(raises=[StoreError, WriterRetired])
     async def offer(self, writer: str, samples: list[UnjudgedSample]) -> None:

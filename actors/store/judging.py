@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgpack
 
-from ..declared_columns import MAX_STRING, META, REWARD_COLUMN, Columns, outside_reward
+from ..declared_columns import MAX_STRING, META, OFFER_KEY, REWARD_COLUMN, Columns, outside_reward
 from ..errors import StoreError
 from ..messages import UnjudgedSample
 from ..names import AgentName
@@ -56,6 +56,9 @@ class _Given:
     writer: str
     number: int
     reward: float
+
+
+Owned = TypeVar("Owned", _Offer, _Given)
 
 
 class Judging:
@@ -102,11 +105,11 @@ class Judging:
             if found := self._news.pop(writer, {}):
                 yield found
 
-    def withdraw(self, sample_ids: Sequence[str]) -> TableChange:
-        """These samples wait no longer; unknown ones don't matter."""
-        offers = {name: self._offers.pop(name) for name in sample_ids if name in self._offers}
+    def withdraw(self, writer: str, sample_ids: Sequence[str]) -> TableChange:
+        """These samples of the writer wait no longer; those of others, and unknown ones, don't matter."""
+        offers = _taken(self._offers, writer, sample_ids)
         self._end(offers)
-        given = {name: self._given.pop(name) for name in sample_ids if name in self._given}
+        given = _taken(self._given, writer, sample_ids)
         if not given:
             return UNCHANGED
 
@@ -173,7 +176,7 @@ class Judging:
     def _checked(self, agent: str, columns: Mapping[str, Any]) -> dict[str, float]:
         schema = self._schemas.get(agent)
         ids = columns.get("sample_id")
-        if schema is None or columns.keys() - {"offer"} != {"sample_id", REWARD_COLUMN}:
+        if schema is None or columns.keys() - {OFFER_KEY} != {"sample_id", REWARD_COLUMN}:
             raise StoreError(
                 f"table {agent}: rewards are written alone: sample_id and {REWARD_COLUMN}, not "
                 f"{', '.join(columns)}; other columns once the sample's group is complete"
@@ -183,10 +186,10 @@ class Judging:
         if len({*ids}) != len(ids):
             raise StoreError(f"table {agent}: a sample is in this write twice")
         values = schema.check(agent, ids, {REWARD_COLUMN: columns[REWARD_COLUMN]})[REWARD_COLUMN]
-        offers = columns.get("offer", [None] * len(ids))
+        offers = columns.get(OFFER_KEY, [None] * len(ids))
         if not isinstance(offers, list) or len(offers) != len(ids):
             raise StoreError(
-                f"table {agent}: offer is {offers!r:.120}: a list with one for each sample is wanted"
+                f"table {agent}: {OFFER_KEY} is {offers!r:.120}: a list with one for each sample is wanted"
             )
         rewards = {
             name: reward
@@ -252,7 +255,7 @@ class Judging:
         offers = [*islice(waiting, _MOST_SHOWN)]
         return {
             "sample_id": [offer.sample.sample_id for offer in offers],
-            "offer": [offer.name for offer in offers],
+            OFFER_KEY: [offer.name for offer in offers],
             **{name: [offer.sample.columns.get(name) for offer in offers] for name in columns},
         }
 
@@ -271,6 +274,11 @@ class Judging:
         """The records that lead to the rewards of this moment."""
         if self._given:
             yield _judged_record(self._given)
+
+
+def _taken(known: dict[str, Owned], writer: str, sample_ids: Iterable[str]) -> dict[str, Owned]:
+    """Those of the writer, which are removed from ``known``."""
+    return {name: known.pop(name) for name in sample_ids if name in known and known[name].writer == writer}
 
 
 def _judged_record(given: Mapping[str, _Given]) -> bytes:

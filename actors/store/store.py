@@ -207,7 +207,7 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def withdraw(self, writer: str, sample_ids: list[str]) -> None:
-        await self._durably(lambda: self._judging.withdraw(sample_ids))
+        await self._durably(lambda: self._judging.withdraw(writer, sample_ids))
 
     @endpoint
     async def lease(self, policy: PolicyName, policy_version: int, count: int) -> LeasedBatch:

@@ -13,6 +13,7 @@ import pytest
 import flexmarl
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.group_advantage import group_advantage
+from flexmarl.launch import store_view
 from flexmarl.launch.config_reading import resolve
 
 from ..patience import PATIENCE_S
@@ -100,6 +101,13 @@ def test_evaluations_are_judged_too(judged: tuple[Path, dict[str, float]]) -> No
     events = [json.loads(line) for line in (judged[0] / "events.jsonl").read_text().splitlines()]
     before, after = [event["reward/solver"] for event in events if event["event"] == "evaluated"]
     assert before < 0.3 < 0.9 < after
+
+
+def test_the_store_is_shown_after_the_end(judged: tuple[Path, dict[str, float]]) -> None:
+    directory, rewards = judged
+    (turn, _) = store_view.trajectory(directory, "25:q096_3").rows
+    assert turn["agent"] == "solver" and turn["status"] == "consumed"
+    assert turn["reward"] == rewards[str(turn["sample_id"])]
 
 
 def test_a_killed_store_and_a_killed_judge_cost_no_reward(launcher: Launcher, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.column_refs import plain_cell
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.declared_columns import OFFER_KEY, Column
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Query, UnjudgedSample
 from flexmarl.actors.names import AgentName
@@ -159,7 +159,7 @@ async def test_an_evaluation_is_judged_too(house: House) -> None:
         ({"reward": [1.0], "sample_id": ["1:q9_0_0"]}, "there is no sample '1:q9_0_0' that waits"),
         ({"reward": [1.0], "sample_id": [7]}, r"sample_id is \[7\]: a list of sample ids is wanted"),
         ({"reward": [1.0] * 2, "sample_id": ["1:q7_0_0"] * 2}, "a sample is in this write twice"),
-        ({"reward": [1.0], "offer": []}, r"offer is \[\]: a list with one for each sample is wanted"),
+        ({"reward": [1.0], OFFER_KEY: []}, r"@offer is \[\]: a list with one for each sample is wanted"),
     ],
 )
 async def test_an_invalid_reward_is_refused_by_name(house: House, part: dict[str, Any], why: str) -> None:
@@ -224,17 +224,45 @@ async def test_a_reward_for_an_answer_that_is_gone_is_not_that_of_its_successor(
     read = await house.store.unjudged(SOLVER, ["text"])
     await house.store.retire(rollout.writer)
     await house.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {"text": "y"})])
-    late = {"sample_id": [name], "offer": read["offer"], "reward": [0.25]}
+    late = {"sample_id": [name], OFFER_KEY: read[OFFER_KEY], "reward": [0.25]}
     await house.store.write("judge", {"solver": late})
     present = await house.store.unjudged(SOLVER, ["text"])
     assert present["text"] == ["y"], "it still waits"
-    await house.store.write("judge", {"solver": {**late, "offer": present["offer"], "reward": [0.75]}})
+    await house.store.write("judge", {"solver": {**late, OFFER_KEY: present[OFFER_KEY], "reward": [0.75]}})
     assert await anext(house.store.given("another")) == {name: 0.75}
+
+
+async def test_a_worker_that_was_given_up_withdraws_its_own_samples_alone(house: House) -> None:
+    """It may be continued after its groups began again: then its trajectories have waited for too long."""
+    rollout = await opened(house)
+    await step(rollout, 2)
+    names = [row["sample_id"] for row in await waiting(house, 2)]
+    await house.store.retire(rollout.writer)
+    await house.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {}) for name in names])
+    await judge(house, {names[0]: 0.5})
+    await house.store.withdraw(rollout.writer, names)
+    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
+    await judge(house, {names[1]: 1.0})
+    assert await anext(house.store.given("another")) == dict(zip(names, (0.5, 1.0), strict=True))
+
+
+async def test_a_column_of_the_workflow_may_be_named_offer(house: House) -> None:
+    house.columns = {"solver": {"reward": REWARD, "offer": Column(type="int")}}
+    rollout = await house.open('    (await agents["solver"].generate(query.text)).write(offer=7)\n')
+    for policy in ("solver", "judge"):
+        await serve(rollout, policy, 0)
+    await step(rollout, 1)
+    await waiting(house, 1)
+    shown = await house.store.unjudged(SOLVER, ["offer"])
+    assert shown["offer"] == [7] and len(shown[OFFER_KEY]) == 1
+    part = {name: shown[name] for name in ("sample_id", OFFER_KEY)}
+    await house.store.write("judge", {"solver": {**part, "reward": [0.5]}})
+    assert (await house.closed()).rewards[SOLVER] == [0.5]
 
 
 async def test_what_is_not_there_is_not_shown_but_named(house: House) -> None:
     await opened(house)
-    assert await house.store.unjudged(SOLVER, ["text"]) == {"sample_id": [], "offer": [], "text": []}
+    assert await house.store.unjudged(SOLVER, ["text"]) == {"sample_id": [], OFFER_KEY: [], "text": []}
     with pytest.raises(StoreError, match="unknown column 'txt'; there are: text, query_text, .*answer, plan"):
         await house.store.unjudged(SOLVER, ["txt"])
     with pytest.raises(StoreError, match="the rewards of agent 'judge' are the workflow's.*columns.reward="):
