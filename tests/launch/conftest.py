@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,16 @@ class Launched:
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         return self.process.wait(timeout_s)
+
+    def lose_host(self) -> None:
+        """Nothing of it runs from one moment to the next, and what was in its memory is gone."""
+        while found := self._processes():  # a child may have begun meanwhile
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait(PATIENCE_S)
+        for path in self._runtime_base.iterdir():
+            shutil.rmtree(path)
 
     def assert_nothing_is_left(self) -> None:
         """No process, no socket, no shared memory."""

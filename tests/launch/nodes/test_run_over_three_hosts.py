@@ -5,18 +5,21 @@ real."""
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from flexmarl.launch.bench.namespaces import Host, network_of
 
-from ..conftest import ONE_AGENT, Launcher, wait_until
+from ..conftest import ONE_AGENT, Launcher, json_lines, wait_until
 from .links import cut, lossy, missing, needs
 
 pytestmark = needs(missing())
@@ -31,7 +34,46 @@ SLOW = (
     "engine={name: simulated, median_tokens: 10, sigma: 0.0, token_s: 0.1, install_s: 1.0}",
     "trainer.name=simulated",
 )
+FAST = "engine={name: simulated, median_tokens: 4, sigma: 0.0}"
 TWO_NODES = ("far", "third")
+
+# Writes a line of JSON about the samples of the trainer whenever they have changed. It runs on the head's host.
+WATCH = """
+import asyncio, json, sys
+import flexmarl
+from flexmarl.actors.column_refs import segments
+from flexmarl.actors.errors import StoreError
+from flexmarl.actors.messages import TrainerApi
+from flexmarl.core.supervision.system_api import SystemApi
+from flexmarl.transport.segments import is_far
+
+async def is_there(run, name):
+    found = await (await run._stored()).column("solver", "tokens", [name])
+    return any(map(is_far, segments(found["tokens"])))
+
+async def main():
+    async with flexmarl.connect(sys.argv[1]) as run:
+        await run._system.connect(run._address.address)
+        trainer = await run._system.lookup("trainer", TrainerApi)
+        process, before = run._system.ref("system", trainer.address, SystemApi).within(30), None
+        while True:
+            rows = await run.samples("status = 'ready' or status = 'leased'")
+            figures = (await process.process_statistics()).actors.get("trainer", {})
+            state = {
+                "far_bytes": figures.get("store_bytes_from_hosts", 0.0),
+                **{s: sorted(r["sample_id"] for r in rows if r["status"] == s) for s in ("ready", "leased")},
+            }
+            try:
+                state["far"] = [name for name in state["ready"] if await is_there(run, name)]
+            except StoreError:
+                continue  # they were trained meanwhile
+            if state != before:
+                print(json.dumps(state), flush=True)
+            before = state
+            await asyncio.sleep(0.05)
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +86,15 @@ class Run:
     """A run over ``hosts``, and its nodes in their order."""
 
     def __init__(
-        self, launcher: Launcher, name: str, hosts: Sequence[Host], supervision: str, *settings: str
+        self,
+        launcher: Launcher,
+        name: str,
+        hosts: Sequence[Host],
+        supervision: str,
+        *settings: str,
+        queries: int = QUERIES,
     ) -> None:
+        self.queries = queries
         self.trace = launcher.runs / f"{name}.trace"
         self.nodes = [
             launcher.node(name, node, "--wait-s", "120", on=host.command)
@@ -53,7 +102,7 @@ class Run:
         ]
         self.run = launcher.train(
             name, *SLOW, "mode=sync", "agents.solver.instances=3", "rollout.workers=3", "hosts.spread=true",
-            f"training={{queries_per_step: {QUERIES}, trajectories_per_query: {TRAJECTORIES}, micro_batch: 4}}",
+            f"training={{queries_per_step: {queries}, trajectories_per_query: {TRAJECTORIES}, micro_batch: 4}}",
             "training.steps=1000000", "checkpoint.every=1", f"data.trace={self.trace}", supervision, *settings,
             f"network.listen={hosts[0].address}", "--nodes", "2", "--wait-s", "120", on=hosts[0].command,
         )  # fmt: skip
@@ -83,14 +132,45 @@ class Run:
         trained = json.loads((newest / "solver" / "simulated_policy.json").read_text())["trained"]
         assert {version: Counter(ids) for version, ids in trained.items()} == {
             str(step): Counter(
-                f"{step + 1}:q{step * QUERIES + query:03d}_0_{n}"
-                for query in range(QUERIES)
+                f"{step + 1}:q{step * self.queries + query:03d}_0_{n}"
+                for query in range(self.queries)
                 for n in range(TRAJECTORIES)
             )
             for step in range(self.steps)
         }
         for launched in (self.run, *self.nodes):
             launched.assert_nothing_is_left()
+
+
+class Watch:
+    def __init__(self, states: Path, process: subprocess.Popen[bytes]) -> None:
+        self._states, self._process = states, process
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The last one; nothing before the first."""
+        return (json_lines(self._states) or [{"far_bytes": 0.0, "ready": [], "leased": [], "far": []}])[-1]
+
+    def until(self, ready: int, leased: int, *, far_bytes_over: float = -1.0) -> dict[str, Any]:
+        def there() -> bool:
+            assert self._process.poll() is None, "the watching program has ended"
+            state = self.state
+            counts = len(state["ready"]), len(state["leased"])
+            return counts == (ready, leased) and state["far_bytes"] > far_bytes_over
+
+        wait_until(there, f"{ready} samples are ready and {leased} leased")
+        return self.state
+
+
+@contextmanager
+def watch(made: Run, head: Host) -> Iterator[Watch]:
+    states = made.trace.with_suffix(".states")
+    command = [*head.command, sys.executable, "-P", "-c", WATCH, str(made.run.directory)]
+    with states.open("w") as file, subprocess.Popen(command, stdout=file) as process:
+        try:
+            yield Watch(states, process)
+        finally:
+            process.kill()
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -166,4 +246,45 @@ def test_a_cut_host_and_a_frozen_one_are_given_up_and_their_groups_begin_again(
     assert [event["node"] for event in made.events("node_lost")] == ["far", "third"]
     restarted = sum(line["restarted_groups"] for line in made.run.metrics)
     assert restarted == sum(int(str(event["groups"])) for event in lost) > 0
+    made.ends_well()
+
+
+def test_hosts_are_lost_with_unread_groups_and_with_one_that_is_trained_in_part(
+    launcher: Launcher, hosts: Sequence[Host], tmp_path: Path
+) -> None:
+    """A micro-batch has seven samples, and a group two: when the fourth or the eleventh group of a step closes as the
+    last one so far, one of its samples is trained, and one waits."""
+    queries, hold = 12, tmp_path / "hold"
+    hold.write_text(str(queries + 3))
+    settings = ("mode=strict", "training.micro_batch=7", FAST, f"data.hold={hold}")
+    supervision = "supervision={heartbeat_s: 1.0, missed_heartbeats: 4}"
+    made = Run(launcher, "lost", hosts, supervision, *settings, queries=queries)
+    with watch(made, hosts[0]) as seen:
+        # Each of the three workers has closed a group of the second step, and has three that are held.
+        assert len(seen.until(6, 0)["far"]) == 4
+        made.nodes[0].lose_host()
+        wait_until(lambda: made.events("worker_lost"), "the worker is lost")
+        assert [event["groups"] for event in made.events("worker_lost")] == [4], "with the unread one"
+        hold.write_text(str(2 * queries))
+        made.run.wait_for_output("checkpoints/step_000002")
+        assert sum(line["restarted_groups"] for line in made.run.metrics) == 4
+        # The third step's groups are in turn those of the two workers that are left.
+        hold.write_text(str(2 * queries + 3))
+        read = seen.until(6, 0)["far_bytes"]
+        hold.write_text(str(2 * queries + 4))
+        state = seen.until(1, 7, far_bytes_over=read)
+        if not state["far"]:  # that one is of the head's worker: four of the seven are of the other one's
+            of_a_sample = (state["far_bytes"] - read) / 4
+            hold.write_text(str(2 * queries + 10))
+            seen.until(6, 14)
+            hold.write_text(str(2 * queries + 11))
+            state = seen.until(1, 21, far_bytes_over=read + 10.5 * of_a_sample)
+        assert len(state["far"]) == 1
+        made.nodes[1].lose_host()
+        wait_until(lambda: len(made.events("worker_lost")) == 2, "the worker is lost")
+    hold.unlink()
+    made.run.wait_for_output("continuing after step 2")
+    made.run.wait_for_step(4)
+    (end,) = made.events("run_ended")
+    assert "are lost, and others of their groups are trained already" in str(end["error"])
     made.ends_well()
