@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import uvloop
 
@@ -30,6 +30,8 @@ from .system import ActorSystem
 from .telemetry import configure_logging
 from .wire.curve import Keys
 from .wire.zeromq import ZmqWire, ipc_address
+
+_ENDING_MS: Final = 5000.0
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -48,8 +50,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         init = read_init(sys.stdin.buffer)
     except EOFError:
-        _end_with_parent(_wait_pipe_closed, directory, name, private)
-    watch_parent(_wait_pipe_closed)
+        _end_with_parent(functools.partial(_wait_pipe_closed, parent), directory, name, private)
+    watch_parent(functools.partial(_wait_pipe_closed, parent))
     configure_logging(name, sys.stderr, init.log_level)
     status = uvloop.run(_serve(name, init, directory, None if listening == NO_DESCRIPTOR else listening))
     # Everything is closed. A regular exit of the interpreter, with torch in it, takes seconds.
@@ -68,8 +70,12 @@ async def _serve(name: str, init: WorkerInit, directory: Path, listening: int | 
     return 0 if stopped else 1
 
 
-def _wait_pipe_closed() -> None:
-    os.read(sys.stdin.fileno(), 1)  # nothing is written after the init: this returns when the pipe is closed
+def _wait_pipe_closed(parent: int) -> None:
+    """Waits until the other end of standard input is closed, as when the parent has ended. Ends this process if the
+    parent lives on: it has given this actor up, and others may use the directory."""
+    os.read(sys.stdin.fileno(), 1)  # nothing is written after the init
+    if parent != NO_DESCRIPTOR and not _has_ended(parent, _ENDING_MS):  # a process first closes its files
+        os._exit(1)
 
 
 def pidfd_of_parent(parent: int) -> int:
@@ -90,7 +96,14 @@ def _wait_process_gone(parent: int) -> None:
     """Waits until the process of the pidfd ``parent`` has ended."""
     if parent == NO_DESCRIPTOR:
         threading.Event().wait()
-    select.select([parent], [], [])
+    _has_ended(parent, None)
+
+
+def _has_ended(process: int, timeout_ms: float | None) -> bool:
+    """``process``: a pidfd. ``timeout_ms``: time to wait for its end, None: any."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
 
 
 def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str, private: bool) -> NoReturn:

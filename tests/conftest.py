@@ -47,6 +47,14 @@ def spared_collector() -> None:
     spare_collector()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def same_log() -> Iterator[None]:
+    """The log of the next module is not the closed stream of a command that ran in this process."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
 @pytest.fixture(autouse=True)
 def silent_logs() -> Iterator[None]:
     with structlog.testing.capture_logs():

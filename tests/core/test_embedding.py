@@ -286,8 +286,10 @@ def test_processes_of_its_actors_leave_nothing(
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     runner.run(main())
+    for thread in threading.enumerate():
+        if thread.name == "end of fork server":
+            thread.join(PATIENCE_S)
     before = Held()
-    before.children = []  # the kernel needs a moment to end the process that forks
     runner.run(main())
     runner.run(main())
     assert_all_given_back(before)

@@ -204,6 +204,9 @@ def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Pat
     assert "\x1b[?25l" in screen.text
     assert screen.text.rindex("\x1b[?25h") > screen.text.rindex("\x1b[?25l"), "the cursor is shown again"
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.text).splitlines()
-    assert any(line.startswith("Stopped after step 2. Continue with:") for line in plain[-6:]), plain[-6:]
+    result = next(
+        n for n, line in enumerate(plain) if line.startswith("Stopped after step 2. Continue with:")
+    )
+    assert all("step 2" not in line for line in plain[result + 1 :]), "it stands at the end"
     assert [line["failed_trajectories"] for line in run.metrics] == [0, 0]
     run.assert_nothing_is_left()

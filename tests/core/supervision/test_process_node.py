@@ -52,11 +52,13 @@ async def test_an_address_is_known_before_the_first_process_and_calls_to_it_wait
         node.close()
 
 
-async def no_processes() -> None:
-    """Waits until this process has no children and they have none: an actor's process is one of the fork server's."""
-    await eventually(
-        lambda: asyncio.to_thread(psutil.Process().children, recursive=True), lambda found: not found
-    )
+def processes() -> set[psutil.Process]:
+    """The children of this process and theirs: an actor's process is one of the fork server's."""
+    return {*psutil.Process().children(recursive=True)}
+
+
+async def no_processes(but: set[psutil.Process]) -> None:
+    await eventually(lambda: asyncio.to_thread(processes), lambda found: found <= but)
 
 
 class TestStart:
@@ -102,19 +104,21 @@ class TestStart:
         self, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("flexmarl.core.supervision.node.START_TIMEOUT_S", 0.5)
+        before = processes()
         async with bench(private, tmp_path) as made:
             with pytest.raises(ActorDead, match=r"not ready within 0.5 s"):
                 await made.supervisor.spawn("echo:NeverReady", "late", {})
-            await no_processes()
+            await no_processes(but=before)
 
     async def test_a_start_that_is_given_up_leaves_no_process(self, private: Path, tmp_path: Path) -> None:
+        before = processes()
         async with bench(private, tmp_path) as made:
             starting = asyncio.create_task(made.supervisor.spawn("echo:NeverReady", "late", {}))
-            await eventually(lambda: asyncio.to_thread(psutil.Process().children), bool)
+            await eventually(lambda: asyncio.to_thread(processes), lambda found: found > before)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-            await no_processes()
+            await no_processes(but=before)
             assert (await made.start("late")).name == "late"
 
     async def test_nobody_waits_for_ever_for_what_outlives_sigkill(
