@@ -16,7 +16,7 @@ from ..arena import Share, populate
 from ..block import Block
 from ..errors import ForeignHandle
 from ..handle import ShmSource, StateHandle
-from ..locks import try_lock
+from ..locks import is_locked, try_lock
 from ..paths.buckets import table_digest
 from ..select import Place
 
@@ -32,6 +32,8 @@ class NodeCopies:
         self._known: dict[str, Block] = {}
         self._made: dict[str, Block] = {}
         self._numbers = itertools.count()
+        self._watching: int | None = None
+        self._populated: set[str] = set()
 
     def find(self, handle: StateHandle) -> ShmSource | None:
         """The source of the copy of that version on this host, if there is one."""
@@ -49,12 +51,22 @@ class NodeCopies:
 
     def try_lock(self, key: str) -> int | None:
         """A descriptor that has the lock of ``key`` until it is closed; None if another one has it."""
-        path = self._directory / LOCK_FILE
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        if try_lock(descriptor, _number(key) >> 2, exclusive=True):
+        descriptor = self._opened_lock_file()
+        if try_lock(descriptor, _lock_of(key), exclusive=True):
             return descriptor
         os.close(descriptor)
         return None
+
+    def is_locked(self, key: str) -> bool:
+        """True if another one has the lock of ``key``. One system call: cheap enough to be asked often by those that
+        wait, while the cores are busy with what they wait for."""
+        if self._watching is None:
+            self._watching = self._opened_lock_file()
+        return is_locked(self._watching, _lock_of(key))
+
+    def _opened_lock_file(self) -> int:
+        path = self._directory / LOCK_FILE
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def begin(self, handle: StateHandle, share: Share) -> tuple[Block, Block | None]:
         """A block for the version, which is marked as being written, and the newest version that changes can be applied
@@ -65,6 +77,7 @@ class NodeCopies:
             if block is newest or block.in_use:
                 continue
             if handle.size_bytes <= block.capacity and block.begin(handle.version, handle.size_bytes):
+                self._populate(block, share)
                 return block, base
             block.unlink()
         return self._new(handle, share), base
@@ -74,8 +87,20 @@ class NodeCopies:
         block = Block.create(self._directory, name, handle.size_bytes)
         self._made[name] = self._known[name] = block
         block.begin(handle.version, handle.size_bytes)
-        populate(block, share)
+        self._populate(block, share)
         return block
+
+    def _populate(self, block: Block, share: Share) -> None:
+        """Gives the pages to this process, once for each block: also one that another process has made and filled. Each
+        page that is first touched while bytes arrive would cost much more."""
+        if block.name in self._populated:
+            return
+        try:
+            populate(block, share)
+        except BaseException:
+            block.end()
+            raise
+        self._populated.add(block.name)
 
     def drop(self, key: str) -> None:
         """Removes the copies of ``key``."""
@@ -89,6 +114,9 @@ class NodeCopies:
             block.close()
         self._made.clear()
         self._known.clear()
+        if self._watching is not None:
+            os.close(self._watching)
+            self._watching = None
 
     def _whole(self, key: str) -> list[Block]:
         return [block for block in self._blocks(key) if block.generation and block.generation % 2 == 0]
@@ -98,12 +126,17 @@ class NodeCopies:
         names = {path.name for path in self._directory.glob(f"copy-{_number(key):016x}-*.arena")}
         for name in [name for name, block in list(self._known.items()) if not block.is_linked]:
             self._known.pop(name, None)
+            self._populated.discard(name)
         for name in names - self._known.keys():
             try:
                 self._known[name] = Block.open(self._directory, name, writable=True)
             except (FileNotFoundError, ForeignHandle):  # removed, or made, at this moment
                 continue
         return [self._known[name] for name in sorted(names & self._known.keys())]
+
+
+def _lock_of(key: str) -> int:
+    return _number(key) >> 2  # a position in a file has 63 bits
 
 
 def _number(key: str) -> int:

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -23,8 +22,8 @@ from ..block import CHUNK_BYTES, Block
 from ..errors import ForeignHandle, StaleHandle
 from ..paths.buckets import table_digest
 from ..statistics import NetworkStatistics
-from . import delta
 from .bulk import Bulk, Refused, secured
+from .deltas import Deltas
 from .frames import Answer, BadFrame, Open, Piece, Read, Reply, Requests
 
 log = get_logger(__name__)
@@ -33,48 +32,9 @@ IDLE_S: Final = 60.0
 _HANDSHAKE_S: Final = 5.0
 _MOST_CONNECTIONS: Final = 256
 _LOG_PERIOD_S: Final = 60.0
-# After so many chunks of which none has a small delta, no more are computed.
-_TRIED_CHUNKS: Final = 16
 
 Blocks = Callable[[str], tuple[Block, list[Block]]]
 """The block of a name, and the others with versions of its key. Raises StaleHandle, ForeignHandle."""
-
-
-class Deltas:
-    """The changes between two versions, chunk by chunk, each computed once for all readers."""
-
-    def __init__(self, old: Block, new: Block, size_bytes: int) -> None:
-        self.pair = (old.name, old.generation, new.name, new.generation)
-        self._old, self._new = old, new
-        self._size_bytes = -(-size_bytes // 8) * 8  # memory ends with a page
-        self._known: dict[int, bytes | None] = {}
-        self._small = 0
-
-    def of(self, start: int, end: int) -> bytes | None:
-        """The changes of a bucket; None if they are not much smaller than it."""
-        found = []
-        for chunk in range(start, end, CHUNK_BYTES):
-            changes = self._chunk(chunk)
-            if changes is None:
-                return None
-            found.append(changes)
-        return b"".join(found)
-
-    def compute(self, stop: threading.Event) -> None:
-        for chunk in range(0, self._size_bytes, CHUNK_BYTES):
-            if stop.is_set():
-                return
-            self._chunk(chunk)
-
-    def _chunk(self, start: int) -> bytes | None:
-        if start not in self._known:
-            if len(self._known) >= _TRIED_CHUNKS and not self._small:
-                return None
-            end = min(start + CHUNK_BYTES, self._size_bytes)
-            changes = delta.encode(self._old.bucket[start:end], self._new.bucket[start:end])
-            self._known[start] = changes
-            self._small += changes is not None
-        return self._known[start]
 
 
 Segments = Callable[[Piece], memoryview]
@@ -113,8 +73,6 @@ class BulkServer:
         self._sessions: dict[threading.Thread, socket.socket] = {}
         self._deltas: dict[str, Deltas] = {}
         self._read: dict[str, int] = {}
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="flexmarl-delta")
-        self._stop_ahead = threading.Event()
         self._logged: dict[str, float] = {}
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="flexmarl-bulk", daemon=True)
@@ -122,7 +80,6 @@ class BulkServer:
 
     def close(self) -> None:
         self._closed = True
-        self._stop_ahead.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept
         self._accepting.join()
@@ -134,7 +91,6 @@ class BulkServer:
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in sessions:
             thread.join()
-        self._ahead.shutdown()
 
     # ----------------------------------------------------------------------- connections
 
@@ -225,22 +181,16 @@ class BulkServer:
                 known = self._deltas[new.name] = deltas
             return known
 
-    def compute_ahead(self, old: Block, new: Block, size_bytes: int) -> None:
-        """Computes the changes from ``old`` to ``new`` now, if a reader has fetched ``old``: it will want them."""
-        self._deltas.pop(old.name, None)  # the changes that led to the old version
-        if self._read.get(old.name) != old.generation or self._closed:
-            return
-        held = [descriptor for block in (old, new) if (descriptor := block.hold()) is not None]
-        self._stop_ahead.clear()
-        if len(held) < 2:  # one of them is gone already
-            self._stop_ahead.set()
-        job = self._ahead.submit(self._pair(old, new, size_bytes).compute, self._stop_ahead)
-        job.add_done_callback(lambda _: _close(held))
-
-    def stop_ahead(self) -> None:
-        """Returns when nothing is computed ahead: at most one chunk later. The blocks are free then."""
-        self._stop_ahead.set()
-        self._ahead.submit(int).result()
+    def comparing(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
+        """To be called with the first byte of each chunk of ``new`` as soon as it is written, by a Set that keeps
+        ``old`` meanwhile. None if no reader has fetched ``old``: else it will want the changes."""
+        if old.size_bytes != size_bytes or self._read.get(old.name) != old.generation:
+            return None
+        deltas = Deltas(old, new, size_bytes)  # not those of a Set that has failed
+        with self._lock:
+            self._deltas.pop(old.name, None)  # the changes that led to the old version
+            self._deltas[new.name] = deltas
+        return deltas.compute
 
 
 def _held(other: Block, request: Open) -> int | None:

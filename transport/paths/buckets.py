@@ -6,7 +6,7 @@ digest is computed while the bytes are in the cache, large enough that a switch 
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,8 +173,16 @@ def chunks(part: Part) -> Iterator[tuple[int, int, int]]:
         yield start // CHUNK_BYTES, start, min(start + CHUNK_BYTES, part.end)
 
 
-def put(copying: Copying, bucket: memoryview, table: memoryview, share: Share, stop: threading.Event) -> int:
-    """Copies into ``bucket``, and the digests of its chunks into ``table``, while they are in the cache.
+def put(
+    copying: Copying,
+    bucket: memoryview,
+    table: memoryview,
+    share: Share,
+    stop: threading.Event,
+    compare: Callable[[int], None] | None = None,
+) -> int:
+    """Copies into ``bucket``, and the digests of its chunks into ``table``, while they are in the cache. Then
+    ``compare`` is called with the first byte of the chunk.
 
     Returns the digest of the whole. Raises TransportClosed soon after ``stop`` is set.
     """
@@ -187,6 +195,8 @@ def put(copying: Copying, bucket: memoryview, table: memoryview, share: Share, s
         copying.copy(part)
         for number, start, end in chunks(part):
             table[number] = xxhash.xxh3_64_intdigest(bucket[start:end])
+            if compare is not None:
+                compare(start)
 
     share(len(parts), one)
     return table_digest(table, len(bucket))

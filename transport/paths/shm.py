@@ -57,6 +57,11 @@ class Serving:
     encrypted: bool = True
 
 
+Compared = Callable[[Block, Block, int], Callable[[int], None] | None]
+"""Called with the newest version of a key, the block that a Set is about to write, and its bytes. Returns a function to
+call with the first byte of each chunk once it is written; None: there is none to call."""
+
+
 class ShmPath:
     """Blocks in ``directory``, the run's directory on tmpfs.
 
@@ -74,6 +79,7 @@ class ShmPath:
         self._lent: dict[str, Block] = {}
         self.serving: Callable[[], Serving] = lambda: Serving(None)
         """Serves lent memory from the call on."""
+        self.compared: Compared = lambda old, new, size_bytes: None
         self._closed = False
 
     # ----------------------------------------------------------------------- writing
@@ -98,7 +104,8 @@ class ShmPath:
     ) -> Offered:
         mapped = self._begun(key, written, layout.size_bytes, version)
         try:
-            offered = self._write(mapped, layout, sources, self._place.process, stop)
+            newest = written.published[-1].block if written.published else None
+            offered = self._write(mapped, layout, sources, self._place.process, stop, newest)
         except BaseException:
             written.failed(mapped)
             raise
@@ -123,15 +130,22 @@ class ShmPath:
             self._arena.give_back(block)  # a reader has begun to use it meanwhile
 
     def _write(
-        self, mapped: _Mapped, layout: buckets.Layout, sources: list[Any], owner: str, stop: threading.Event
+        self,
+        mapped: _Mapped,
+        layout: buckets.Layout,
+        sources: list[Any],
+        owner: str,
+        stop: threading.Event,
+        newest: Block | None = None,
     ) -> Offered:
-        """Writes the bucket of a block that was begun, and publishes it."""
+        """Writes the bucket of a block that was begun, and publishes it. ``newest``: of the versions of its key."""
         block = mapped.block
         try:
             bucket = block.bucket[: layout.size_bytes]
             views = mapped.views(layout.kind, layout.specs)
             copying = buckets.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
-            digest = buckets.put(copying, bucket, block.table, self._workers.share, stop)
+            compare = None if newest is None else self.compared(newest, block, layout.size_bytes)
+            digest = buckets.put(copying, bucket, block.table, self._workers.share, stop, compare)
         except BaseException:
             block.end()
             raise

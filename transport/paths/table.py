@@ -46,7 +46,7 @@ class PathTable:
         tcp = None
         if bulk is not None:
             tcp = in_place["tcp"] = TcpPath(place, directory, shm, bulk)
-            shm.serving = tcp.serving
+            shm.serving, shm.compared = tcp.serving, tcp.compared
         return cls(shm, CollectivePath(directory), tcp, in_place)
 
     def by_name(self) -> dict[PathName, TransferPath[Any]]:

@@ -36,7 +36,7 @@ from .shm import Serving, ShmPath
 from .tensor_kind import Tensors
 from .transfer_path import Offered, Wanted
 
-# Between two looks if another process has fetched a version.
+# Between two looks if another process still fetches a version.
 _POLL_S: Final = 0.005
 
 
@@ -79,14 +79,14 @@ class TcpPath:
     async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
         """Raises OSError too, if it can't listen."""
         server = self._listening()
-        server.stop_ahead()
         offered = await self._shm.offer(key, tensors, version=version)
         source = offered.source
         assert isinstance(source, ShmSource), "shared memory offers its own source"
-        block, others = self._shm.served(source.block)
-        if others:
-            server.compute_ahead(others[-1], block, offered.size_bytes)
         return replace(offered, source=_remote(source, server.address, encrypted=self._bulk.encrypted))
+
+    def compared(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
+        """See ``shm.Compared``: computes the changes for readers on other hosts that have the older version."""
+        return None if self._server is None else self._server.comparing(old, new, size_bytes)
 
     def serving(self) -> Serving:
         """The address at which this process serves its memory, from now on. Raises OSError if it can't listen."""
@@ -160,7 +160,14 @@ class TcpPath:
                 if lock is not None:
                     os.close(lock)
             wanted.progress.words = "another process of this host fetches it"
+            await self._unlocked(wanted.handle.key)
+
+    async def _unlocked(self, key: str) -> None:
+        """Returns when no other process of this host fetches a version of ``key``. Raises TransportClosed."""
+        while self._copies.is_locked(key):
             await asyncio.sleep(_POLL_S)
+            if self._closed:
+                raise TransportClosed
 
     async def _fetched(
         self, wanted: Wanted[TcpSource], begin: Callable[[], tuple[Block, Block | None]]

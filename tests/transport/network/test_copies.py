@@ -1,13 +1,17 @@
 """States of other hosts: once per host, and as changes where these are few."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from flexmarl.transport.block import CHUNK_BYTES
+from flexmarl.transport.network import delta
 from flexmarl.transport.network.bulk import Bulk
+from flexmarl.transport.network.copies import NodeCopies
+from flexmarl.transport.select import Place
 from flexmarl.transport.state import StateTransport
 
 from .hosts import (
@@ -69,6 +73,19 @@ async def test_two_blocks_are_enough_for_many_versions(
     assert len(list((tmp_path / "far").glob("copy-*"))) == 2
 
 
+async def test_those_that_wait_learn_that_the_lock_is_free(tmp_path: Path) -> None:
+    first, second = (NodeCopies(tmp_path, Place("node", process)) for process in "ab")
+    lock = first.try_lock("weights")
+    assert lock is not None
+    assert second.is_locked("weights") and first.is_locked("weights")
+    assert not second.is_locked("other")
+    assert second.try_lock("weights") is None
+    os.close(lock)
+    assert not second.is_locked("weights")
+    first.close()
+    second.close()
+
+
 # ----------------------------------------------------------------------- deltas
 
 
@@ -86,6 +103,54 @@ async def test_few_changed_values_arrive_as_a_delta(
         assert await same(reader, handle, expected)
         assert 0 < network(reader).got_bytes - before < 0.05 * handle.size_bytes
     assert network(reader).got_delta_bytes == network(owner).sent_delta_bytes > 0
+
+
+async def test_set_compares_what_it_writes_with_the_version_that_a_reader_has(
+    owner: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    encode = delta.encode
+
+    def counted(old: memoryview, new: memoryview) -> bytes | None:
+        compared.append(len(new))
+        return encode(old, new)
+
+    monkeypatch.setattr(delta, "encode", counted)
+    expected = weights()
+    await owner.set("weights", expected, version=0)
+    handle = await owner.set("weights", expected, version=1)
+    assert not compared  # no reader has fetched a version
+    await same(reader, handle, expected)
+    expected["w"][3] += 1
+    handle = await owner.set("weights", expected, version=2)
+    assert len(compared) == -(-handle.size_bytes // CHUNK_BYTES)
+    assert await same(reader, handle, expected)
+    assert len(compared) == -(-handle.size_bytes // CHUNK_BYTES)
+    assert network(reader).got_delta_bytes > 0
+
+
+async def test_changes_of_a_set_that_has_failed_are_not_sent(
+    owner: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = weights()
+    await same(reader, await owner.set("weights", expected, version=0), expected)
+    encode = delta.encode
+    compared: list[int] = []
+
+    def fails_late(old: memoryview, new: memoryview) -> bytes | None:
+        compared.append(len(new))
+        if len(compared) > 8:
+            raise MemoryError("no room")
+        return encode(old, new)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
+        patch.setattr(delta, "encode", fails_late)
+        await owner.set("weights", {name: tensor + 1 for name, tensor in expected.items()}, version=1)
+    expected["w"][5] += 1
+    handle = await owner.set("weights", expected, version=1)
+    before = network(reader).got_bytes
+    assert await same(reader, handle, expected)
+    assert network(reader).got_bytes - before < CHUNK_BYTES  # no chunk came twice
 
 
 async def test_many_changed_values_arrive_as_a_whole(owner: StateTransport, reader: StateTransport) -> None:
