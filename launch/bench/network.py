@@ -9,11 +9,19 @@ round. The keys of the result:
     get_share            the second / the first
     four_s, one_s        Gets by four processes of the far host at once, until the last has ended; by one of them
     readers_ratio        the first / the second
+    readers_bound        the same, if four readers took only that longer that four bare copies at once take than one:
+                         receiving by one keeps two cores busy, so the other copies can't be made meanwhile
     whole_arrives_s      until a state can be read on the far host
     delta_arrives_s      the same, of a bf16 state of which 1 % of the values are new
     delta_ratio          the second / the first
     delta_get_ratio      the same for a Get into memory that exists, which copies the whole state
     delta_bytes_share    bytes that came over the network / the size of the state
+    bare_cpu_s, one_cpu_s, four_cpu_s, delta_cpu_s    processor seconds of these, of the owner and all readers:
+                         comparable also if the machine is busy
+    whole_arrives_cpu_s, delta_arrives_cpu_s    the same, until the state can be read on the far host
+    set_cpu_s, delta_set_cpu_s    of the Sets, which search the changes if there are few
+    passes_cpu_s         processor seconds to compare two states, and to copy one and compute its digests, in chunks
+                         that stay in the cache: a Get of changes has to do this at least, on either host a part
     call_p50_us, bare_p50_us    an empty call over TCP with CURVE, and by bare ZeroMQ with CURVE; ``calls_ratio``
     rounds, goals, machine, network, settings
 """
@@ -75,8 +83,8 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         report("starting")
         async with _sides(hosts, Path(base), options) as (owner, readers):
             addresses = await owner.ask("serve")
-            for _ in range(2):  # memory for two versions on each side
-                await _get(owner, readers[:1], 1)
+            for _ in range(2):  # memory for two versions on each side, and that of each reader
+                await _get(owner, readers, 1)
             rounds = []
             for number in range(1, options.rounds + 1):
                 report(f"round {number} of {options.rounds}")
@@ -96,13 +104,15 @@ async def _round(
     near: Host, owner: "_Side", readers: list["_Side"], addresses: dict[str, Any], options: Options
 ) -> dict[str, float]:
     first = readers[0]
-    bare = [
-        (await first.ask("bare", port=addresses["bytes"], address=near.address, connections=count))["seconds"]
-        for count in (1, 4)
-    ]
-    (one,) = await _get(owner, [first], 1)
-    four = await _get(owner, readers, 1)
-    (delta,) = await _get(owner, [first], CHANGED)
+    bare, bare_cpu_s = min([await _bare(near, owner, first, addresses["bytes"], count) for count in (1, 4)])
+    whole = await _get(owner, [first], 1)
+    all_four = await _get(owner, readers, 1)
+    few = await _get(owner, [first], CHANGED)
+    (one,), four, (delta,) = whole.readers, all_four.readers, few.readers
+    one_copy = await first.ask("copy")
+    copies = await asyncio.gather(*(reader.ask("copy") for reader in readers))
+    more_s = max(0.0, max(copy["seconds"] for copy in copies) - one_copy["seconds"])
+    passes = await first.ask("passes")
     calls = (await first.ask("calls", address=addresses["calls"], seconds=options.seconds))["p50_us"]
     address, public = addresses["bare_calls"]
     bare_calls = await first.ask("bare_calls", address=address, public=public, seconds=options.seconds)
@@ -110,28 +120,69 @@ async def _round(
         raise BenchmarkFailed("a state went over the network more than once for one host")
     four_s = max(reader["seconds"] for reader in four)
     return {
-        "bare_gb_s": options.size_bytes / 1e9 / min(bare),
+        "bare_gb_s": options.size_bytes / 1e9 / bare,
         "get_gb_s": options.size_bytes / 1e9 / one["seconds"],
-        "get_share": min(bare) / one["seconds"],
+        "get_share": bare / one["seconds"],
         "four_s": four_s,
         "one_s": one["seconds"],
         "readers_ratio": four_s / one["seconds"],
+        "readers_bound": 1 + more_s / one["seconds"],
         "whole_arrives_s": one["arrived_s"],
         "delta_arrives_s": delta["arrived_s"],
         "delta_ratio": delta["arrived_s"] / one["arrived_s"],
         "delta_get_ratio": delta["seconds"] / one["seconds"],
         "delta_bytes_share": delta["got_bytes"] / options.size_bytes,
+        "bare_cpu_s": bare_cpu_s,
+        "one_cpu_s": whole.cpu_s,
+        "four_cpu_s": all_four.cpu_s,
+        "delta_cpu_s": few.cpu_s,
+        "whole_arrives_cpu_s": whole.arrived_cpu_s,
+        "delta_arrives_cpu_s": few.arrived_cpu_s,
+        "set_cpu_s": whole.set_cpu_s,
+        "delta_set_cpu_s": few.set_cpu_s,
+        "passes_cpu_s": passes["cpu_s"],
         "call_p50_us": calls,
         "bare_p50_us": bare_calls["p50_us"],
         "calls_ratio": calls / bare_calls["p50_us"],
     }
 
 
-async def _get(owner: "_Side", readers: list["_Side"], share: float) -> list[dict[str, Any]]:
+async def _bare(
+    near: Host, owner: "_Side", reader: "_Side", port: int, connections: int
+) -> tuple[float, float]:
+    """Seconds of receiving the state by bare connections, and of the processors of both sides."""
+    before = await owner.ask("cpu")
+    received = await reader.ask("bare", port=port, address=near.address, connections=connections)
+    after = await owner.ask("cpu")
+    return received["seconds"], received["cpu_s"] + after["cpu_s"] - before["cpu_s"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """A version that was set, and got by ``readers``: their results. The seconds are the processors'."""
+
+    readers: list[dict[str, Any]]
+    set_cpu_s: float
+    owner_cpu_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.owner_cpu_s + sum(float(reader["cpu_s"]) for reader in self.readers)
+
+    @property
+    def arrived_cpu_s(self) -> float:
+        return self.owner_cpu_s + sum(float(reader["arrived_cpu_s"]) for reader in self.readers)
+
+
+async def _get(owner: "_Side", readers: list["_Side"], share: float) -> _Got:
     """Sets a version, of which that share of the values is new, and gets it by all ``readers`` at once."""
     expected = await owner.ask("change", share=share)
     expected |= await owner.ask("set")
-    return list(await asyncio.gather(*(reader.ask("get", **expected) for reader in readers)))
+    set_cpu_s = expected.pop("set_cpu_s")
+    before = await owner.ask("cpu")
+    got = list(await asyncio.gather(*(reader.ask("get", **expected) for reader in readers)))
+    after = await owner.ask("cpu")
+    return _Got(got, set_cpu_s, after["cpu_s"] - before["cpu_s"])
 
 
 @asynccontextmanager

@@ -15,14 +15,17 @@ from pathlib import Path
 from socket import IPPROTO_TCP, TCP_NODELAY, create_connection, create_server, socket
 from typing import Any, Final
 
+import numpy as np
 import torch
 import uvloop
+import xxhash
 import zmq
 from pydantic import TypeAdapter
 
 from ...core.system import ActorSystem
 from ...core.wire.curve import Keys
 from ...core.wire.zeromq import Tcp
+from ...transport.block import CHUNK_BYTES
 from ...transport.handle import StateHandle
 from ...transport.network.bulk import Bulk, secured
 from ...transport.state import StateTransport
@@ -102,8 +105,14 @@ class Peer:
 
     async def set(self) -> dict[str, Any]:
         self._version += 1
+        before = time.process_time()
         handle = await self._transport.set(_KEY, self._state, version=self._version, timeout_s=600)
-        return {"handle": _HANDLES.dump_python(handle, mode="json")}
+        set_cpu_s = time.process_time() - before
+        return {"handle": _HANDLES.dump_python(handle, mode="json"), "set_cpu_s": set_cpu_s}
+
+    async def cpu(self) -> dict[str, Any]:
+        """Processor seconds of this process so far."""
+        return {"cpu_s": time.process_time()}
 
     def _sum(self) -> int:
         return int(self._state["w"].view(torch.int64).sum())
@@ -111,27 +120,73 @@ class Peer:
     # ----------------------------------------------------------------------- reader
 
     async def get(self, handle: dict[str, Any], digest: int) -> dict[str, Any]:
-        """Seconds of a Get into memory that exists, and until the state could be read on this host. Raises
-        BenchmarkFailed if other bytes have come."""
+        """Seconds of a Get into memory that exists, until the state could be read on this host, and of its processors
+        for both.
+        Raises BenchmarkFailed if other bytes have come."""
         known = _HANDLES.validate_python(handle)
         before = self._transport.statistics().network
         assert before is not None, "it has a network"
         got_before, delta_before = before.got_bytes, before.got_delta_bytes
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), time.process_time()
         async with self._transport.mapped(known, like=self._state, timeout_s=600):
             arrived_s = time.perf_counter() - started
+            arrived_cpu_s = time.process_time() - cpu_before
         await self._transport.get(known, into=self._state, timeout_s=600)
-        seconds = time.perf_counter() - started
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         if self._sum() != digest:
             raise BenchmarkFailed("a state came out different")
         after = self._transport.statistics().network
         assert after is not None, "it has a network"
         got, delta = after.got_bytes - got_before, after.got_delta_bytes - delta_before
-        return {"seconds": seconds, "arrived_s": arrived_s, "got_bytes": got, "delta_bytes": delta}
+        return {
+            "seconds": seconds, "arrived_s": arrived_s, "cpu_s": cpu_s, "arrived_cpu_s": arrived_cpu_s,
+            "got_bytes": got, "delta_bytes": delta,
+        }  # fmt: skip
+
+    async def passes(self) -> dict[str, Any]:
+        """Processor seconds to compare a state's bytes with others, and to copy them and compute their digests. The
+        state of this process is overwritten."""
+        return {"cpu_s": await asyncio.to_thread(self._passes)}
+
+    def _passes(self) -> float:
+        half = len(self._memory) // 2
+        memory = np.frombuffer(self._memory, np.uint8)
+        differs = np.empty(min(CHUNK_BYTES, half) // 8, np.bool_)
+        started = time.thread_time()
+        for _ in range(2):  # each compares and copies half a state
+            for start in range(0, half - half % 8, CHUNK_BYTES):
+                end = min(start + CHUNK_BYTES, half)
+                old, new = memory[start:end], memory[half + start : half + end]
+                words = old.view(np.uint64), new.view(np.uint64)
+                np.not_equal(*words, out=differs[: len(words[0])])
+        for _ in range(2):
+            for start in range(0, half, CHUNK_BYTES):
+                end = min(start + CHUNK_BYTES, half)
+                memory[half + start : half + end] = memory[start:end]
+                xxhash.xxh3_64_intdigest(self._memory[half + start : half + end])
+        return time.thread_time() - started
+
+    async def copy(self) -> dict[str, Any]:
+        """Seconds to copy as many bytes as the state has, by two threads, without digests. The state of this process is
+        overwritten."""
+        half = len(self._memory) // 2
+        memory = np.frombuffer(self._memory, np.uint8)
+
+        def twice(start: int, end: int) -> None:
+            for _ in range(2):
+                memory[half + start : half + end] = memory[start:end]
+
+        started = time.perf_counter()
+        ranges = ((0, half // 2), (half // 2, half))
+        await asyncio.gather(*(asyncio.to_thread(twice, *one) for one in ranges))
+        return {"seconds": time.perf_counter() - started}
 
     async def bare(self, port: int, address: str, connections: int) -> dict[str, Any]:
-        """Seconds of receiving the state into the same memory, with the same security, without digests."""
-        return {"seconds": await asyncio.to_thread(self._receive, port, address, connections)}
+        """Seconds of receiving the state into the same memory, with the same security, without digests, and of this
+        process's processors."""
+        before = time.process_time()
+        seconds = await asyncio.to_thread(self._receive, port, address, connections)
+        return {"seconds": seconds, "cpu_s": time.process_time() - before}
 
     def _receive(self, port: int, address: str, connections: int) -> float:
         part = len(self._memory) // connections
