@@ -19,6 +19,7 @@ import pytest
 
 from flexmarl.launch.bench.namespaces import Host, network_of
 
+from ...patience import PATIENCE_S
 from ..conftest import ONE_AGENT, Launcher, json_lines, wait_until
 from .links import cut, lossy, missing, needs
 
@@ -39,7 +40,7 @@ TWO_NODES = ("far", "third")
 
 # Writes a line of JSON about the samples of the trainer whenever they have changed. It runs on the head's host.
 WATCH = """
-import asyncio, json, sys
+import asyncio, contextlib, json, sys
 import flexmarl
 from flexmarl.actors.column_refs import segments
 from flexmarl.actors.errors import StoreError
@@ -72,7 +73,8 @@ async def main():
             before = state
             await asyncio.sleep(0.05)
 
-asyncio.run(main())
+with contextlib.suppress(KeyboardInterrupt):
+    asyncio.run(main())
 """
 
 
@@ -170,7 +172,8 @@ def watch(made: Run, head: Host) -> Iterator[Watch]:
         try:
             yield Watch(states, process)
         finally:
-            process.kill()
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
 
 
 def has_ended(process: psutil.Process) -> bool:
