@@ -179,21 +179,22 @@ class ChildProcess(Running):
         """``arguments``: of ``worker_main``, behind its descriptors. ``init``: the first bytes on its standard input
         (``worker_init.py``). ``env``: its environment. ``descriptors``: the socket at which it listens, if there is
         one. Raises OSError."""
-        read_end, write_end = os.pipe()
+        # Sockets: uvloop closes the descriptor of any other file twice, and the second time the number may be that of a
+        # socket that a thread of libzmq has just made, which aborts this process.
+        read_end, write_end = socket.socketpair()
         try:
-            with log_path.open("ab") as log_file:
+            with read_end, log_path.open("ab") as log_file:
                 process = await server.fork(
-                    arguments, env, (read_end, log_file.fileno(), *descriptors), write_end
+                    arguments,
+                    env,
+                    (read_end.fileno(), log_file.fileno(), *descriptors),
+                    write_end.fileno(),
                 )
         except BaseException:
-            os.close(write_end)
+            write_end.close()
             raise
-        finally:
-            os.close(read_end)
         # It stays open: the child ends at the end of this file, when this process is gone.
-        pipe, _ = await asyncio.get_running_loop().connect_write_pipe(
-            asyncio.BaseProtocol, os.fdopen(write_end, "wb", buffering=0)
-        )
+        pipe, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, write_end)
         pipe.write(init)
         return cls(name, epoch, process, pipe, log_path)
 
