@@ -20,7 +20,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield near, far
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with running_sshd(tmp_path_factory.mktemp("sshd")) as made:
         yield made
