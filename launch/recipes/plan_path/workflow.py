@@ -1,7 +1,7 @@
 """A planner and an executor walk over a grid with walls together, one step a round.
 
     U2L3=      the planner sees the way to the goal without walls, and answers two directions   LU
-    LU#.d.r=   the executor sees the plan and the blocked directions, and answers a step        L
+    .d.r#LU=   the executor sees the blocked directions and the plan, and answers a step        L
 
 A direction is blocked by a wall, by the edge, and if it leads back to the place before. Neither agent can do it alone:
 the planner does not see the walls, and the executor does not see the goal. The SFT teaches them the form of an answer
@@ -29,7 +29,7 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
     rounds, bumps, rewards = 0, 0, Rewards()
     while left and rounds < query.data["rounds"]:
         plan = await agents["planner"].generate(f"{way(place, goal)}=")
-        step = await agents["executor"].generate(f"{plan.text}#{grid.blocked(place, before)}=")
+        step = await agents["executor"].generate(f"{grid.blocked(place, before)}#{plan.text}=")
         after = grid.after(place, step.text, before)
         closer, bumped = left - grid.distance(after, goal), after == place
         rewards.of(plan, closer).of(step, closer - bumped)
@@ -68,7 +68,7 @@ def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: int)
             examples.append((f"{way(start, goal)}=", plan))
         else:
             step = random.choices(plan, weights=[3 if step.lower() in blocked else 1 for step in plan])[0]
-            examples.append((f"{plan}#{blocked}=", step))
+            examples.append((f"{blocked}#{plan}=", step))
     return examples
 
 

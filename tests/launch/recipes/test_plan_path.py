@@ -42,7 +42,7 @@ async def test_every_turn_is_paid_for_the_way_that_it_saves() -> None:
     planner, executor = Scripted("planner", "RU"), Scripted("executor", "R", "U", "R", "R")
     rewards = (await workflow(QUERY, {"planner": planner, "executor": executor})).checked()
     assert planner.prompts == ["U1R2=", "U1R2=", ".0R2=", ".0R1="]
-    assert executor.prompts == ["RU#..lr=", "RU#..lr=", "RU#udl.=", "RU#udl.="]
+    assert executor.prompts == ["..lr#RU=", "..lr#RU=", "udl.#RU=", "udl.#RU="]
     paid = {turn.sample_id: reward for turn, reward in rewards.turns}
     assert [paid[f"planner-{n}"] for n in range(4)] == [0, 1, 1, 1]
     assert [paid[f"executor-{n}"] for n in range(4)] == [-1, 1, 1, 1]  # its first step was into the wall
