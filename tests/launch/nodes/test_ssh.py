@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import SIMULATED, Launcher, wait_until
+from ...patience import PATIENCE_S
+from ..conftest import SIMULATED, UNCHECKED, Launcher, wait_until
 from .sshd import Sshd, needs_sshd
 
 pytestmark = needs_sshd
@@ -44,7 +45,9 @@ def test_hosts_that_fail_are_named_with_their_lines(launcher: Launcher, sshd: Ss
         + sshd.line("bare", python=shutil.which("python3", path="/usr/bin") or "/nowhere")
         + sshd.line("missing", python="/nowhere/python")
     )
-    run = launcher.train("failing", *SIMULATED, "network.listen=127.0.0.1", "--hosts", str(hosts))
+    patient = f"from flexmarl.launch.nodes import ssh\nssh._MORE_S = {PATIENCE_S}\n"  # it waits for all three
+    words = ("network.listen=127.0.0.1", "--hosts", str(hosts))
+    run = launcher.train("failing", *SIMULATED, *words, prelude=UNCHECKED + patient)
     assert run.wait() == 1
     assert f"{hosts}, line 1: closed (127.0.0.1): ssh ended with status 255" in run.text
     assert "Connection refused" in run.text
