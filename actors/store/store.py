@@ -298,8 +298,7 @@ class Store(Actor, StoreApi):
         return replace(change, record=report_record(writer, report, change.record), undo=undo)
 
     def _held(self, writer: str, change: TableChange) -> TableChange:
-        """Holds the references that ``change`` brought. Raises StoreError if they are not into segments of
-        ``writer``."""
+        """Holds the references that ``change`` brought. Raises StoreError if they are not ``writer``'s segments."""
         try:
             self._arena.check(writer, change.held)
         except StoreError:
@@ -320,7 +319,8 @@ class Store(Actor, StoreApi):
         change is undone, and made again when there is."""
         while True:
             change = make()
-            if change.record is None:
+            if change.record is None:  # what it repeats may be on its way into the journal
+                await self._journal.wait_settled()
                 return change
             try:
                 await self._journaled(change)

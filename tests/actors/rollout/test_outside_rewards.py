@@ -185,6 +185,18 @@ async def test_a_second_reward_changes_nothing(house: House) -> None:
     assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]], "all or none"
 
 
+async def test_a_repeated_reward_is_acknowledged_when_the_first_is_durable(house: House) -> None:
+    rollout = await opened(house)
+    await step(rollout, 1)
+    (name,) = [row["sample_id"] for row in await waiting(house, 1)]
+    first = asyncio.ensure_future(judge(house, {name: 0.5}))
+    await asyncio.sleep(0)
+    assert house.store._journal._waiting, "it is being written"
+    await judge(house, {name: 0.5})
+    assert not house.store._journal._waiting
+    await first
+
+
 async def test_acknowledged_rewards_survive_the_stores_end(house: House, system: ActorSystem) -> None:
     rollout = await opened(house)
     await step(rollout, 2)
