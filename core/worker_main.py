@@ -82,9 +82,8 @@ def pidfd_of_parent(parent: int) -> int:
     """A descriptor of the process ``parent``, which has started this one; NO_DESCRIPTOR if there is none."""
     try:
         descriptor = os.pidfd_open(parent)
-    except (
-        OSError
-    ):  # it has ended; Linux before 5.3, or a sandbox that forbids the call: only pipes show the end
+    except OSError:
+        # It has ended; or Linux is before 5.3, or a sandbox forbids the call: then only pipes show the end.
         return NO_DESCRIPTOR
     if os.getppid() == parent:
         return descriptor

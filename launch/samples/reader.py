@@ -21,7 +21,7 @@ from ..config_reading import read_yaml
 from ..errors import SamplesUnreadable
 from ..run_directory import RunDirectory
 from .conditions import Condition
-from .sample_file import FORMAT
+from .sample_file import FORMAT, storable
 
 Number = str | float
 """A number, or a condition on it: ``<0.2``, ``>=0.5``, ``10-20``."""
@@ -222,10 +222,7 @@ class Samples:
         for record, rows in self._database.execute("SELECT id, rows FROM records WHERE id > ?", (newest,)):
             newest = max(newest, record)
             for place, row in enumerate(rows_of(rows)):
-                failure = row.failure.encode(
-                    errors="replace"
-                ).decode()  # SQLite takes no halves of surrogates
-                trajectories.append((record, place, row.number, row.reward, failure))
+                trajectories.append((record, place, row.number, row.reward, storable(row.failure)))
                 samples += [(record, place, *sample) for sample in row.samples]
         self._database.executemany("INSERT OR REPLACE INTO trajectories VALUES (?, ?, ?, ?, ?)", trajectories)
         self._database.executemany(

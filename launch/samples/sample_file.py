@@ -88,7 +88,7 @@ class SampleFile:
             "INSERT OR REPLACE INTO records VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
             (
                 record.evaluation, record.step, record.query, record.number if record.evaluation else 0,
-                _text(record.text), record.rows, record.content,
+                storable(record.text), record.rows, record.content,
             ),
         )  # fmt: skip
         if not record.evaluation and record.step > self._newest:
@@ -151,6 +151,6 @@ def _opened(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _text(text: str) -> str:
+def storable(text: str) -> str:
     """``text`` as SQLite takes it: with a sign in place of halves of surrogates."""
     return text.encode(errors="replace").decode()
