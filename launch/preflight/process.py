@@ -9,8 +9,11 @@ import os
 import sys
 from typing import Any
 
-from ..run_config import RunConfig
-from .adapter_checks import missing_library, target_problems
+from ...core.collector import importing
+
+with importing():
+    from ..run_config import RunConfig
+    from .adapter_checks import missing_library, target_problems
 
 
 def main() -> None:
@@ -39,8 +42,8 @@ def _findings(config: RunConfig) -> dict[str, Any]:
     elif "torch" not in sys.modules:
         # Configs and tokenizers need no torch, and transformers imports it only if it is there: this saves 2 s.
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
-    from .model_checks import model_findings
-
+    with importing():
+        from .model_checks import model_findings
     found = model_findings(config)
     models = [vars(problem) for problem in (*devices, *found.problems)]
     if with_adapters and not models:
