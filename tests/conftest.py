@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests use."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -36,6 +37,10 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _default)
 
 
+# The tests are collected without it: modules and items stay. The first module's fixture starts it again.
+gc.disable()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftoversPlugin(config))
     config.pluginmanager.register(VllmPlugin())
@@ -45,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def spared_collector() -> None:
     """Lets the collector skip what earlier modules have left: a million objects, which stay until the end."""
     spare_collector()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

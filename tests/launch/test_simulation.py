@@ -32,7 +32,7 @@ OVERRIDES = (
 TROUBLES = Troubles(every_s=0.5, most=6, lasts_s=0.5)
 HOSTS = 3
 # Three a second. More of them: FLEXMARL_SIMULATED_SEEDS=500 scripts/test tests/launch/test_simulation.py
-SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "80"))
+SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "40"))
 AT_ONCE = 20
 
 
@@ -113,7 +113,7 @@ def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
     assert {"host-0/launcher", "host-0/store", "host-1/rollout-0", "host-2/checker-1"} < systems
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
     """Strings hash differently in each process, and objects lie elsewhere."""
     program = f"from tests.launch.test_simulation import *\nprint(simulated({seed}, troubles=TROUBLES))"
