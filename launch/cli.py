@@ -7,10 +7,8 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status of the process: 0 done, 1 failed, 2 refused, 130 stopped."""
     try:
-        from ..core.collector import importing
+        from . import commands
 
-        with importing():
-            from . import commands
         return commands.run(arguments)
     except KeyboardInterrupt:
         print("flexmarl: stopped", file=sys.stderr)  # noqa: T201  # click may not have been imported yet

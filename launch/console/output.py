@@ -66,7 +66,3 @@ class Output:
         """Prints the end of a run, in words; under ``json`` the event ``run_ended`` holds it."""
         if self._form != "json":
             print_line(self._console, text)
-
-
-def print_error(text: str) -> None:
-    print_line(Console(stderr=True, soft_wrap=True), text)

@@ -7,6 +7,7 @@ from typing import Final
 
 from ...actors.errors import ConfigError
 from .. import commands, env
+from ..exit_status import EXIT_STOPPED, exit_status
 from ..own_address import own_address_toward
 from .local_ranks import Leader, follow
 from .place import Place
@@ -18,9 +19,9 @@ _DECIDED: Final = {"nodes": "--nodes", "hosts": "--hosts", "resume": "--resume",
 def main() -> int:
     """Returns the exit status: the run's. A run that was stopped has 0, so that torchrun does not start it again."""
     try:
-        return commands.exit_status(lambda: _work(sys.argv[1:]))
+        return exit_status(lambda: _work(sys.argv[1:]))
     except KeyboardInterrupt:
-        return commands.EXIT_STOPPED
+        return EXIT_STOPPED
 
 
 def _work(arguments: Sequence[str]) -> int:
@@ -28,8 +29,8 @@ def _work(arguments: Sequence[str]) -> int:
     if place.role == "waits":
         return follow(place.gathering)
     with Leader(place.gathering, place.locals - 1) as leader:
-        status = commands.exit_status(lambda: commands.invoke(as_command(place, arguments)))
-        status = 0 if status == commands.EXIT_STOPPED else status
+        status = exit_status(lambda: commands.invoke(as_command(place, arguments)))
+        status = 0 if status == EXIT_STOPPED else status
         leader.release(status)
         return status
 

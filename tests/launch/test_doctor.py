@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from flexmarl.launch import diagnosis as module
 from flexmarl.launch import host_description
-from flexmarl.launch.commands import cli
 from flexmarl.launch.diagnosis import diagnose
 from flexmarl.launch.doctor import doctor
 from flexmarl.transport.devices.nvidia import NvidiaDevice, NvidiaDevices
@@ -17,10 +16,6 @@ from flexmarl.transport.devices.nvidia import NvidiaDevice, NvidiaDevices
 from .fake_nvml import FakeGpu, devices_of
 
 DEVICES = NvidiaDevices((NvidiaDevice("GPU-1", "H100", 80 << 30, 30 << 30, 93, ("GPU-2",), 0, (), 0),), "")
-
-
-def test_it_is_a_command() -> None:
-    assert cli.commands["doctor"] is doctor
 
 
 def test_a_machine_without_devices_says_why() -> None:
