@@ -9,6 +9,7 @@ from ...actors.errors import ConfigError
 from .. import commands, env
 from ..exit_status import EXIT_STOPPED, exit_status
 from ..own_address import own_address_toward
+from ..train_command import train
 from .local_ranks import Leader, follow
 from .place import Place
 
@@ -39,7 +40,7 @@ def as_command(place: Place, arguments: Sequence[str]) -> list[str]:
     """The arguments of ``flexmarl`` for the head, or for the node of another host.
 
     ``arguments``: of ``flexmarl train``. Raises ConfigError, and click's errors for an invalid option."""
-    given = commands.train.make_context("torchrun", list(arguments)).params
+    given = train.make_context("torchrun", list(arguments)).params
     if names := [option for parameter, option in _DECIDED.items() if given[parameter]]:
         raise ConfigError(
             f"{', '.join(names)}: leave it out: torchrun decides about the hosts, and its restarts continue the run"
