@@ -53,7 +53,7 @@ def cut(rng: random.Random, samples: list[Sample]) -> list[Call]:
     return calls
 
 
-@pytest.mark.parametrize(("kind", "size"), zip(SETUPS, cycle([4, 2]), strict=False))
+@pytest.mark.parametrize(("kind", "size"), [*zip(SETUPS, cycle([4, 2]), strict=False)])
 def test_any_order_split_and_number_of_ranks_gives_one_gradient_and_one_step(
     ranks: Ranks, kind: str, size: int
 ) -> None:
