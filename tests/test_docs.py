@@ -206,7 +206,9 @@ def _check_command(words: list[str]) -> None:
 def _parse_options(command: click.Command, arguments: list[str]) -> None:
     while isinstance(command, click.Group):
         name, *arguments = arguments
-        command = command.commands[name]
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, name
+        command = found
     command.make_context(command.name, arguments)
 
 
