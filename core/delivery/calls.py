@@ -101,7 +101,7 @@ class Caller(ABC):
             call.set_exception(error)
             return call
         if self.dead is None and callee.credit.take(packed[2]):
-            self._send_request(callee, packed, timeout_s, None)
+            self._send_tell(callee, packed)
             return self._sent
         call = self._new_call(None)
         self._wait_credit(Unsent(call, callee, packed))
@@ -128,7 +128,7 @@ class Caller(ABC):
         packed, credit = self._pack(callee, args, kwargs), callee.credit
         if not credit.take(packed[2]):
             raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
-        self._send_request(callee, packed, 0.0, None)
+        self._send_tell(callee, packed)
 
     async def stream(
         self,
@@ -200,8 +200,17 @@ class Caller(ABC):
         size_bytes = len(item) + sum(buffer.nbytes for buffer in buffers)
         return item, codec.unchanging(buffers) if kind is _TELL else buffers, size_bytes
 
+    def _send_tell(self, callee: Callee, packed: Packed) -> None:
+        """Sends a one-way message that has taken credit."""
+        item, buffers, size_bytes = packed
+        self._link.send_item(callee, self._requests.tell(callee.credit, size_bytes), item, buffers)
+        session = self.session
+        if session.next_tick is None or session.state is not _UP:
+            session.need(self._loop.time())
+            self._arm()
+
     def _send_request(
-        self, callee: Callee, packed: Packed, rest_s: float, waiter: Call | StreamReader | None
+        self, callee: Callee, packed: Packed, rest_s: float, waiter: Call | StreamReader
     ) -> int:
         """Sends a request that has taken credit; returns its id. ``rest_s``: until its deadline."""
         session, requests, kind = self.session, self._requests, callee.kind
@@ -209,7 +218,7 @@ class Caller(ABC):
         deadline = self._loop.time() + rest_s if callee.is_call else math.inf
         request = requests.add(deadline, callee, waiter, size_bytes)
         request_id = request.id
-        if kind is _CALL or kind is _TELL:
+        if kind is _CALL:
             self._link.send_item(callee, request_id, item, buffers)
         elif kind is _IDEMPOTENT_CALL:
             numbers = (requests.acknowledged_below(request_id), self._number)
@@ -255,9 +264,11 @@ class Caller(ABC):
             assert isinstance(unsent, Unsent), "only these wait for credit"
             unsent.settle()
             call, callee, rest_s = unsent.call, unsent.callee, max(unsent.deadline - self._loop.time(), 0.0)
-            waiter = {_TELL: None, _STREAM: unsent.reader}.get(callee.kind, call)
-            call.request_id = self._send_request(callee, unsent.packed, rest_s, waiter)
-            if waiter is not call:
+            if callee.kind is _TELL:
+                self._send_tell(callee, unsent.packed)
+            else:
+                call.request_id = self._send_request(callee, unsent.packed, rest_s, unsent.reader or call)
+            if callee.kind is _TELL or callee.kind is _STREAM:
                 call.set_result(None)
 
     # ------------------------------------------------------------------ callers that give up

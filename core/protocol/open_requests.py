@@ -20,7 +20,7 @@ from .messages import RequestHead
 _KNOWN_CALLEES = 256
 
 # A global name costs less than an enum's attribute.
-_CALL, _IDEMPOTENT_CALL, _TELL = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL
+_CALL, _IDEMPOTENT_CALL = Kind.CALL, Kind.IDEMPOTENT_CALL
 
 
 class RequestWaiter(Protocol):
@@ -48,11 +48,11 @@ class Callee(RequestHead):
 
 
 class Request(Generic[Waiter]):
-    """``waiter``: waits for the answer; None for one-way messages. ``frames``: kept for repeating."""
+    """A request that is answered. ``waiter``: waits for the answer. ``frames``: kept for repeating."""
 
     __slots__ = ("abandoned", "callee", "frames", "id", "size_bytes", "waiter")
 
-    def __init__(self, request_id: int, callee: Callee, waiter: Waiter | None, size_bytes: int) -> None:
+    def __init__(self, request_id: int, callee: Callee, waiter: Waiter, size_bytes: int) -> None:
         self.id = request_id
         self.callee = callee
         self.waiter = waiter
@@ -78,13 +78,15 @@ def repeatable(request: Request[Any]) -> bool:
 
 
 class OpenRequests(Generic[Waiter]):
-    """All open requests of one session, by id, ascending."""
+    """All open requests of one session, by id, ascending. Iterating gives those that are answered."""
 
     def __init__(self, window_requests: int, window_bytes: int) -> None:
         self.last_id = 0
         self.late_replies = 0
         self._window = window_requests, window_bytes
         self._open: dict[int, Request[Waiter]] = {}
+        self._tells: dict[int, tuple[Credit, int]] = {}
+        """One-way messages, for which nothing waits: the credit that each holds, and its size in bytes."""
         self._repeatable: dict[int, None] = {}
         # Each is kept as long as one of its callees: by a request, a waiter or a reference, or among those known below.
         self._credit: WeakValueDictionary[str, Credit] = WeakValueDictionary()
@@ -94,7 +96,7 @@ class OpenRequests(Generic[Waiter]):
         LocalProtocolError if the names are too long."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._tells)
 
     def __iter__(self) -> Iterator[Request[Waiter]]:
         return iter(self._open.values())
@@ -110,7 +112,13 @@ class OpenRequests(Generic[Waiter]):
             credit = self._credit[actor] = Credit(*self._window)
         return credit
 
-    def add(self, deadline: float, callee: Callee, waiter: Waiter | None, size_bytes: int) -> Request[Waiter]:
+    def tell(self, credit: Credit, size_bytes: int) -> int:
+        """The id of a one-way message that is being sent, for which ``credit`` has been taken."""
+        self.last_id = request_id = self.last_id + 1
+        self._tells[request_id] = credit, size_bytes
+        return request_id
+
+    def add(self, deadline: float, callee: Callee, waiter: Waiter, size_bytes: int) -> Request[Waiter]:
         """A request that is being sent, for which credit has been taken. ``deadline``: infinite, unless it is a call;
         the reader of a stream keeps those of its items."""
         self.last_id = request_id = self.last_id + 1
@@ -166,18 +174,40 @@ class OpenRequests(Generic[Waiter]):
 
     def done(self, ranges: list[int]) -> list[CreditWaiter]:
         """One-way messages were processed; returns the waiters that have credit now."""
-        known = self._open
-        named = self._named(ranges)
-        return self.finish([n for n in named if n in known and known[n].callee.kind is _TELL])[1]
+        return self._end_tells(self._named(ranges))[1]
+
+    def lose_tells(
+        self, last: float = math.inf, serving: Collection[int] = ()
+    ) -> tuple[int, list[CreditWaiter]]:
+        """One-way messages up to ``last`` that the peer is not serving are lost: their number, and the waiters that have
+        credit now."""
+        lost = [request_id for request_id in self._tells if request_id <= last and request_id not in serving]
+        return self._end_tells(lost)
+
+    def _end_tells(self, ids: Iterable[int]) -> tuple[int, list[CreditWaiter]]:
+        """Those of ``ids`` that are open are processed, or lost: their number, and the waiters that have credit now."""
+        tells = self._tells
+        before = len(tells)
+        granted: list[CreditWaiter] = []
+        for request_id in ids:
+            told = tells.pop(request_id, None)
+            if told is not None:
+                credit, size_bytes = told
+                credit.requests -= 1
+                credit.size_bytes -= size_bytes
+                if credit.waiting:
+                    granted += credit.grant()
+        return before - len(tells), granted
 
     def _named(self, ranges: list[int]) -> Iterator[int]:
-        """The ids of these ranges that may be open; in time proportional to the list and to the open requests."""
+        """The ids of these ranges that may be open one-way messages; in time proportional to the list and to those
+        messages."""
         pairs = list(zip(ranges[::2], ranges[1::2], strict=False))
-        if sum(max(last - first, 0) for first, last in pairs) <= len(self._open):
+        if sum(max(last - first, 0) for first, last in pairs) <= len(self._tells):
             for first, last in pairs:
                 yield from range(first, last + 1)
             return
-        ids, at = list(self._open), 0
+        ids, at = list(self._tells), 0
         for first, last in sorted(pairs):
             at = bisect_left(ids, first, at)
             end = max(at, bisect_right(ids, last, at))
@@ -186,7 +216,7 @@ class OpenRequests(Generic[Waiter]):
 
     def has_tells(self) -> bool:
         """True if any one-way message is not known to be processed."""
-        return any(request.kind is _TELL for request in self._open.values())
+        return bool(self._tells)
 
     def abandon(self, request: Request[Waiter]) -> bool:
         """Its caller has given up; True if the peer should be notified. It holds its credit until it is answered."""
@@ -217,7 +247,7 @@ class OpenRequests(Generic[Waiter]):
         self._deadlines = [(deadline + seconds, request_id) for deadline, request_id in self._deadlines]
 
     def missing(self, last: int, serving: Collection[int]) -> list[Request[Waiter]]:
-        """The requests up to ``last`` that the peer neither has answered nor is serving."""
+        """The requests up to ``last`` that the peer neither has answered nor is serving; without one-way messages."""
         return [
             request for request in self._open.values() if request.id <= last and request.id not in serving
         ]

@@ -352,9 +352,11 @@ class Session(Generic[Waiter]):
             return Effects()
         self._pings_sent -= 1
         effects = Effects[Waiter](reason="the message, or its answer, was lost on the way")
-        missing = self.requests.missing(last, set(serving))
+        served = set(serving)
+        missing = self.requests.missing(last, served)
         effects.repeat = self._repeated(missing)
         self._lose([request for request in missing if not repeatable(request)], effects)
+        self._lose_tells(effects, *self.requests.lose_tells(last, served))
         return effects
 
     # ------------------------------------------------------------------ losses
@@ -365,16 +367,18 @@ class Session(Generic[Waiter]):
         last_sent = self.requests.last_id if self.state is LinkState.UP else self._sent_before
         self._unwanted += [r.id for r in lost if r.kind is Kind.IDEMPOTENT_CALL and r.id <= last_sent]
         self._lose(lost, effects)
+        self._lose_tells(effects, *self.requests.lose_tells())
         return effects
 
     def _lose(self, requests: list[Request[Waiter]], effects: Effects[Waiter]) -> None:
         effects.granted += self.requests.finish(request.id for request in requests)[1]
-        for request in requests:
-            if request.kind is Kind.TELL:
-                effects.lost_tells += 1
-            elif not request.abandoned:
-                effects.dead.append(request)
+        effects.dead += [request for request in requests if not request.abandoned]
         self._lost += len(requests)
+
+    def _lose_tells(self, effects: Effects[Waiter], count: int, granted: list[CreditWaiter]) -> None:
+        effects.lost_tells += count
+        effects.granted += granted
+        self._lost += count
 
     def _repeated(self, requests: Iterable[Request[Waiter]]) -> list[Request[Waiter]]:
         repeated = [request for request in requests if repeatable(request)]

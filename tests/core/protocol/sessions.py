@@ -45,12 +45,14 @@ class Turn:
 
 
 def ask(session: Session[Any], kind: Kind, now: float = 0.0, timeout_s: float = 60.0) -> Request[Any]:
-    waiter, requests = None if kind is TELL else Caller(kind.name), session.requests
+    requests = session.requests
     callee = requests.callee(kind, "a", "endpoint", timeout_s)
     assert callee.credit.take(10)
-    request = requests.add(now + timeout_s if callee.is_call else math.inf, callee, waiter, 10)
     session.need(now)
-    return request
+    waiter = Caller(kind.name)
+    if kind is TELL:
+        return Request(requests.tell(callee.credit, 10), callee, waiter, 10)
+    return requests.add(now + timeout_s if callee.is_call else math.inf, callee, waiter, 10)
 
 
 def up() -> Session[Any]:

@@ -41,11 +41,13 @@ def test_requests_to_one_endpoint_share_their_callee_and_all_of_an_actor_its_cre
     assert requests.callee(CALL, "other", "endpoint", 2.0).credit is not callee.credit
 
 
-def test_a_one_way_message_that_is_answered_has_nobody_to_tell() -> None:
+def test_an_answer_to_a_one_way_message_changes_nothing() -> None:
     session = up()
     request = ask(session, TELL)
-    assert session.requests.answered(request.id, 1) == ([request], []) and request.waiter is None
-    assert session.statistics().late_replies == 0 and session.requests.credit("a").requests == 0
+    assert session.requests.answered(request.id, 1) == ([None], [])
+    assert session.requests.credit("a").requests == 1 and session.requests.has_tells()
+    session.requests.done([request.id, request.id])
+    assert session.requests.credit("a").requests == 0 and not session.requests.has_tells()
 
 
 def test_credit_is_held_until_the_answer_and_not_until_the_deadline() -> None:
@@ -85,7 +87,7 @@ def test_done_gives_back_the_credit_of_one_way_messages_whatever_it_claims(range
     for kind in (TELL, TELL, CALL, TELL):
         ask(session, kind)
     assert session.requests.done(ranges) == []
-    assert [request.kind for request in session.requests._open.values()] == [CALL]
+    assert [request.kind for request in session.requests] == [CALL] and not session.requests.has_tells()
     assert session.requests.credit("a").requests == 1
 
 

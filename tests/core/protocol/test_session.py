@@ -49,11 +49,11 @@ def test_a_long_gap_costs_nothing() -> None:
 
 def test_when_the_link_goes_down_all_fail_but_what_can_be_repeated() -> None:
     session = up()
-    call, once, tell, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
+    call, once, _, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
     session.requests.credit("a").waiting.append(waiting := Turn(10))
     effects = session.disconnected(0.0, "cut")
     assert effects.dead == [call, stream] and effects.lost_tells == 1 and effects.reason == "cut"
-    assert effects.waiting == [("a", waiting)] and effects.gone and tell.abandoned is False
+    assert effects.waiting == [("a", waiting)] and effects.gone and not session.requests.has_tells()
     assert session.connected().repeat == [once]
 
 
@@ -134,15 +134,14 @@ def test_serving_a_stream_watches_its_receiver() -> None:
 
 def test_a_pong_settles_what_was_lost() -> None:
     session = up()
-    served, lost, once, tell = (ask(session, kind) for kind in (CALL, CALL, IDEMPOTENT_CALL, TELL))
-    assert session.advance(1.0).ping == 4
-    later = ask(session, CALL)
-    effects = session.pong(4, [served.id])
+    kinds = (CALL, CALL, IDEMPOTENT_CALL, TELL, TELL)
+    served, lost, once, _, served_tell = (ask(session, kind) for kind in kinds)
+    assert session.advance(1.0).ping == 5
+    later, later_tell = ask(session, CALL), ask(session, TELL)
+    effects = session.pong(5, [served.id, served_tell.id])
     assert effects.dead == [lost] and effects.repeat == [once] and effects.lost_tells == 1
-    assert (
-        list(session.requests._open.values()) == [served, once, later]
-        and tell.id not in session.requests._open
-    )
+    assert list(session.requests) == [served, once, later]
+    assert list(session.requests._tells) == [served_tell.id, later_tell.id]
 
 
 def test_a_pong_that_nobody_asked_for_changes_nothing() -> None:

@@ -83,9 +83,13 @@ class Node:
         caller = Caller(f"{self.name}.{self.epoch}.{session.requests.last_id + 1}")
         callee = wanted.callee
         world.callers.append((caller, callee.kind))
-        waiter = None if callee.kind is Kind.TELL else caller
+        if callee.kind is Kind.TELL:
+            request_id = session.requests.tell(callee.credit, wanted.size_bytes)
+            session.need(world.now)
+            world.send(self, (Kind.TELL, request_id, 0, f"{self.name}.{self.epoch}.{request_id}"))
+            return
         deadline = world.now + callee.timeout_s if callee.is_call else math.inf
-        request = session.requests.add(deadline, callee, waiter, wanted.size_bytes)
+        request = session.requests.add(deadline, callee, caller, wanted.size_bytes)
         acknowledged_below = session.requests.acknowledged_below(request.id)
         assert acknowledged_below <= request.id, "acknowledges a request that may be repeated"
         session.need(world.now)
@@ -96,8 +100,6 @@ class Node:
         world.send(self, envelope)
 
     def give_up(self, request: Request[Any]) -> None:
-        if request.kind is Kind.TELL:
-            return
         if self.session.requests.abandon(request):
             _caller(request).gave_up = True
             self.world.send(self, (Kind.CANCEL, request.id))
@@ -169,7 +171,7 @@ class Node:
         waited_for = request_id in self.requests and not self.requests[request_id].abandoned
         was_open = request_id in self.session.requests._open
         (request,), granted = self.session.requests.answered(request_id, 1)
-        if request is not None and request.waiter is not None:
+        if request is not None:
             assert request.id == request_id and waited_for
             _caller(request).end("answered")
         assert self.session.statistics().late_replies == late + (not (was_open and waited_for))
@@ -271,8 +273,7 @@ class World:
         old = self.nodes[name]
         happened["restarts"] += 1
         for request in old.session.requests._open.values():
-            if request.waiter is not None:
-                _caller(request).gave_up = True
+            _caller(request).gave_up = True
         new = self.nodes[name] = Node(name, old.epoch + 1, self)
         new.replies, new.theirs = old.replies, old.theirs
         if self.up:
@@ -390,11 +391,12 @@ class Conversation(RuleBasedStateMachine):
             session = node.session
             opened = list(session.requests._open.values())
             for actor, credit in session.requests._credit.items():
-                mine = [request for request in opened if request.actor == actor]
+                mine = [request.size_bytes for request in opened if request.actor == actor]
+                mine += [size for holder, size in session.requests._tells.values() if holder is credit]
                 assert credit.requests == len(mine) <= SMALL.window_requests
-                assert credit.size_bytes == sum(request.size_bytes for request in mine)
+                assert credit.size_bytes == sum(mine)
                 assert not credit.waiting or mine, "waits for credit that no request holds"
-            if opened:
+            if session.requests:
                 assert session.wake_at() is not None, "a request that nothing watches"
             if session.state is not LinkState.UP and opened:
                 assert session._connect_by is not None, "waits for ever for a connection"
@@ -425,9 +427,7 @@ class Conversation(RuleBasedStateMachine):
                 "out_of_order",
             ):
                 happened[what] += getattr(session.statistics(), what)
-            assert (
-                not session.requests._open and not session.requests._repeatable and session.wake_at() is None
-            )
+            assert not session.requests and not session.requests._repeatable and session.wake_at() is None
             assert all(
                 c.requests == c.size_bytes == 0 and not c.waiting for c in session.requests._credit.values()
             )
