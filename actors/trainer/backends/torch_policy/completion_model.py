@@ -20,6 +20,7 @@ from ...padding import PaddedRows, TokenRow, check_tokens
 from .fused_norm import fuse_norms
 from .gang_rank import GangRank
 from .layers import recompute_layers
+from .onednn_linear import use_onednn
 
 MOST_LOGITS_BYTES = 128 << 20
 """Logits (float32) that are in memory at a time: beyond it they are computed in chunks, and again in the backward. With
@@ -53,8 +54,11 @@ def dropout_settings(model: Any) -> dict[str, float]:
 
 
 def placed_model(config: ModelConfig, seed: int | None) -> Any:
-    """``build_model`` on the config's device, with fused norms."""
-    return fuse_norms(build_model(config, seed)).to(config.device)
+    """``build_model`` on the config's device, with fused norms, and with oneDNN's products where they are faster."""
+    model = fuse_norms(build_model(config, seed))
+    if config.dtype == "float32" and torch.device(config.device).type == "cpu":
+        model = use_onednn(model)
+    return model.to(config.device)
 
 
 class CompletionModel:

@@ -1,0 +1,97 @@
+"""Linear layers by oneDNN's matrix product, put into one Hugging Face model in place of its own.
+
+torch computes float32 products on CPUs by MKL, which has AVX-512 for Intel's processors only: on others with AVX-512,
+oneDNN's take about half the time. Both are in torch.
+
+``use_onednn`` changes one model, never a class or a module of torch. The operation is the one that torch's compiler
+calls, and not part of torch's documented interface: it is used only if it computes the right product on a probe.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def use_onednn(model: Model) -> Model:
+    """Replaces the linear layers of ``model``, to be computed with in float32 on the CPU, and returns the model: names
+    and values of its state stay. Leaves it as it is on a processor without AVX-512.
+
+    A layer is replaced if its class is ``nn.Linear`` itself, without hooks.
+    """
+    if torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_right():
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                hooks = child._forward_hooks or child._forward_pre_hooks
+                if type(child) is nn.Linear and not hooks:
+                    setattr(parent, name, OneDnnLinear(child))
+    return model
+
+
+class OneDnnLinear(nn.Linear):
+    """``x W^T + b`` with the parameters of another layer, under the same names in the state dict. Types other than
+    float32 are computed as there."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)  # nn.Linear's would make parameters
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # its name in torch
+        if input.dtype != torch.float32 or self.weight.dtype != torch.float32:
+            return super().forward(input)
+        return linear(input, self.weight, self.bias)
+
+
+class OneDnnLinearFunction(torch.autograd.Function):
+    """``y = x W^T + b`` and its gradient: with ``g`` that of ``y``, ``dx = g W``, ``dW = g^T x`` and ``db`` the sum of
+    ``g`` over the rows. ``x``: ``[..., in]``, ``weight``: ``[out, in]``, ``bias``: ``[out]`` or None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(rows, weight)
+        ctx.shape = x.shape
+        return _product(rows, weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        gradient = gradient.reshape(-1, gradient.shape[-1])
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            dx = _product(gradient, weight.t()).view(ctx.shape)
+        if ctx.needs_input_grad[1]:
+            # As dW or as its transpose: faster with fewer rows than columns.
+            if weight.shape[0] > weight.shape[1]:
+                dweight = _product(rows.t(), gradient.t()).t()
+            else:
+                dweight = _product(gradient.t(), rows.t())
+        if ctx.needs_input_grad[2]:
+            dbias = gradient.sum(0)
+        return dx, dweight, dbias
+
+
+linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = OneDnnLinearFunction.apply
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.t() + bias``; ``x``: [rows, in], ``weight``: [out, in]."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def _is_right() -> bool:
+    """True if this torch has the operation, and its result is the product."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((5, 3), (7, 3), (7,)))
+    try:
+        found = _product(x, weight, bias)
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(found, nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-6)
