@@ -62,3 +62,13 @@ def test_actors_are_no_ranks_of_the_torchrun_that_has_started_their_launcher(
     assert not {*ranks, "TORCHELASTIC_RUN_ID"} & set(found)
     assert {"LOCAL_MODELS", "MASTER_KEY"} <= set(found)
     assert {*ranks, "TORCHELASTIC_RUN_ID"} <= set(env.torchrun_variables())
+
+
+def test_settings_of_threads_and_memory_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert [env.actor_environment()[name] for name in names] == ["1", "268435456", "33554432"]
+    for name in names:
+        monkeypatch.setenv(name, "3")
+    assert [env.actor_environment()[name] for name in names] == ["3", "3", "3"]
