@@ -179,8 +179,8 @@ class OpenRequests(Generic[Waiter]):
     def lose_tells(
         self, last: float = math.inf, serving: Collection[int] = ()
     ) -> tuple[int, list[CreditWaiter]]:
-        """One-way messages up to ``last`` that the peer is not serving are lost: their number, and the waiters that have
-        credit now."""
+        """One-way messages up to ``last`` that the peer is not serving are lost: their number, and the waiters that
+        have credit now."""
         lost = [request_id for request_id in self._tells if request_id <= last and request_id not in serving]
         return self._end_tells(lost)
 

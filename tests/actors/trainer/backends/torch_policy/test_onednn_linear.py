@@ -24,7 +24,7 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
-def results(layer: nn.Linear, x: Tensor) -> dict[str, Tensor]:
+def results(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The output of ``layer``, and the gradients of a weighted sum of it."""
     x = x.clone().requires_grad_()
     output = layer(x)
