@@ -19,7 +19,6 @@ import pytest
 
 from flexmarl.actors.errors import SamplesLost
 from flexmarl.actors.messages import LeasedBatch
-from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.store import lost_bytes
 from flexmarl.actors.store.policy_queue import PolicyQueue
 from flexmarl.actors.store.writers import Writers
@@ -132,12 +131,11 @@ def test_after_the_loss_of_samples_of_part_trained_groups_a_run_continues_by_its
     """Without ``--restarts``: the samples that are gone were on a host that is given up. Not for ever: this run has no
     other host."""
     left = losses
-    checkpoints = runs_here.runs / f"samples-lost-{losses}" / "checkpoints"
 
     def lost(writers: Writers, queue: PolicyQueue, batch: LeasedBatch) -> None:
-        """The first time with a checkpoint, the second time before the next one."""
+        """The first time in step 2, the second time before any newer checkpoint."""
         nonlocal left
-        if left and (left < losses or checkpoint.complete(checkpoints)):
+        if left and (left < losses or 1 in batch.columns["policy_version"]):
             left -= 1
             raise SamplesLost("the memory of the host of rollout-0 is lost")
 
@@ -146,7 +144,8 @@ def test_after_the_loss_of_samples_of_part_trained_groups_a_run_continues_by_its
     assert run.status == status, run.text
     ends = [event.get("error") for event in run.events if event["event"] == "run_ended"]
     assert len(ends) == 2 and all("the memory of the host" in str(end) for end in ends[:losses])
-    assert "continuing after step" in run.text
+    # The checkpoint of step 1 may not have been complete yet.
+    assert "continuing after step 1" in run.text or "no checkpoint yet: starting again" in run.text
     if not status:
         assert_every_sample_is_trained_once(run)
 
