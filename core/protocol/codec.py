@@ -33,11 +33,6 @@ MAX_BODY_ITEMS = 3 * 2**20
 _INLINE_BYTES = 4096
 # Up to this size, the memory that announced lengths of nested arrays can claim is small: 340 times 8 KiB.
 _SMALL_BYTES = 1024
-# msgpack nests up to 1024 containers, each of at least a byte: fewer bytes can't be nested too deep.
-_SHALLOW_BYTES = 1000
-_OUTER_ARRAYS = b"\x91\x91"
-# A walker is kept for messages up to this size.
-_WALKED_BYTES = 2**16
 _BUFFER = 1
 _INDEX = struct.Struct("!H")
 
@@ -105,7 +100,6 @@ class Encoder:
         self._inline_bytes = inline_bytes
         self.buffers: list[memoryview] = []
         """Those of the value that was packed last; see ``take_buffers``."""
-        self._walker: msgpack.Unpacker | None = None
         self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
 
     def pack(self, value: Any) -> bytes:
@@ -119,27 +113,25 @@ class Encoder:
         arrives as its escape: ``\\ud83d``.
         """
         try:
-            packed: bytes = self._packer.pack(values)
+            # In an array, as in its body, and one more for decoding: a value that is nested too deep fails here and not
+            # at the receiver.
+            packed: bytes = self._packer.pack(((values,),))
         except (TypeError, ValueError, OverflowError) as error:
             self._forget()
             raise LocalProtocolError(str(error)) from error
         except BaseException:  # a property or a `__wire__` of the user's
             self._forget()
             raise
-        if len(packed) > _SHALLOW_BYTES:
-            self._check_limits(packed)
-        return packed[1:]  # without the head of the array
+        if len(packed) > MAX_ENVELOPE_ITEMS:  # fewer bytes can't hold more items
+            self._check_limits(packed[2:])
+        return packed[3:]  # without the heads of the three arrays
 
     def _check_limits(self, packed: bytes) -> None:
         """``packed``: an array of values, which does not count itself."""
-        size_bytes = len(packed) - 1
         what = ""
-        if size_bytes > MAX_ENVELOPE_BYTES:
-            what = f"{size_bytes} bytes is over the limit of {MAX_ENVELOPE_BYTES}"
-        elif self._is_too_deep(packed):
-            self._forget()
-            raise LocalProtocolError("recursion limit exceeded: its lists or maps are nested too deep")
-        elif size_bytes >= MAX_ENVELOPE_ITEMS:  # fewer bytes can't hold more items
+        if len(packed) - 1 > MAX_ENVELOPE_BYTES:
+            what = f"{len(packed) - 1} bytes is over the limit of {MAX_ENVELOPE_BYTES}"
+        else:
             try:
                 _unpack_counting(packed, lambda code, data: None, MAX_ENVELOPE_ITEMS + 2)
             except ValueError:
@@ -150,25 +142,6 @@ class Encoder:
                 f"a message of {what}: bulk data belongs into arrays or Buffers, which travel beside it, or into the "
                 "transport"
             )
-
-    def _is_too_deep(self, packed: bytes) -> bool:
-        """True if the receiver can't decode it inside of an envelope, and of a body. Walks over it without building
-        anything."""
-        walker = self._walker
-        if walker is None or len(packed) > _WALKED_BYTES:
-            walker = msgpack.Unpacker(
-                None, max_buffer_size=len(_OUTER_ARRAYS) + max(len(packed), _WALKED_BYTES)
-            )
-        self._walker = None
-        walker.feed(_OUTER_ARRAYS)
-        walker.feed(packed)
-        try:
-            walker.skip()
-        except msgpack.StackError:
-            return True
-        if len(packed) <= _WALKED_BYTES:  # it keeps its memory
-            self._walker = walker
-        return False
 
     def take_buffers(self) -> list[memoryview]:
         """The buffers of the value that was packed last, in the order of their indexes."""
