@@ -1,4 +1,4 @@
-"""The exit statuses of commands."""
+"""The exit statuses of commands, and the errors behind them on standard error. It imports nothing large."""
 
 from collections.abc import Callable
 

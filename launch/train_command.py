@@ -33,6 +33,7 @@ from .prepared_run import (
     recipe_and_settings,
 )
 from .run import Run
+from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_endings import closing_words, failure_words, has_lost_samples
 from .signals import train_until_signal
@@ -178,12 +179,17 @@ def train(
         raise ConfigError("--accept is for --resume and --continue")
     if dry_run:
         config, _, _ = checked(recipe, overrides, runs, name)
-        plan = place_run(config, like_this_host(wanted.count))
-        click.echo(f"{to_yaml(config)}{plan_as_comment(plan)}", nl=False)
-        click.echo("# checked; nothing was started or written")
-        return 0
+        return _show_plan(config, wanted)
     with new_run(recipe, overrides, runs, name) as prepared:
         return _train(prepared, prepared.directory, options)
+
+
+def _show_plan(config: RunConfig, wanted: NodesWanted) -> int:
+    """Prints the config, and the place of each actor."""
+    plan = place_run(config, like_this_host(wanted.count))
+    click.echo(f"{to_yaml(config)}{plan_as_comment(plan)}", nl=False)
+    click.echo("# checked; nothing was started or written")
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

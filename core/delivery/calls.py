@@ -266,9 +266,10 @@ class Caller(ABC):
             call, callee, rest_s = unsent.call, unsent.callee, max(unsent.deadline - self._loop.time(), 0.0)
             if callee.kind is _TELL:
                 self._send_tell(callee, unsent.packed)
-            else:
-                call.request_id = self._send_request(callee, unsent.packed, rest_s, unsent.reader or call)
-            if callee.kind is _TELL or callee.kind is _STREAM:
+                call.set_result(None)
+                continue
+            call.request_id = self._send_request(callee, unsent.packed, rest_s, unsent.reader or call)
+            if callee.kind is _STREAM:
                 call.set_result(None)
 
     # ------------------------------------------------------------------ callers that give up

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from .layers import replace_modules
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -26,11 +28,7 @@ def fuse_norms(model: Model) -> Model:
     ``weight * x / sqrt(mean(x ** 2) + eps)`` in float32 with the result types of transformers' Llama: others
     (Gemma's ``1 + weight``, say) are left alone.
     """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            norm = _fused_norm(child)
-            if norm is not None:
-                setattr(parent, name, norm)
+    replace_modules(model, _fused_norm)
     return model
 
 

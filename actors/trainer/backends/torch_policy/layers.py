@@ -1,5 +1,7 @@
-"""The repeated layers of a Hugging Face model, which recompute or are gathered one at a time."""
+"""The modules of a Hugging Face model: its repeated layers, which recompute or are gathered one at a time, and modules
+that others take the place of."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -28,3 +30,12 @@ def recompute_layers(model: nn.Module) -> None:
         )
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Puts ``replacement(module)`` in the place of each module inside ``model``; None keeps the module."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            new = replacement(child)
+            if new is not None:
+                setattr(parent, name, new)
