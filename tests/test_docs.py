@@ -204,12 +204,14 @@ def _check_command(words: list[str]) -> None:
 
 
 def _parse_options(command: click.Command, arguments: list[str]) -> None:
+    context = click.Context(command, **command.context_settings)
     while isinstance(command, click.Group):
         name, *arguments = arguments
-        found = command.get_command(click.Context(command), name)
+        found = command.get_command(context, name)
         assert found is not None, name
         command = found
-    command.make_context(command.name, arguments)
+    # With its parent: click gives a command its help option once, by the first context, and keeps it.
+    command.make_context(command.name, arguments, parent=context)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from flexmarl.launch.bench.pipeline import RECIPE
 from .conftest import TINY
 from .in_process import Finished, RunsHere
 
-# A batch so small that most turns of a step wait behind others, while the step before is trained: then the weights that
-# come of it find turns under way.
+# A step whose turns are generated two at a time, and trained in one micro-batch: generating it takes much longer than
+# training it, so the weights of a step find turns of the next one under way.
 REAL_ENGINE = (
     "agents={solver: {}}", "data.shape=alone", "training.steps=8", "training.queries_per_step=8",
-    "agent_defaults.engine.max_batch=2", "agent_defaults.sampling.max_new_tokens=60", "checkpoint.every=0",
+    "agent_defaults.engine.max_batch=2", "agent_defaults.sampling.max_new_tokens=60", "training.micro_batch=32",
+    "checkpoint.every=0",
 )  # fmt: skip
 SIMULATED_ENGINE = (
     "training.steps=6", "training.queries_per_step=4", "training.trajectories_per_query=2", "training.micro_batch=4",
