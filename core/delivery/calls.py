@@ -26,7 +26,7 @@ from ..protocol.open_requests import Callee, Request
 from ..protocol.session import LinkState, Session
 from ..signature import Signature
 from ..wire.wire import Link
-from .requests import Home
+from .home import Home
 from .streams import StreamReader
 from .unsent import Packed, Unsent
 

@@ -22,7 +22,8 @@ from ..protocol.session import Effects, LinkState, SessionStatistics
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link
 from .calls import Caller, Waiter, reject
-from .requests import Home, Serving
+from .home import Home
+from .requests import Serving
 
 log = get_logger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from ..declared_errors import DeclaredErrors
 from ..errors import LocalProtocolError, origin_of, traceback_of
@@ -16,10 +16,11 @@ from ..protocol.incarnations import count_of, lineage_of
 from ..protocol.lease import Lease
 from ..protocol.messages import REPLIES
 from ..protocol.reply_cache import Key
-from ..protocol.session import Admission, Session, Settings
+from ..protocol.session import Admission, Session
 from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Link
-from .mailbox import Delivery, Mailbox
+from .home import Home
+from .mailbox import Delivery
 from .unread import SMALL_BYTES, Unread
 
 log = get_logger(__name__)
@@ -32,47 +33,6 @@ _MARK_AGAIN_S = 0.05
 _NONE, _NO_BUFFERS = b"\xc0", list[memoryview]()
 # The caller gets at most this many characters of an error's message, and the last ones of its traceback.
 _TEXT_LIMIT = 2**16
-
-
-class Home(Protocol):
-    """The system of a connection, as connections use it."""
-
-    name: str
-    settings: Settings
-    mailboxes: dict[str, Mailbox]
-    closing: bool
-    """The actors of this system are being ended."""
-    trace_ids: Iterator[int]
-    link_numbers: Iterator[int]
-    now: Callable[[], float]
-    """The clock of the wire."""
-
-    @property
-    def address(self) -> str: ...
-
-    def answered_before(self, key: Key) -> bytes | None:
-        """The answer to send again; empty if the sender has acknowledged it; None if the call was not answered."""
-        ...
-
-    def remember_answer(self, key: Key, acknowledged_below: int, answer: bytes) -> None: ...
-
-    def exit_reason_follows(self, address: str) -> bool:
-        """True if this system will learn the exit reason of the process at ``address``."""
-        ...
-
-    def is_replaced(self, epoch: int) -> bool:
-        """True if a later incarnation of that process is known."""
-        ...
-
-    def heard_incarnation(self, epoch: int) -> None:
-        """An incarnation that is not replaced; earlier ones are over from now on."""
-        ...
-
-    def trusts(self, address: str) -> bool:
-        """True if the system at ``address`` may be silent and is not lost."""
-        ...
-
-    def peer_left(self, link: Link) -> None: ...
 
 
 class Serving:

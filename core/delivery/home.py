@@ -1,0 +1,48 @@
+"""The system of a connection, as connections use it (``peers.Network``)."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..protocol.reply_cache import Key
+from ..protocol.session import Settings
+from ..wire.wire import Link
+from .mailbox import Mailbox
+
+
+class Home(Protocol):
+    name: str
+    settings: Settings
+    mailboxes: dict[str, Mailbox]
+    closing: bool
+    """The actors of this system are being ended."""
+    trace_ids: Iterator[int]
+    link_numbers: Iterator[int]
+    now: Callable[[], float]
+    """The clock of the wire."""
+
+    @property
+    def address(self) -> str: ...
+
+    def answered_before(self, key: Key) -> bytes | None:
+        """The answer to send again; empty if the sender has acknowledged it; None if the call was not answered."""
+        ...
+
+    def remember_answer(self, key: Key, acknowledged_below: int, answer: bytes) -> None: ...
+
+    def exit_reason_follows(self, address: str) -> bool:
+        """True if this system will learn the exit reason of the process at ``address``."""
+        ...
+
+    def is_replaced(self, epoch: int) -> bool:
+        """True if a later incarnation of that process is known."""
+        ...
+
+    def heard_incarnation(self, epoch: int) -> None:
+        """An incarnation that is not replaced; earlier ones are over from now on."""
+        ...
+
+    def trusts(self, address: str) -> bool:
+        """True if the system at ``address`` may be silent and is not lost."""
+        ...
+
+    def peer_left(self, link: Link) -> None: ...
