@@ -46,7 +46,7 @@ class _ErrorClass:
         self.names = tuple(parameter.name for parameter in parameters)
         self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         try:
-            self._validator = TypeAdapter(fields_type(parameters, hints, arbitrary=False)).validator
+            self._validator = TypeAdapter(fields_type(parameters, hints)).validator
         except PydanticUserError as error:
             problem = str(error).splitlines()[0]
             raise TypeError(

@@ -60,7 +60,8 @@ class HostedActor:
         with importing() if self._owns_process else nullcontext():
             actor_class: Any = import_class(init.actor_class)
         constructor = constructor_signature(actor_class)
-        actor: Actor = actor_class(**constructor.arguments(init.args, init.kwargs, system._local.network))
+        args, kwargs = constructor.arguments(init.args, init.kwargs, system._local.network)
+        actor: Actor = actor_class(*args, **kwargs)
         return actor
 
 

@@ -8,11 +8,12 @@ from functools import lru_cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ArgsKwargs
 
 from .declared_errors import DeclaredErrors
 from .errors import RemoteProtocolError
 from .protocol.messages import Undecodable
-from .wire_types import fields_type, first_problem, wire_type
+from .wire_types import arguments_validator, first_problem, wire_type
 
 _MARK = "__flexmarl_endpoint__"
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
@@ -70,36 +71,33 @@ class Signature:
             returned = next(iter(get_args(returned)), Any)
         parameters = list(inspect.signature(function).parameters.values())[1 if bound else 0 :]
         self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
-        # The validators themselves: TypeAdapter's methods cost as much again as validating a small message.
-        self._arguments = TypeAdapter(fields_type(parameters, hints, arbitrary=True)).validator
+        self._arguments = arguments_validator(parameters, hints)
+        self._needs_none = all(p.default is not p.empty for p in parameters)
         self._result = TypeAdapter(wire_type(returned)).validator
 
     def arguments(
         self, args: list[Any] | Undecodable, kwargs: dict[Any, Any], context: Any
-    ) -> dict[str, Any]:
-        """Keyword arguments for the function. Raises RemoteProtocolError naming the field that is wrong."""
-        if args:
-            if isinstance(args, Undecodable):
-                raise RemoteProtocolError(f"{self.name}: its arguments {args.reason}")
-            names = self._positional
-            if len(args) > len(names):
-                raise RemoteProtocolError(
-                    f"{self.name} takes {len(names)} arguments by position, got {len(args)}"
-                )
-            if len(args) == 1:
-                positional = {names[0]: args[0]}
-            else:
-                positional, position = {}, 0
-                for value in args:  # dict(zip(...)) takes five times as long
-                    positional[names[position]] = value
-                    position += 1  # noqa: SIM113  # enumerate doubles the time
-            if kwargs and (twice := positional.keys() & kwargs.keys()):
-                raise RemoteProtocolError(f"{self.name}: {min(twice)} is given by position and by name")
-            kwargs = {**positional, **kwargs} if kwargs else positional
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments for the function, by position and by name. Raises RemoteProtocolError naming the field that is
+        wrong."""
+        given: Any = args
+        if not args:
+            if not kwargs and self._needs_none:
+                return (), {}
+            given = kwargs
+        elif isinstance(args, Undecodable):
+            raise RemoteProtocolError(f"{self.name}: its arguments {args.reason}")
+        elif kwargs:
+            given = ArgsKwargs(tuple(args), kwargs)
         try:
-            return self._arguments.validate_python(kwargs, context=context)  # type: ignore[no-any-return]
+            return self._arguments.validate_python(given, context=context)  # type: ignore[no-any-return]
         except ValidationError as error:
-            raise RemoteProtocolError(f"{self.name}: {first_problem(error)}") from None
+            names = self._positional
+            if isinstance(args, list) and len(args) > len(names):
+                problem = f"{self.name} takes {len(names)} arguments by position, got {len(args)}"
+            else:
+                problem = f"{self.name}: {first_problem(error, names)}"
+            raise RemoteProtocolError(problem) from None
 
     def result(self, value: Any, context: Any) -> Any:
         """The typed result, or item of a stream. Raises RemoteProtocolError naming the field that is wrong."""

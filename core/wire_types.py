@@ -2,11 +2,12 @@
 
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, NotRequired, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_args, get_origin
 
-from pydantic import ConfigDict, PlainValidator, ValidationError
+from pydantic import ConfigDict, GetCoreSchemaHandler, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
 from .protocol import codec
@@ -60,23 +61,57 @@ def _union(members: tuple[Any, ...]) -> Any:
     return union
 
 
-def fields_type(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any], *, arbitrary: bool) -> Any:
-    """A TypedDict of a function's parameters, by name; those with defaults may be missing.
-
-    ``arbitrary``: annotations that pydantic can't validate are allowed, and take instances only.
-    """
+def fields_type(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> Any:
+    """A TypedDict of a function's parameters, by name; those with defaults may be missing."""
     fields: dict[str, Any] = {}
     for parameter in parameters:
-        wired = wire_type(hints.get(parameter.name, Any))
+        wired = _wire_type_of(parameter, hints)
         fields[parameter.name] = wired if parameter.default is parameter.empty else NotRequired[wired]
     make: Any = TypedDict  # at run time: a type checker knows only literal definitions
-    made = make("arguments", fields)
-    made.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=arbitrary)
+    made = make("fields", fields)
+    made.__pydantic_config__ = ConfigDict(extra="forbid")
     return made
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first invalid field, the problem and the value."""
+def arguments_validator(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> Any:
+    """Validates the arguments of a call: a list of those by position, a dict of those by name, or ``ArgsKwargs`` of
+    both. Returns both, with the defaults of those that are missing; of a default that can change, a copy.
+
+    Annotations that pydantic can't validate are allowed, and take instances only.
+    """
+
+    class Arguments:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+            schemas = [argument(parameter, handler) for parameter in parameters]
+            return core_schema.arguments_schema(schemas, serialization=core_schema.simple_ser_schema("any"))
+
+    def argument(parameter: inspect.Parameter, handler: GetCoreSchemaHandler) -> Any:
+        schema = handler.generate_schema(_wire_type_of(parameter, hints))
+        if parameter.default is not parameter.empty:
+            schema = core_schema.with_default_schema(schema, default=parameter.default)
+        return core_schema.arguments_parameter(parameter.name, schema, mode=_MODES[parameter.kind])
+
+    # The validator itself: TypeAdapter's methods cost as much again as validating a small message.
+    return TypeAdapter(Arguments, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True)).validator
+
+
+_MODES: dict[Any, Literal["positional_only", "positional_or_keyword", "keyword_only"]] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional_only",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
+    inspect.Parameter.KEYWORD_ONLY: "keyword_only",
+}
+
+
+def _wire_type_of(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    return wire_type(hints.get(parameter.name, Any))
+
+
+def first_problem(error: ValidationError, positional: Sequence[str] = ()) -> str:
+    """The first invalid field, the problem and the value. ``positional``: the names of arguments that are given by
+    position."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "value"
-    return f"{where}: {first['msg']} (got {reprlib.repr(first['input'])})"
+    where = [str(part) for part in first["loc"]]
+    if positional and isinstance(index := first["loc"][0], int) and first["type"] != "invalid_key":
+        where[0] = positional[index]
+    return f"{'.'.join(where) or 'value'}: {first['msg']} (got {reprlib.repr(first['input'])})"

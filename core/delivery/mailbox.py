@@ -18,6 +18,7 @@ from ..declared_errors import NO_ERRORS, DeclaredErrors
 from ..errors import RemoteProtocolError, text_of, traceback_of
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.lease import Lease
+from ..protocol.messages import Undecodable
 from ..signature import Signature, signature_of
 from ..telemetry import BoundedLog, get_logger
 from .streams import StreamWriter
@@ -27,6 +28,7 @@ log = get_logger(__name__)
 # After this many handlers other callbacks of the loop get their turn.
 _BUDGET = 256
 _STREAM = int(Kind.STREAM)  # comparing with an enum's member costs three times as much
+_TAKEN = list[Any]()
 
 
 class Requester(Protocol):
@@ -51,17 +53,28 @@ class Delivery:
     """One request of a peer to an actor of this side."""
 
     __slots__ = (
-        "asker", "cancelled", "envelope", "id", "index", "kind", "mailbox", "task", "writer"
+        "args", "asker", "cancelled", "envelope", "id", "kind", "kwargs", "mailbox", "task", "trace_id", "writer"
     )  # fmt: skip
 
-    def __init__(self, asker: Requester, mailbox: "Mailbox", envelope: Envelope, index: int) -> None:
-        """``envelope``: of a run of requests (``envelopes.py``); ``index``: of this one in the run, from 0."""
+    def __init__(
+        self,
+        asker: Requester,
+        mailbox: "Mailbox",
+        envelope: Envelope,
+        request_id: int,
+        args: list[Any] | Undecodable,
+        kwargs: dict[Any, Any],
+        trace_id: int,
+    ) -> None:
+        """``envelope``: of a run of requests (``envelopes.py``), without the requests. ``trace_id``: the id of the
+        first request of the chain; kept from call to call."""
         self.asker = asker
         self.mailbox = mailbox
         self.envelope = envelope
-        self.index = index
         self.kind: int = envelope[0]
-        self.id: int = envelope[1] + index
+        self.id = request_id
+        self.args, self.kwargs = args, kwargs
+        self.trace_id = trace_id
         self.task: asyncio.Task[None] | None = None
         self.writer: StreamWriter | None = None
         self.cancelled: Fault | None = None
@@ -83,12 +96,6 @@ class Delivery:
     def timeout_s(self) -> float:
         seconds: float = self.envelope[4]
         return seconds
-
-    @property
-    def trace_id(self) -> int:
-        """The id of the first request of the chain; kept from call to call."""
-        trace_id: int = self.envelope[-1][3 * self.index + 2]
-        return trace_id
 
     @property
     def extra(self) -> int:
@@ -292,21 +299,19 @@ class Mailbox:
 
     def _begin(self, delivery: Delivery) -> Awaitable[Any]:
         """Calls the endpoint. Raises _Misfit if there is no such endpoint, or the arguments don't fit it."""
-        envelope = delivery.envelope
         try:
-            known = self._endpoints.get(envelope[3]) or self._look_up(envelope[3])
+            known = self._endpoints.get(delivery.envelope[3]) or self._look_up(delivery.envelope[3])
             if known.streams != (delivery.kind == _STREAM):
                 problem = "is a stream: iterate over it" if known.streams else "is not a stream: await it"
                 raise RemoteProtocolError(f"{known.signature.name} {problem}")
-            items, at = envelope[-1], 3 * delivery.index
-            arguments = known.signature.arguments(items[at], items[at + 1], self._context)
+            args, kwargs = known.signature.arguments(delivery.args, delivery.kwargs, self._context)
             # The handler has them now. Its tasks may keep this delivery alive, which must not keep the arguments too.
-            items[at] = items[at + 1] = None
+            delivery.args, delivery.kwargs = _TAKEN, {}
         except RemoteProtocolError as error:
             raise _Misfit(text_of(error)) from None
         if known.streams:
-            return self._stream(delivery, known.method(**arguments))
-        called: Awaitable[Any] = known.method(**arguments)
+            return self._stream(delivery, known.method(*args, **kwargs))
+        called: Awaitable[Any] = known.method(*args, **kwargs)
         return called
 
     async def _stream(self, delivery: Delivery, items: AsyncGenerator[Any, None]) -> int:

@@ -3,10 +3,11 @@ answer to ``answer``, ``answer_error`` or ``answer_fault``.
 """
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..declared_errors import DeclaredErrors
 from ..errors import LocalProtocolError, origin_of, traceback_of
@@ -31,6 +32,8 @@ _IDEMPOTENT_CALL, _TELL = int(Kind.IDEMPOTENT_CALL), int(Kind.TELL)
 _MARK_AGAIN_S = 0.05
 # None, packed: the most frequent result.
 _NONE, _NO_BUFFERS = b"\xc0", list[memoryview]()
+# The id and the fields of a request in a run.
+_Item: TypeAlias = tuple[int, Any, dict[Any, Any], int]
 # The caller gets at most this many characters of an error's message, and the last ones of its traceback.
 _TEXT_LIMIT = 2**16
 
@@ -114,16 +117,22 @@ class Serving:
 
     def on_requests(self, envelope: Envelope) -> None:
         """A run of requests to one endpoint."""
-        kind, first, actor, count = envelope[0], envelope[1], envelope[2], len(envelope[-1]) // 3
-        admitted: Iterable[int] = range(count)
+        kind, first, actor, items = envelope[0], envelope[1], envelope[2], envelope.pop()
+        count = len(items) // 3
+        admitted: Iterable[_Item] = zip(
+            itertools.count(first), items[::3], items[1::3], items[2::3], strict=False
+        )
         if kind == _IDEMPOTENT_CALL or not self._session.admit_run(first, count):
-            admitted = [index for index in admitted if self._admits(first + index, envelope)]
+            admitted = [item for item in admitted if self._admits(item[0], envelope)]
         mailbox = self._home.mailboxes.get(actor)
         if mailbox is None:
-            for index in admitted:
-                self._refuse_unknown(first + index, envelope)
+            for request_id, *_ in admitted:
+                self._refuse_unknown(request_id, envelope)
             return
-        deliveries = [Delivery(self, mailbox, envelope, index) for index in admitted]
+        deliveries = [
+            Delivery(self, mailbox, envelope, request_id, args, kwargs, trace_id)
+            for request_id, args, kwargs, trace_id in admitted
+        ]
         for delivery in deliveries:
             self._serving[delivery.id] = delivery
         if self._held is None:

@@ -81,7 +81,7 @@ def received(endpoint: str, value: Any) -> Any:
     """``value`` as the console gets it from another process."""
     signature = signature_of(ConsoleApi, endpoint)
     assert signature is not None
-    (argument,) = signature.arguments([codec.unpack(Encoder().pack(value))], {}, None).values()
+    (argument,), _ = signature.arguments([codec.unpack(Encoder().pack(value))], {}, None)
     return argument
 
 

@@ -96,29 +96,44 @@ def through_the_wire(value: Any) -> Any:
     return codec.unpack(Encoder().pack(value))
 
 
-def test_arguments_come_by_position_and_by_name_and_defaults_are_left_to_the_function() -> None:
+def test_arguments_come_by_position_and_by_name_with_the_defaults_of_those_that_are_missing() -> None:
     take = of("take")
-    assert take.arguments([3], {}, None) == {"x": 3}
-    assert take.arguments([3, "a"], {}, None) == {"x": 3, "label": "a"}
-    assert take.arguments([], {"x": 3, "point": {"x": 1}}, None) == {"x": 3, "point": Point(1)}
-    assert take.arguments([3], {"point": None}, None) == {"x": 3, "point": None}
+    assert take.arguments([3], {}, None) == ((3,), {"label": "none", "point": None})
+    assert take.arguments([3, "a"], {}, None) == ((3, "a"), {"point": None})
+    given = {"x": 3, "point": {"x": 1}}
+    assert take.arguments([], given, None) == ((), {"x": 3, "label": "none", "point": Point(1)})
+    assert take.arguments([3], {"point": None}, None) == ((3,), {"label": "none", "point": None})
+
+
+def test_arguments_that_have_only_a_position_and_defaults_that_can_change() -> None:
+    async def keep(self: object, count: int, into: list[int] = [], /) -> None: ...  # noqa: B006  # as users write
+
+    signature = Signature(keep)
+    (count, into), kwargs = signature.arguments([1], {}, None)
+    assert count == 1 and into == [] and kwargs == {}
+    into.append(count)
+    assert signature.arguments([1], {}, None) == ((1, []), {}), "each call has a default of its own"
+    with pytest.raises(RemoteProtocolError, match="keep: .*count"):
+        signature.arguments([], {"count": 1}, None)
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "problem"),
     [
-        ([], {}, "x: Field required"),
+        ([], {}, "x: Missing required argument"),
         (["three"], {}, "x: .*integer.*'three'"),
         ([1.5], {}, "x: .*integer"),
         ([None], {}, "x: .*integer"),
         ([1, 2], {}, "label: .*string"),
         ([1, "a", None, 4], {}, "takes 2 arguments by position, got 4"),
-        ([1], {"unknown": 2}, "unknown: Extra inputs"),
+        ([1], {"unknown": 2}, "unknown: Unexpected keyword"),
         ([1], {"point": {"y": 2}}, "point.*x: Field required"),
         ([1], {"point": {"x": "?"}}, "point.*x: .*integer"),
         ([1], {"point": 7}, "point"),
         ([1], {5: 2}, "5|keys|string"),
-        ([1], {"self": 2}, "self: Extra"),
+        ([1], {"self": 2}, "self: Unexpected keyword"),
+        ([1], {0: 2}, "0: Keys should be strings"),
+        ([1], {"point": {"x": 1, "z": 2}}, "point.z: Unexpected"),
     ],
 )
 def test_wrong_arguments_are_named(args: list[Any], kwargs: dict[Any, Any], problem: str) -> None:
@@ -127,7 +142,7 @@ def test_wrong_arguments_are_named(args: list[Any], kwargs: dict[Any, Any], prob
 
 
 def test_an_argument_given_twice_is_an_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="Api.take.*x"):
+    with pytest.raises(RemoteProtocolError, match="Api.take: x: Got multiple values"):
         of("take").arguments([1], {"x": 2}, None)
 
 
@@ -147,12 +162,10 @@ def test_an_error_shows_only_the_beginning_of_what_was_wrong() -> None:
 
 def test_what_is_not_annotated_can_be_anything() -> None:
     anything = of("anything")
-    assert anything.arguments([[1, {"a": None}]], {"flag": b"raw"}, None) == {
-        "value": [1, {"a": None}],
-        "flag": b"raw",
-    }
+    args, kwargs = anything.arguments([[1, {"a": None}]], {"flag": b"raw"}, None)
+    assert args == ([1, {"a": None}],) and kwargs == {"flag": b"raw"}
     assert anything.result({"x": 1}, None) == {"x": 1}
-    with pytest.raises(RemoteProtocolError, match="value: Field required"):
+    with pytest.raises(RemoteProtocolError, match="value: Missing required argument"):
         anything.arguments([], {}, None)
 
 
@@ -162,7 +175,7 @@ def test_what_is_no_function_has_no_signature() -> None:
 
 def test_what_takes_nothing() -> None:
     nothing = constructor_signature(object)
-    assert nothing.arguments([], {}, None) == {}
+    assert nothing.arguments([], {}, None) == ((), {})
     with pytest.raises(RemoteProtocolError, match="takes 0 arguments"):
         nothing.arguments([1], {}, None)
 
@@ -259,10 +272,8 @@ def test_what_has_no_registered_type_in_it_stays_as_it_is(annotation: Any) -> No
 
 def test_a_registered_type_is_checked_by_its_own_function() -> None:
     vectors = of("vectors")
-    assert vectors.arguments([[one]], {"named": {"a": one}}, None) == {
-        "all": [vector],
-        "named": {"a": vector},
-    }
+    args, kwargs = vectors.arguments([[one]], {"named": {"a": one}}, None)
+    assert args == ([vector],) and kwargs == {"named": {"a": vector}}
     assert vectors.result(one, None) == vector and vectors.result(None, None) is None
     with pytest.raises(RemoteProtocolError, match="all.0: .*a list of numbers is wanted"):
         vectors.arguments([["no list"]], {}, None)
@@ -274,8 +285,8 @@ def test_models_and_buffers_are_arguments_too() -> None:
     async def put(self: object, model: Model, content: Buffer) -> None: ...
 
     signature = Signature(put)
-    arguments = signature.arguments([{"name": "abc"}, b"raw"], {}, None)
-    assert arguments["model"] == Model(name="abc") and bytes(arguments["content"].view) == b"raw"
+    (model, content), _ = signature.arguments([{"name": "abc"}, b"raw"], {}, None)
+    assert model == Model(name="abc") and bytes(content.view) == b"raw"
     with pytest.raises(RemoteProtocolError, match="model.name: .*at most 3"):
         signature.arguments([{"name": "abcd"}, b""], {}, None)
     with pytest.raises(RemoteProtocolError, match="content: .*not bytes"):

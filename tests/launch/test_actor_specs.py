@@ -89,7 +89,7 @@ def test_every_class_takes_its_setup_after_a_message_and_has_its_api(
         constructor = signature_of(cast(Any, actor_class), "__init__")
         assert constructor is not None
         sent = msgpack.unpackb(codec.Encoder().pack({"setup": spec.setup}), strict_map_key=False)
-        assert constructor.arguments([], sent, None) == {"setup": spec.setup}
+        assert constructor.arguments([], sent, None) == ((), {"setup": spec.setup})
 
 
 def test_agents_of_one_policy_share_its_instances_and_its_plan(tmp_path: Path) -> None:

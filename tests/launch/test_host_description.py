@@ -137,7 +137,7 @@ def test_a_description_travels_as_a_message() -> None:
     signature = signature_of(Receiver, "joined")
     assert signature is not None
     sent = msgpack.unpackb(Encoder().pack({"host": found}), strict_map_key=False)
-    assert signature.arguments([], sent, None) == {"host": found}
+    assert signature.arguments([], sent, None) == ((), {"host": found})
 
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:

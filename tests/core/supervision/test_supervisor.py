@@ -88,7 +88,7 @@ class TestDeath:
             ("echo:RefusesToStart", {}, "ValueError: nothing to serve"),
             ("echo:RefusesWithoutWords", {}, "Wordless: .*no text"),
             (ECHO, {"greeting": ["no", "text"]}, "greeting: .*valid string"),
-            (ECHO, {"volume": 3}, "volume: Extra inputs"),
+            (ECHO, {"volume": 3}, "volume: Unexpected keyword"),
             ("echo:Point", {}, "not a subclass of Actor"),
             ("nowhere:Echo", {}, "No module named 'nowhere'"),
         ],
