@@ -70,7 +70,8 @@ class Signature:
         if self.streams:
             returned = next(iter(get_args(returned)), Any)
         parameters = list(inspect.signature(function).parameters.values())[1 if bound else 0 :]
-        self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self._positional = tuple(p.name for p in parameters if p.kind in by_position)
         self._arguments = arguments_validator(parameters, hints)
         self._needs_none = all(p.default is not p.empty for p in parameters)
         self._result = TypeAdapter(wire_type(returned)).validator
@@ -92,11 +93,10 @@ class Signature:
         try:
             return self._arguments.validate_python(given, context=context)  # type: ignore[no-any-return]
         except ValidationError as error:
-            names = self._positional
-            if isinstance(args, list) and len(args) > len(names):
-                problem = f"{self.name} takes {len(names)} arguments by position, got {len(args)}"
+            if error.errors(include_url=False)[0]["type"] == "unexpected_positional_argument":
+                problem = f"{self.name} takes {len(self._positional)} arguments by position, got more"
             else:
-                problem = f"{self.name}: {first_problem(error, names)}"
+                problem = f"{self.name}: {first_problem(error, self._positional)}"
             raise RemoteProtocolError(problem) from None
 
     def result(self, value: Any, context: Any) -> Any:

@@ -65,7 +65,7 @@ def fields_type(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any
     """A TypedDict of a function's parameters, by name; those with defaults may be missing."""
     fields: dict[str, Any] = {}
     for parameter in parameters:
-        wired = _wire_type_of(parameter, hints)
+        wired = wire_type(hints.get(parameter.name, Any))
         fields[parameter.name] = wired if parameter.default is parameter.empty else NotRequired[wired]
     make: Any = TypedDict  # at run time: a type checker knows only literal definitions
     made = make("fields", fields)
@@ -83,14 +83,11 @@ def arguments_validator(parameters: Iterable[inspect.Parameter], hints: Mapping[
     class Arguments:
         @classmethod
         def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-            schemas = [argument(parameter, handler) for parameter in parameters]
-            return core_schema.arguments_schema(schemas, serialization=core_schema.simple_ser_schema("any"))
-
-    def argument(parameter: inspect.Parameter, handler: GetCoreSchemaHandler) -> Any:
-        schema = handler.generate_schema(_wire_type_of(parameter, hints))
-        if parameter.default is not parameter.empty:
-            schema = core_schema.with_default_schema(schema, default=parameter.default)
-        return core_schema.arguments_parameter(parameter.name, schema, mode=_MODES[parameter.kind])
+            schemas = [(p, handler.generate_schema(wire_type(hints.get(p.name, Any)))) for p in parameters]
+            rest: dict[str, Any] = {_REST[p.kind]: schema for p, schema in schemas if p.kind in _REST}
+            named = [_argument(p, schema) for p, schema in schemas if p.kind not in _REST]
+            plain = core_schema.simple_ser_schema("any")
+            return core_schema.arguments_schema(named, serialization=plain, **rest)
 
     # The validator itself: TypeAdapter's methods cost as much again as validating a small message.
     return TypeAdapter(Arguments, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True)).validator
@@ -101,10 +98,17 @@ _MODES: dict[Any, Literal["positional_only", "positional_or_keyword", "keyword_o
     inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
     inspect.Parameter.KEYWORD_ONLY: "keyword_only",
 }
+# *args and **kwargs: each of their values is of the annotation's type.
+_REST: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "var_args_schema",
+    inspect.Parameter.VAR_KEYWORD: "var_kwargs_schema",
+}
 
 
-def _wire_type_of(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
-    return wire_type(hints.get(parameter.name, Any))
+def _argument(parameter: inspect.Parameter, schema: Any) -> Any:
+    if parameter.default is not parameter.empty:
+        schema = core_schema.with_default_schema(schema, default=parameter.default)
+    return core_schema.arguments_parameter(parameter.name, schema, mode=_MODES[parameter.kind])
 
 
 def first_problem(error: ValidationError, positional: Sequence[str] = ()) -> str:
@@ -112,6 +116,7 @@ def first_problem(error: ValidationError, positional: Sequence[str] = ()) -> str
     position."""
     first = error.errors(include_url=False)[0]
     where = [str(part) for part in first["loc"]]
-    if positional and isinstance(index := first["loc"][0], int) and first["type"] != "invalid_key":
+    index = first["loc"][0] if first["loc"] and first["type"] != "invalid_key" else None
+    if isinstance(index, int) and index < len(positional):
         where[0] = positional[index]
     return f"{'.'.join(where) or 'value'}: {first['msg']} (got {reprlib.repr(first['input'])})"

@@ -117,6 +117,19 @@ def test_arguments_that_have_only_a_position_and_defaults_that_can_change() -> N
         signature.arguments([], {"count": 1}, None)
 
 
+def test_any_number_of_arguments() -> None:
+    def construct(first: int, *rest: Point, **options: float) -> None: ...
+
+    signature = Signature(construct, bound=False)
+    assert signature.arguments([1], {}, None) == ((1,), {})
+    args, kwargs = signature.arguments([1, {"x": 2}, {"x": 3}], {"rate": 4}, None)
+    assert args == (1, Point(2), Point(3)) and kwargs == {"rate": 4.0}
+    with pytest.raises(RemoteProtocolError, match="construct: 2.x: .*integer"):
+        signature.arguments([1, {"x": 2}, {"x": "?"}], {}, None)
+    with pytest.raises(RemoteProtocolError, match="construct: rate: .*number"):
+        signature.arguments([1], {"rate": "fast"}, None)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "problem"),
     [
@@ -125,7 +138,7 @@ def test_arguments_that_have_only_a_position_and_defaults_that_can_change() -> N
         ([1.5], {}, "x: .*integer"),
         ([None], {}, "x: .*integer"),
         ([1, 2], {}, "label: .*string"),
-        ([1, "a", None, 4], {}, "takes 2 arguments by position, got 4"),
+        ([1, "a", None, 4], {}, "takes 2 arguments by position, got more"),
         ([1], {"unknown": 2}, "unknown: Unexpected keyword"),
         ([1], {"point": {"y": 2}}, "point.*x: Field required"),
         ([1], {"point": {"x": "?"}}, "point.*x: .*integer"),
