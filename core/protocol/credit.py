@@ -5,6 +5,7 @@ message), not when it has arrived: so a slow actor slows its senders, and both s
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -46,8 +47,14 @@ class Credit:
         self.size_bytes += size_bytes
         return True
 
-    def grant(self) -> list[CreditWaiter]:
-        """The waiters, oldest first, that have credit from now on."""
+    def give_back(self, requests: int, size_bytes: int) -> Sequence[CreditWaiter]:
+        """So many requests, of so many bytes together, are processed or lost. Returns the waiters, oldest first, that
+        have credit from now on."""
+        self.requests -= requests
+        self.size_bytes -= size_bytes
+        return self._grant() if self.waiting else ()
+
+    def _grant(self) -> list[CreditWaiter]:
         granted = []
         while self.waiting and self.requests < self._max_requests and self.size_bytes < self._max_bytes:
             waiter = self.waiting.popleft()

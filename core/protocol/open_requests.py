@@ -9,6 +9,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -160,11 +162,7 @@ class OpenRequests(Generic[Waiter]):
             requests.append(request)
             if request is not None:
                 callee = request.callee
-                credit = callee.credit
-                credit.requests -= 1
-                credit.size_bytes -= request.size_bytes
-                if credit.waiting:
-                    granted += credit.grant()
+                granted += callee.credit.give_back(1, request.size_bytes)
                 if callee.kind is _IDEMPOTENT_CALL:
                     self._repeatable.pop(request_id, None)
         if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
@@ -187,17 +185,12 @@ class OpenRequests(Generic[Waiter]):
     def _end_tells(self, ids: Iterable[int]) -> tuple[int, list[CreditWaiter]]:
         """Those of ``ids`` that are open are processed, or lost: their number, and the waiters that have credit now."""
         tells = self._tells
-        before = len(tells)
+        ended = [told for request_id in ids if (told := tells.pop(request_id, None)) is not None]
         granted: list[CreditWaiter] = []
-        for request_id in ids:
-            told = tells.pop(request_id, None)
-            if told is not None:
-                credit, size_bytes = told
-                credit.requests -= 1
-                credit.size_bytes -= size_bytes
-                if credit.waiting:
-                    granted += credit.grant()
-        return before - len(tells), granted
+        for credit, group in groupby(ended, itemgetter(0)):
+            sizes = [size_bytes for _, size_bytes in group]
+            granted += credit.give_back(len(sizes), sum(sizes))
+        return len(ended), granted
 
     def _named(self, ranges: list[int]) -> Iterator[int]:
         """The ids of these ranges that may be open one-way messages; in time proportional to the list and to those

@@ -32,16 +32,14 @@ class Window(RuleBasedStateMachine):
 
     @rule(indexes=st.lists(st.integers(0, 5), min_size=1, max_size=3))
     def give(self, indexes: list[int]) -> None:
-        for index in indexes[: len(self.held)]:
-            self.credit.requests -= 1
-            self.credit.size_bytes -= self.held.pop(index % len(self.held))
+        given = [self.held.pop(index % len(self.held)) for index in indexes[: len(self.held)]]
         expected = []
         while self.queue and self.room():
             turn = self.queue.pop(0)
             if not turn.gave_up:
                 expected.append(turn)
                 self.held.append(turn.size_bytes)
-        assert self.credit.grant() == expected
+        assert list(self.credit.give_back(len(given), sum(given))) == expected
 
     @rule(index=st.integers(0, 5))
     def give_up_unnoticed(self, index: int) -> None:
@@ -64,15 +62,15 @@ def test_a_message_larger_than_the_window_passes_alone() -> None:
     assert credit.take(10 * MAX_BYTES)
     assert not credit.take(1)
     credit.waiting.append(turn := Turn(1))
-    assert credit.grant() == []
-    credit.requests, credit.size_bytes = 0, 0
-    assert credit.grant() == [turn] and credit.size_bytes == 1
+    assert credit.give_back(0, 0) == []
+    assert credit.give_back(1, 10 * MAX_BYTES) == [turn] and credit.size_bytes == 1
 
 
 def test_credit_is_not_granted_to_who_has_given_up_in_that_moment() -> None:
     credit = Credit(1, MAX_BYTES)
+    assert credit.take(3)
     gone, patient = Turn(5), Turn(7)
     credit.waiting += (gone, patient)
     gone.gave_up = True
-    assert credit.grant() == [patient]
+    assert credit.give_back(1, 3) == [patient]
     assert (credit.requests, credit.size_bytes) == (1, 7)
