@@ -74,10 +74,12 @@ class ForkServer:
             if self._parent in ready:
                 return
             if self._node.fileno() in ready:
-                message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 3)
+                message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 4)
                 if not message:
                     return
-                arguments, environment, renewed = msgpack.unpackb(message)
+                with os.fdopen(descriptors.pop(0), "rb") as file:
+                    file.seek(0)
+                    arguments, environment, renewed = msgpack.unpackb(file.read())
                 self._fork(Request(arguments, environment, renewed or bool(problem), descriptors))
 
     def _fork(self, request: Request) -> None:

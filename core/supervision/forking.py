@@ -17,8 +17,9 @@ from pathlib import Path
 import msgpack
 
 NO_DESCRIPTOR = -1
-MOST_BYTES = 2**20
-"""The length of a request, its environment included. The kernel's bound is lower: net.core.wmem_max."""
+MOST_BYTES = 4096
+"""The length of a message between node and server. A request, which holds an environment, is longer than a socket may
+take at once: it travels in a file, whose descriptor is the message's first."""
 
 # With it setproctitle leaves the environment readable for others, in /proc/PID/environ.
 _SHORT_TITLES = {"SPT_NOENV": "1"}
@@ -128,7 +129,10 @@ class ForkServer:
             if self.ended:
                 raise self._gone()
             renewed = self._early(environment) != self._environment
-            socket.send_fds(self._node, [msgpack.packb((arguments, environment, renewed))], descriptors)
+            with os.fdopen(os.memfd_create("request"), "wb") as request:
+                request.write(msgpack.packb((arguments, environment, renewed)))
+                request.flush()
+                socket.send_fds(self._node, [b"fork"], [request.fileno(), *descriptors])
             asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
             self._asked.append((asked, os.dup(held)))
             try:

@@ -62,6 +62,13 @@ async def test_modules_are_imported_once_and_nothing_random_is_shared(private: P
         ]
 
 
+async def test_an_environment_may_be_larger_than_a_message(private: Path, tmp_path: Path) -> None:
+    large = {f"SERVICE_{number}": "x" * 100_000 for number in range(8)}
+    async with supervisor_of(private, tmp_path, ["warm"], late=list(large)) as supervisor:
+        actor = await spawn(supervisor, "a", **large)
+        assert await actor.api.imported_by() == server().pid
+
+
 async def test_variables_that_a_module_may_have_read_get_a_new_interpreter(
     private: Path, tmp_path: Path
 ) -> None:
