@@ -93,13 +93,13 @@ def _mortal(name: str) -> Callable[..., Any]:
     method = getattr(SlotWorker, name)
 
     @wraps(method)
-    async def called(self: MortalSlot, life: str, **arguments: Any) -> Any:
+    async def called(self: MortalSlot, life: str, *arguments: Any) -> Any:
         fate = self._fate
         fate.calls.append(name)
         dies = len(fate.calls) == fate.dies_at
         if dies and fate.before:
             self.die()
-        result = await method(self, life, **arguments)
+        result = await method(self, life, *arguments)
         fate.ends.append(name)
         if dies and not fate.before:
             self.die()
