@@ -1,14 +1,15 @@
 """The process from which a node's actor processes are forked, started by ``supervision/forking.py``:
-``python -m flexmarl.core.fork_server SOCKET PARENT MODULES``.
-``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``MODULES``: those that are
-imported before the first fork, with commas.
+``python -m flexmarl.core.fork_server SOCKET PARENT DIRECTORY MODULES``.
+``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``DIRECTORY``: removed with all
+its files if the node dies, empty for none. ``MODULES``: those that are imported before the first fork, with commas.
 
 The import of torch and transformers takes seconds. Here it happens once, and the processes of actors share its memory.
 An actor that needs other variables when modules are imported gets a new interpreter (execve(2)).
 
 A fork has one thread, and the locks that other threads hold; a device that was opened before, a GPU, is of no use to
-it. If the modules have started threads or opened devices, each actor gets a new interpreter. This process ends when the
-node closes the socket, or has died.
+it. If the modules have started threads or opened devices, each actor gets a new interpreter. The node kills this
+process if it needs no more actors. If the node has died this process cleans up, because the node's actors may end in
+any order and at any time, also regularly.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import errno
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -53,6 +55,7 @@ class ForkServer:
     def __init__(self, node: socket.socket, parent: int) -> None:
         self._node = node
         self._parent = parent
+        self._actors: set[int] = set()
         self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._own = (node.fileno(), self._woken, waking)
         signal.set_wakeup_fd(waking)
@@ -82,6 +85,13 @@ class ForkServer:
                     arguments, environment, renewed = msgpack.unpackb(file.read())
                 self._fork(Request(arguments, environment, renewed or bool(problem), descriptors))
 
+    def end_actors(self) -> None:
+        """Kills the actors and waits for their ends. Those that are not stopped end without it, some time later."""
+        for process in self._actors:
+            os.kill(process, signal.SIGKILL)
+        while self._actors:
+            self._actors.discard(os.wait()[0])
+
     def _fork(self, request: Request) -> None:
         try:
             process = os.fork()
@@ -94,6 +104,7 @@ class ForkServer:
                 pidfd = [os.pidfd_open(process)]
             except OSError:  # Linux before 5.3, or a sandbox that forbids the call
                 pidfd = []
+            self._actors.add(process)
             self._answer(pidfd, True, process, 0)
             request.descriptors.extend(pidfd)
         for descriptor in request.descriptors:
@@ -140,6 +151,7 @@ class ForkServer:
                 return
             if not process:
                 return
+            self._actors.discard(process)
             self._answer([], False, process, os.waitstatus_to_exitcode(status))
 
     def _answer(self, descriptors: list[int], answers: bool, process: int, number: int) -> None:
@@ -167,8 +179,9 @@ def _open_files() -> Iterator[Path]:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     node = socket.socket(fileno=int(sys.argv[1]))
-    parent, modules = int(sys.argv[2]), sys.argv[3].strip().split(",")
-    server = ForkServer(node, worker_main.pidfd_of_parent(parent))
+    parent, modules = worker_main.pidfd_of_parent(int(sys.argv[2])), sys.argv[4].strip().split(",")
+    server = ForkServer(node, parent)
+    directory = Path(sys.argv[3]) if sys.argv[3] else None
     with importing():
         for module in filter(None, modules):
             try:
@@ -176,6 +189,9 @@ def main() -> None:
             except Exception:  # noqa: BLE001  # an actor that needs it reports the error as its own
                 traceback.print_exc()
     server.serve()
+    if directory is not None and worker_main.is_ending(parent):
+        server.end_actors()
+        shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # a regular exit of the interpreter, with torch in it, takes seconds
 
 

@@ -1,8 +1,7 @@
 """The process of one spawned actor, forked by ``fork_server.py`` or started by it:
-``python -m flexmarl.core.worker_main PARENT LISTENING DIRECTORY NAME private|shared``.
+``python -m flexmarl.core.worker_main PARENT LISTENING DIRECTORY NAME``.
 ``PARENT``: a pidfd (pidfd_open(2)) of the node's process. ``LISTENING``: the descriptor of the socket that listens
-already, over TCP. Each is -1 if there is none. ``private``: the directory is the run's own, and is removed if the
-parent has died.
+already, over TCP. Each is -1 if there is none.
 
 Standard input carries one length-prefixed MessagePack map (``WorkerInit``) and then stays open for as long as
 the parent lives: its end means that the parent is gone, and the process ends with it. A fork of the parent keeps that
@@ -12,7 +11,6 @@ pipe open, so the process also watches the parent itself.
 import functools
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -38,19 +36,18 @@ def main(arguments: Sequence[str]) -> NoReturn:
     # The launcher handles the terminal's ctrl-C, and stops its actors.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, listening = int(arguments[0]), int(arguments[1])
-    directory, name, private = Path(arguments[2]), arguments[3], arguments[4] == "private"
+    directory, name = Path(arguments[2]), arguments[3]
 
     def watch_parent(wait_gone: Callable[[], None]) -> None:
-        work = functools.partial(_end_with_parent, wait_gone, directory, name, private)
+        work = functools.partial(_end_with_parent, wait_gone, directory, name)
         threading.Thread(target=work, name="parent watch", daemon=True).start()
 
-    if private:
-        use_with_others(directory)
+    use_with_others(directory)
     watch_parent(functools.partial(_wait_process_gone, parent))
     try:
         init = read_init(sys.stdin.buffer)
     except EOFError:
-        _end_with_parent(functools.partial(_wait_pipe_closed, parent), directory, name, private)
+        _end_with_parent(functools.partial(_wait_pipe_closed, parent), directory, name)
     watch_parent(functools.partial(_wait_pipe_closed, parent))
     configure_logging(name, sys.stderr, init.log_level)
     status = uvloop.run(_serve(name, init, directory, None if listening == NO_DESCRIPTOR else listening))
@@ -74,8 +71,13 @@ def _wait_pipe_closed(parent: int) -> None:
     """Waits until the other end of standard input is closed, as when the parent has ended. Ends this process if the
     parent lives on: it has given this actor up, and others may use the directory."""
     os.read(sys.stdin.fileno(), 1)  # nothing is written after the init
-    if parent != NO_DESCRIPTOR and not _has_ended(parent, _ENDING_MS):  # a process first closes its files
+    if not is_ending(parent):
         os._exit(1)
+
+
+def is_ending(parent: int) -> bool:
+    """True if the process of the pidfd ``parent`` has closed its files because it ends, as it does first."""
+    return parent == NO_DESCRIPTOR or _has_ended(parent, _ENDING_MS)
 
 
 def pidfd_of_parent(parent: int) -> int:
@@ -105,14 +107,11 @@ def _has_ended(process: int, timeout_ms: float | None) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
-def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str, private: bool) -> NoReturn:
+def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str) -> NoReturn:
     """Ends the process when the parent has died. Runs in a thread of its own: a busy loop would notice too late."""
     wait_gone()
-    # The launcher can't clean up any more, so every orphan does.
-    if private:
-        shutil.rmtree(directory, ignore_errors=True)
-    else:
-        Path(ipc_address(directory, name).removeprefix("ipc://")).unlink(missing_ok=True)
+    # The launcher can't clean up any more. A directory that is the run's own is removed by the process of the forks.
+    Path(ipc_address(directory, name).removeprefix("ipc://")).unlink(missing_ok=True)
     os._exit(1)
 
 

@@ -96,13 +96,24 @@ class ForkServer:
     """The server's process, as its node sees it."""
 
     def __init__(
-        self, modules: Sequence[str], late: Collection[str], environment: Mapping[str, str], log: Path
+        self,
+        modules: Sequence[str],
+        late: Collection[str],
+        environment: Mapping[str, str],
+        log: Path,
+        directory: Path | None = None,
     ) -> None:
         """Starts the process. ``modules``: those it imports. ``late``: variables in which the environments of the
-        processes may differ from ``environment`` without a new interpreter. Raises OSError."""
+        processes may differ from ``environment`` without a new interpreter. ``directory``: it is removed with all its
+        files if this process dies. Raises OSError."""
         self._node, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._node.setblocking(False)
-        names = [str(server.fileno()), str(os.getpid()), ",".join(modules).ljust(_TITLE_CHARACTERS)]
+        names = [
+            str(server.fileno()),
+            str(os.getpid()),
+            "" if directory is None else str(directory),
+            ",".join(modules).ljust(_TITLE_CHARACTERS),
+        ]
         self._late = late
         self._environment = self._early(environment)
         with server, log.open("ab") as log_file:
@@ -112,19 +123,17 @@ class ForkServer:
                 env={**environment, **_SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
             )  # fmt: skip
         self._alone = asyncio.Lock()
-        self._asked: deque[tuple[asyncio.Future[ForkedProcess], int]] = deque()
-        """The requests that are not answered, the oldest first, each with a descriptor that holds its input open."""
+        self._asked: deque[asyncio.Future[ForkedProcess]] = deque()
+        """The requests that are not answered, the oldest first."""
         self._processes: dict[int, ForkedProcess] = {}
         self.ended = False
         asyncio.get_running_loop().add_reader(self._node, self._read)
 
     async def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], held: int
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ForkedProcess:
         """A new process that runs ``worker_main`` with ``arguments``. ``descriptors``: its standard input, its log, and
-        the socket at which it listens, if any. ``held``: the other end of its input. If this is cancelled, the process
-        is killed; until then its input stays open: at its end the process would take this one for dead, and remove the
-        directory. Raises OSError."""
+        the socket at which it listens, if any. If this is cancelled, the process is killed. Raises OSError."""
         async with self._alone:  # one request is always short enough for the socket's buffer
             if self.ended:
                 raise self._gone()
@@ -134,7 +143,7 @@ class ForkServer:
                 request.flush()
                 socket.send_fds(self._node, [b"fork"], [request.fileno(), *descriptors])
             asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
-            self._asked.append((asked, os.dup(held)))
+            self._asked.append(asked)
             try:
                 async with asyncio.timeout(_FORK_TIMEOUT_S):
                     return await asked
@@ -158,8 +167,8 @@ class ForkServer:
             return
         self.ended = True
         asyncio.get_running_loop().remove_reader(self._node)
+        self._process.kill()  # first: the end of the socket alone would be the end of this process
         self._node.close()
-        self._process.kill()
         # The kernel takes some time to free the memory of the imported modules.
         threading.Thread(target=self._process.wait, name="end of fork server", daemon=True).start()
         while self._asked:
@@ -192,7 +201,7 @@ class ForkServer:
                 self._answered(process)
 
     def _answered(self, answer: ForkedProcess | OSError) -> None:
-        asked, held = self._asked.popleft()
+        asked = self._asked.popleft()
         if isinstance(answer, OSError):
             if not asked.done():
                 asked.set_exception(answer)
@@ -200,4 +209,3 @@ class ForkServer:
             answer.send_signal(signal.SIGKILL)
         else:
             asked.set_result(answer)
-        os.close(held)

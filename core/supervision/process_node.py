@@ -56,7 +56,7 @@ class ProcessNode(Node):
         late_variables: Collection[str] = (),
     ) -> None:
         """``system``: the processes listen as it does, with its keys and settings. ``directory``: of the processes'
-        systems; if it is private to this run, processes that lose their parent remove it with all its files. ``env``:
+        systems; if it is private to this run, it is removed with all its files if this process dies. ``env``:
         the whole environment of the processes; None: they inherit this process's, and its ``sys.path``. ``modules``:
         imported once for all processes. ``late_variables``: those that the modules do not read when they are imported;
         an actor with another variable of its own imports for itself what it needs."""
@@ -97,12 +97,13 @@ class ProcessNode(Node):
         if self._server is None or self._server.ended:
             log_path = self._log_directory / "fork-server.log"
             environment = self._environment({})
-            self._server = ForkServer(self._modules, self._late_variables, environment, log_path)
+            directory = self._directory if self._private else None
+            self._server = ForkServer(self._modules, self._late_variables, environment, log_path, directory)
         return await ChildProcess.start(
             launch.name,
             launch.epoch,
             self._server,
-            [str(self._directory), launch.name, "private" if self._private else "shared"],
+            [str(self._directory), launch.name],
             write_init(self._init(launch)),
             self._log_directory / f"{launch.name}.log",
             self._environment(launch.env),
@@ -188,7 +189,6 @@ class ChildProcess(Running):
                     arguments,
                     env,
                     (read_end.fileno(), log_file.fileno(), *descriptors),
-                    write_end.fileno(),
                 )
         except BaseException:
             write_end.close()

@@ -58,7 +58,6 @@ async def test_modules_are_imported_once_and_nothing_random_is_shared(private: P
             "flexmarl-actor",
             str(private),
             "a",
-            "private",
         ]
 
 
@@ -166,15 +165,11 @@ class TestForkedProcess:
         assert titles == ["b"]
 
     @pytest.mark.parametrize("answered", [False, True])
-    async def test_a_start_that_is_cancelled_leaves_the_directory_of_the_others(
+    async def test_a_start_that_is_cancelled_leaves_no_process(
         self, made: "Made", tmp_path: Path, answered: bool
     ) -> None:
-        """The process would take the end of its input for the death of this one."""
-        directory = tmp_path / "private"
-        directory.mkdir(mode=0o700)
-
         async def start(name: str) -> ChildProcess:
-            arguments = [str(directory), name, "private"]
+            arguments = [str(tmp_path), name]
             return await ChildProcess.start(
                 name, 1, made.server, arguments, b"", tmp_path / "log", ENVIRONMENT
             )
@@ -184,14 +179,13 @@ class TestForkedProcess:
         while not made.server._asked:
             await asyncio.sleep(0)
         if answered:
-            made.server._asked[0][0].add_done_callback(lambda _: starting.cancel())
+            made.server._asked[0].add_done_callback(lambda _: starting.cancel())
         else:
             starting.cancel()
             time.sleep(0.1)  # noqa: ASYNC251  # a loop that is late to read the answer
         with pytest.raises(asyncio.CancelledError):
             await starting
         await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: titles == ["living"])
-        assert directory.exists()
         living.kill()
         await living.wait_exit()
         await eventually(lambda: asyncio.to_thread(made.titles), lambda titles: not titles)
@@ -228,7 +222,7 @@ class Made:
         try:
             with self._log.open("ab") as log:
                 return await self.server.fork(
-                    [str(self._private), name, "shared"], ENVIRONMENT, [read_end, log.fileno()], write_end
+                    [str(self._private), name], ENVIRONMENT, [read_end, log.fileno()]
                 )
         finally:
             os.close(read_end)

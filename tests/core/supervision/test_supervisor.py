@@ -148,8 +148,8 @@ class TestDeath:
         assert len(pids) == 3 and not any(psutil.pid_exists(pid) for pid in pids)
         assert [path.name for path in private.iterdir() if "echo-0" not in path.name] == ["tests.sock"]
 
-    @pytest.mark.parametrize("how", ["alone", "fork"])
-    async def test_orphans_end_and_clean_up_when_their_parent_is_killed(
+    @pytest.mark.parametrize("how", ["alone", "fork", "its actor is stopped", "its actor ends before"])
+    async def test_orphans_end_and_nothing_is_left_when_their_parent_is_killed(
         self, tmp_path: Path, how: str
     ) -> None:
         maker = Path(__file__).parents[1] / "orphan_maker.py"
@@ -163,11 +163,16 @@ class TestDeath:
         line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_S)
         pid, directory, fork = line.decode().split()
         child = psutil.Process(int(pid))
+        if how == "its actor is stopped":
+            child.suspend()
+        elif how == "its actor ends before":
+            process.send_signal(signal.SIGSTOP)  # it does not notice the end
+            child.kill()
         process.kill()
         await process.wait()
         try:
             await asyncio.to_thread(child.wait, 10)
-            assert not Path(directory).exists()
+            await eventually(lambda: asyncio.to_thread(Path(directory).exists), lambda there: not there)
             if how == "fork":
                 assert psutil.pid_exists(int(fork)), "it lives on, and holds the parent's pipes and sockets"
         finally:
