@@ -77,7 +77,10 @@ class ForkServer:
             if self._parent in ready:
                 return
             if self._node.fileno() in ready:
-                message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 4)
+                try:
+                    message, descriptors, _, _ = socket.recv_fds(self._node, MOST_BYTES, 4)
+                except ConnectionResetError:  # the node has died before it read all reports
+                    return
                 if not message:
                     return
                 with os.fdopen(descriptors.pop(0), "rb") as file:

@@ -179,7 +179,7 @@ class Launched:
     def assert_nothing_is_left(self) -> None:
         """No process, no socket, no shared memory."""
         wait_until(lambda: not self._processes(), "actors gone")
-        assert not list(self._runtime_base.rglob("*"))
+        assert not list(self._runtime_base.rglob("*")), self.text
 
     def assert_logs_are_clean(self) -> None:
         for log in (self.directory / "logs").iterdir():

@@ -166,8 +166,9 @@ class TestDeath:
         if how == "its actor is stopped":
             child.suspend()
         elif how == "its actor ends before":
-            process.send_signal(signal.SIGSTOP)  # it does not notice the end
+            process.send_signal(signal.SIGSTOP)  # it reads no report of the end
             child.kill()
+            await asyncio.to_thread(child.wait, PATIENCE_S)
         process.kill()
         await process.wait()
         try:
