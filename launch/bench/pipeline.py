@@ -241,8 +241,8 @@ class _Watch(Progress):
 
 
 def _actor_of(process: psutil.Process) -> str:
-    """The last words of an actor's command line are its directory, its name and "private"."""
-    return " ".join(process.cmdline()).split()[-2]
+    """The last words of an actor's command line are its directory and its name."""
+    return " ".join(process.cmdline()).split()[-1]
 
 
 def _timed_run(config: RunConfig) -> _Run:

@@ -224,9 +224,9 @@ async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: 
 
 
 def _process_of(actor: str) -> psutil.Process:
-    """The last words of an actor's command line are its directory, its name and "private"."""
+    """The last words of an actor's command line are its directory and its name."""
     processes = psutil.Process().children(recursive=True)
-    return next(process for process in processes if " ".join(process.cmdline()).split()[-2:-1] == [actor])
+    return next(process for process in processes if " ".join(process.cmdline()).split()[-1:] == [actor])
 
 
 class TestItsConfig:
