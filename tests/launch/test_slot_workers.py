@@ -91,7 +91,9 @@ def test_kills(launcher: Launcher, tmp_path: Path, static: Finished, slots: int)
             run.actors()[name].kill()
     assert_ended_by_itself(run, static)
     reasons = [event for event in restarts(run) if str(event["actor"]) in names]
-    assert len(reasons) == 2 + slots and 2 <= len(lost(run)) <= 2 + slots, "some while they start"
+    # One that comes back a moment before the run's end may be missed as it closes.
+    died = [event for event in lost(run) if not str(event["reason"]).endswith("is closed")]
+    assert len(reasons) == 2 + slots and 2 <= len(died) <= 2 + slots, "some while they start"
     assert all("killed by signal 9" in str(event["reason"]) for event in reasons)
 
 
