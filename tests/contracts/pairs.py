@@ -1,9 +1,13 @@
 """A system that asks, and one that serves."""
 
+import asyncio
+
+from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import SessionStatistics, Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
+from ..patience import PATIENCE_S
 from .clusters import Cluster
 from .runtime_actors import Subject
 
@@ -33,3 +37,14 @@ def all_credit_is_back(system: ActorSystem, ref: ActorRef[Subject]) -> bool:
         0,
         0,
     )
+
+
+async def add_when_back(subject: ActorRef[Subject], value: int) -> int:
+    """Adds ``value`` at an actor whose system has come again. The end of the connection to the system before may be
+    noticed only after the goodbye: it fails calls that were sent meanwhile."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await subject.within(PATIENCE_S).add(value)
+            except ActorDead:
+                await asyncio.sleep(0.002)

@@ -20,7 +20,7 @@ from flexmarl.core.ref import ActorRef
 
 from ..patience import PATIENCE_S
 from .clusters import QUICK, Cluster, over_every_transport, until
-from .pairs import all_credit_is_back, session_of, two
+from .pairs import add_when_back, all_credit_is_back, session_of, two
 from .runtime_actors import Late, MisreadSubject, Point, Refused, Subject
 
 
@@ -291,7 +291,7 @@ class TestEnding:
                 address = serving.address
                 await serving.add(Subject(), "subject")
                 subject = asking.ref("subject", address, Subject)
-                assert await subject.api.add(turn) == 1
+                assert await add_when_back(subject, turn) == 1
             (peer,) = (peer for peer in asking.statistics().peers if peer.address == address)
             await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023
             assert (peer.node, peer.session.in_flight) == ("serving", 0)

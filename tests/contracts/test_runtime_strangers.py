@@ -11,7 +11,7 @@ from flexmarl.core.protocol.session import LinkState, Settings
 
 from ..patience import PATIENCE_S
 from .clusters import Cluster, over_every_transport, until
-from .pairs import all_credit_is_back, two
+from .pairs import add_when_back, all_credit_is_back, two
 from .runtime_actors import Point, Subject
 from .strangers import Stranger, packed
 
@@ -111,7 +111,7 @@ class TestIncarnations:
                 address = serving.address
                 await serving.add(Subject(), "subject")
                 subject = asking.ref("subject", address, Subject)
-                assert await subject.within(PATIENCE_S).add(turn) == 1
+                assert await add_when_back(subject, turn) == 1
                 assert await subject.within(PATIENCE_S).add_once(turn) == 2
             finally:
                 await serving.__aexit__(None, None, None)

@@ -199,7 +199,8 @@ class Launched:
             self.process.kill()
             self.process.wait()
         for process in self._processes():
-            process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(psutil.NoSuchProcess):  # its launcher's end has ended it meanwhile
+                process.send_signal(signal.SIGCONT)
         wait_until(lambda: not self._processes(), "actors gone")
         with contextlib.suppress(OSError):  # what is left in it fails the session
             self._runtime_base.rmdir()
@@ -239,8 +240,10 @@ class Launcher:
         return self._launched[-1]
 
     def close(self) -> None:
-        for launched in self._launched:
-            launched.close()
+        """Ends all that failed tests left behind, also if one of them can't be ended."""
+        with contextlib.ExitStack() as stack:
+            for launched in self._launched:
+                stack.callback(launched.close)
 
 
 @pytest.fixture(scope="session")

@@ -221,15 +221,15 @@ class Events(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_idles_while_a_gang_that_fits_waits(self) -> None:
-        """Unless a larger gang that waits too collects slots, or one that may have more ranks waits for states that
-        are about to leave."""
+        """Unless a larger gang that waits too collects slots, or one waits for states that are about to leave."""
         moving = {slot for p, slots in self.places.items() if p in self._under_way() for slot in slots}
         usable = [slot for slot in self.slots if slot not in moving]  # nothing computes or is copied there
         waiting = [p for p in self.ranks if self._waits(p) and self.phase[p] is not Phase.PREFETCHING]
         leaving = {s for p, slots in self.places.items() if self.phase[p] in _LEAVING for s in slots}
+        soon_free = [slot for slot in self.slots if slot in leaving or not self._holders(slot)]
         for policy in waiting:
-            most = min(self.ranks[policy], len(self.slots))
-            if len(usable) < self.fewest[policy] <= most or (len(usable) < most and leaving):
+            fewest, most = self.fewest[policy], min(self.ranks[policy], len(self.slots))
+            if len(usable) < fewest <= most or (leaving and (len(usable) < most or fewest <= len(soon_free))):
                 return
         assert not [policy for policy in waiting if self.fewest[policy] <= len(usable)]
 
