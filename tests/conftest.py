@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from flexmarl.core.collector import spare_collector
+from flexmarl.core.delivery import connection
 from flexmarl.core.private_directory import private_directory
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
@@ -19,6 +20,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
 
 from .leftovers import LeftoversPlugin
+from .patience import PATIENCE_S
 from .vllm_plugin import VllmPlugin
 
 TESTS = Path(__file__).parent
@@ -51,6 +53,12 @@ def spared_collector() -> None:
     """Lets the collector skip what earlier modules have left: a million objects, which stay until the end."""
     spare_collector()
     gc.enable()
+
+
+@pytest.fixture
+def patient_for_exit_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls to a process that has ended wait for its exit reason however busy the one that reports it is."""
+    monkeypatch.setattr(connection, "EXIT_REASON_WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture(autouse=True, scope="module")

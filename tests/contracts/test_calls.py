@@ -4,7 +4,6 @@ import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,11 +21,11 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 
 from ..patience import PATIENCE_S
-from .clusters import QUICK, Cluster, over_every_transport, until
+from .clusters import Cluster, over_every_transport, until
 from .pairs import all_credit_is_back, session_of, two
 from .runtime_actors import Point, Refused, Subject
 
-SMALL = replace(QUICK, window_requests=4)
+SMALL = Settings(window_requests=4)
 
 # A call that hangs outlives it.
 SOON_S = 0.05
@@ -323,7 +322,7 @@ class TestCredit:
                 CallTimeout, match=r"subject.hear: .*waiting for credit, 4 requests are under"
             ):
                 await call
-        hanging = subject.within(0.2).hang()
+        hanging = subject.within(1.0).hang()
         actor.gate.set()
         with pytest.raises(CallTimeout, match=r"subject.hang: .*\(waiting for the reply\)"):
             await hanging

@@ -1,6 +1,7 @@
 """The contract of every ``Engine``. A new engine adds a line to ``ENGINES``."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, fields
@@ -168,11 +169,13 @@ async def test_a_cancelled_request_is_aborted(engine: Engine) -> None:
     for _ in range(20):  # on a busy machine an engine may be done before this loop runs again
         turn = asyncio.ensure_future(engine.generate(request_of("a", new=60)))
         await engine.generate(request_of("b", new=1))
-        if turn.cancel():
+        turn.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await turn
+        await engine.interrupt()
+        if engine.statistics().interrupted:
             break
-    with pytest.raises(asyncio.CancelledError):
-        await turn
-    await engine.interrupt()
+    assert turn.cancelled()
     assert (engine.statistics().running, engine.statistics().interrupted) == (0, 1)
     assert (await engine.generate(request_of("a"))).finish_reason == "length", "its id is free again"
 

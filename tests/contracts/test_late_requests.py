@@ -17,6 +17,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.memory import MemoryWire
 from flexmarl.core.wire.zeromq import Tcp
 
+from ..patience import PATIENCE_S
 from .clusters import QUICK, Cluster, over_every_transport, until
 from .runtime_actors import Point, Subject
 
@@ -29,7 +30,7 @@ class Counter(Actor):
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
-    @endpoint
+    @endpoint(idempotent=True)
     async def pid(self) -> int:
         return os.getpid()
 
@@ -43,8 +44,10 @@ class Counter(Actor):
         return await self.count(name)
 
     @endpoint
-    async def block(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251  # as a library does that computes for long
+    async def block(self, gate: str) -> None:
+        """Until there is a file ``gate``."""
+        while not os.path.exists(gate):  # noqa: PTH110
+            time.sleep(0.01)  # noqa: ASYNC251  # as a library does that computes for long
 
     @endpoint(idempotent=True)
     async def read(self) -> dict[str, int]:
@@ -88,7 +91,7 @@ async def test_a_stopped_process_that_continues_begins_nothing_of_callers_that_h
         process = psutil.Process(pid)
         session = asking._local.network.peer(counter.address).session
         for turn in range(3):
-            assert await counter.api.count(f"before {turn}") == 1
+            assert await counter.within(60.0).count_once(f"before {turn}") == 1
             os.kill(pid, signal.SIGSTOP)
             await until(lambda: process.status() == psutil.STATUS_STOPPED)  # until then requests begin
             try:
@@ -99,7 +102,7 @@ async def test_a_stopped_process_that_continues_begins_nothing_of_callers_that_h
             finally:
                 os.kill(pid, signal.SIGCONT)
             async with ActorSystem("fresh", keys=asking.keys, settings=BRIEF) as fresh:
-                await fresh.ref("counter", counter.address, Counter).within(60.0).count("fresh")
+                await fresh.ref("counter", counter.address, Counter).within(60.0).count_once(f"fresh {turn}")
                 assert await counter.within(60.0).count_once(f"after {turn}") == 1
                 counts = await fresh.ref("counter", counter.address, Counter).within(60.0).read()
             assert not {"late", "late tell"} & counts.keys()
@@ -115,11 +118,14 @@ async def test_a_handler_that_blocks_its_loop_lets_nothing_begin_of_callers_that
         for turn in range(3):
             assert await counter.within(60.0).count_once(f"before {turn}") == 1
             alone = counter.tell("count", f"first {turn}")  # the rest of this tick leaves in one message
-            blocked = [counter.api.block(1.0), *(counter.api.count("late") for _ in range(7))]
+            gate = tmp_path / f"gate {turn}"
+            patient = counter.within(PATIENCE_S)
+            blocked = [patient.block(str(gate)), *(patient.count("late") for _ in range(7))]
             told = [alone, *(counter.tell("count", "late tell") for _ in range(7))]
             for error in await asyncio.gather(*blocked, return_exceptions=True):
                 assert isinstance(error, ActorDead) and "silent" in error.reason
             await asyncio.gather(*told)
+            gate.touch()
             assert await counter.within(60.0).count_once(f"after {turn}") == 1
         counts = await counter.within(60.0).read()
         assert not {"late", "late tell"} & counts.keys()

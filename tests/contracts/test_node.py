@@ -32,8 +32,8 @@ from flexmarl.launch import env
 from ..core.echo import Echo, NeverReady, RefusesToStart, Worker
 from ..patience import PATIENCE_S
 
-# A frozen peer is lost soon.
-SETTINGS = Settings(heartbeat_s=0.3)
+# A process may take long to start, and calls to it wait.
+SETTINGS = Settings(connect_timeout_s=PATIENCE_S)
 
 
 @dataclass
@@ -181,6 +181,7 @@ def test_a_start_that_is_given_up_leaves_nothing(check: Callable[[Case], None]) 
     check(case)
 
 
+@pytest.mark.usefixtures("patient_for_exit_reasons")
 def test_a_kill_fails_pending_calls_and_the_next_incarnation_has_the_address(
     check: Callable[[Case], None],
 ) -> None:

@@ -71,6 +71,7 @@ class TestStreams:
     @over_every_transport
     async def test_the_deadline_is_each_items(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster)
+        assert await subject.api.add(0) == 1  # it is connected
         items = []
         with pytest.raises(CallTimeout, match=r"count_and_hang: .* 1 s \(waiting for the next item\)"):
             async for item in subject.within(1.0).count_and_hang(3):

@@ -316,7 +316,7 @@ class TestContext:
     async def test_words_without_end_are_cut(self, system: ActorSystem) -> None:
         ref = await system.add(Curious(), "curious")
         with pytest.raises(RemoteError, match="ValueError: xxx") as caught:
-            await ref.within(5).at_length()
+            await ref.within(PATIENCE_S).at_length()
         assert len(str(caught.value)) < 200_000
 
 

@@ -24,6 +24,8 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
 
+from ...patience import PATIENCE_S
+
 ARCHITECTURE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 12,
@@ -154,14 +156,15 @@ async def test_what_goes_on_under_the_same_weights_is_what_one_turn_would_be(
     published = await source.publish(0)
     await instance.api.load(published)
     request = replace(turn(0, 3, length=1500), versions=FROM_0)
-    whole = await instance.api.generate(request)
-    under_way = asyncio.ensure_future(instance.api.generate(request))
+    patient = instance.within(PATIENCE_S)
+    whole = await patient.generate(request)
+    under_way = asyncio.ensure_future(patient.generate(request))
     await asyncio.sleep(0)
     await instance.api.generate(turn(0, 4))  # meanwhile it has some tokens
     await instance.api.load(published)
     part = await under_way
     assert part.finish_reason == "interrupted" and part.tokens
-    rest = await instance.api.generate(replace(request, prompt=(part.prompt_tokens,), completion=part.tokens))
+    rest = await patient.generate(replace(request, prompt=(part.prompt_tokens,), completion=part.tokens))
     assert part.tokens + rest.tokens == whole.tokens and rest.text == whole.text
 
 

@@ -12,6 +12,8 @@ import pytest
 from flexmarl.actors.rollout import block_watch
 from flexmarl.actors.rollout.block_watch import BlockWatch, line_within
 
+from ...patience import PATIENCE_S
+
 BLOCKING = """import time
 def workflow(until):
     while not until():
@@ -36,11 +38,17 @@ def test_the_line_of_the_recipe_is_reported_while_the_loop_is_blocked(recipe: Pa
     workflow = names["workflow"]
     assert callable(workflow)
 
+    watches: list[BlockWatch] = []
+    deadline = time.monotonic() + PATIENCE_S
+
+    def until() -> bool:
+        if not watches:  # from now on every look finds the loop in the workflow
+            watches.append(BlockWatch(recipe, report, limit_s=0.05))
+        return report.exists() or time.monotonic() > deadline
+
     async def blocked() -> None:
-        watch = BlockWatch(recipe, report, limit_s=0.05)
-        deadline = time.monotonic() + 30
-        workflow(lambda: report.exists() or time.monotonic() > deadline)
-        watch.stop()
+        workflow(until)
+        watches[0].stop()
 
     asyncio.run(blocked())
     assert report.read_text() in (

@@ -143,5 +143,5 @@ async def test_puts_are_answered_while_twelve_expensive_expressions_are_there(
     for task in asked:
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
-    assert (await store.within(20).select("reward = 1", 1)).total == 512
+    assert (await store.within(PATIENCE_S).select("reward = 1", 1)).total == 512
     writer.close()

@@ -202,7 +202,12 @@ def test_coverage_guided_fuzzing_finds_nothing_in_a_few_seconds(tmp_path: Path) 
     script = ROOT / "scripts" / "fuzz_decoder.py"
     # The peak that libFuzzer limits begins with that of the process which starts it.
     own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    limits = ["-max_total_time=4", "-max_len=1024", f"-rss_limit_mb={own_mb + 2048}", "-timeout=10"]
+    limits = [
+        "-max_total_time=4",
+        "-max_len=1024",
+        f"-rss_limit_mb={own_mb + 2048}",
+        f"-timeout={PATIENCE_S:.0f}",
+    ]
     command = [
         sys.executable,
         "-P",

@@ -43,7 +43,7 @@ class TestWatch:
     async def test_a_process_that_hangs_is_dead_after_missed_heartbeats(
         self, private: Path, tmp_path: Path
     ) -> None:
-        async with bench(private, tmp_path, settings=Settings(heartbeat_s=0.5)) as made:
+        async with bench(private, tmp_path, settings=Settings(heartbeat_s=1.0)) as made:
             watcher = Worker(str(made.diary))
             await made.system.add(watcher, "watcher")
             hangs = await made.start("hangs")

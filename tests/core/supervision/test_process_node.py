@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
+from flexmarl.core.protocol.session import Settings
 from flexmarl.core.supervision.forking import ForkServer
 from flexmarl.core.supervision.process_node import ChildProcess, _last_lines, is_ending
 from flexmarl.core.supervision.restart_policy import Intensity
@@ -40,7 +41,7 @@ def test_a_process_is_ending_from_its_death_until_it_is_waited_for() -> None:
 async def test_an_address_is_known_before_the_first_process_and_calls_to_it_wait(
     private: Path, tmp_path: Path, tcp: Tcp | None
 ) -> None:
-    async with bench(private, tmp_path, tcp=tcp) as made:
+    async with bench(private, tmp_path, tcp=tcp, settings=Settings(connect_timeout_s=PATIENCE_S)) as made:
         node = made.supervisor._node
         addresses = [await node.reserve("worker") for _ in range(2)]
         assert addresses[0] == addresses[1] != await node.reserve("other")
@@ -114,7 +115,7 @@ class TestStart:
         before = processes()
         async with bench(private, tmp_path) as made:
             starting = asyncio.create_task(made.supervisor.spawn("echo:NeverReady", "late", {}))
-            await eventually(lambda: asyncio.to_thread(processes), lambda found: found > before)
+            await eventually(lambda: asyncio.to_thread(processes), lambda found: found - before)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting

@@ -51,6 +51,7 @@ async def test_variables_can_only_be_added_to_an_environment_that_is_known(
             await inheriting.spawn(ECHO, "echo", {}, env={"FLAVOUR": "mint"})
 
 
+@pytest.mark.usefixtures("patient_for_exit_reasons")
 class TestDeath:
     @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "signal 9"), (signal.SIGTERM, "signal 15")])
     async def test_a_kill_fails_the_calls_in_flight_at_once(
@@ -172,7 +173,7 @@ class TestDeath:
         process.kill()
         await process.wait()
         try:
-            await asyncio.to_thread(child.wait, 10)
+            await asyncio.to_thread(child.wait, PATIENCE_S)
             await eventually(lambda: asyncio.to_thread(Path(directory).exists), lambda there: not there)
             if how == "fork":
                 assert psutil.pid_exists(int(fork)), "it lives on, and holds the parent's pipes and sockets"
@@ -220,4 +221,4 @@ class TestLookup:
             await two.add(Echo(), "echo")
             assert await (await one.lookup("echo", Echo)).api.greet("you") == "hello you"
             with pytest.raises(ActorNotFound, match="nobody"):
-                await one.lookup("nobody", Echo, timeout_s=5)
+                await one.lookup("nobody", Echo, timeout_s=PATIENCE_S)

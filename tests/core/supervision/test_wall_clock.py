@@ -29,7 +29,7 @@ async def greeting(echo: ActorRef[Echo]) -> str:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await echo.within(5.0).greet("world")
+                return await echo.within(PATIENCE_S).greet("world")
             except ActorDead:
                 await asyncio.sleep(0.01)
 

@@ -73,7 +73,10 @@ async def test_tls_without_the_certificate_of_the_run_gets_nothing(hosts: Hosts)
         host, port = source_of(handle).address.split(":")
 
         def attempt() -> bytes:
-            with socket.create_connection((host, int(port)), 5) as raw, context.wrap_socket(raw) as tls:
+            with (
+                socket.create_connection((host, int(port)), PATIENCE_S) as raw,
+                context.wrap_socket(raw) as tls,
+            ):
                 tls.sendall(b"FXB1")
                 return tls.recv(100)
 

@@ -12,6 +12,8 @@ from flexmarl.transport.block import CHUNK_BYTES, Block
 from flexmarl.transport.network import delta
 from flexmarl.transport.network.deltas import Deltas
 
+from ...patience import PATIENCE_S
+
 _CHUNKS = 6
 
 
@@ -42,19 +44,19 @@ def test_each_chunk_is_computed_once_however_many_threads_want_it(
     deltas = Deltas(*blocks, size)
 
     def writer() -> None:
-        starting.wait(10)
+        starting.wait(PATIENCE_S)
         for start in range(0, size, CHUNK_BYTES):
             deltas.compute(start)
 
     def reader() -> bytes | None:
-        starting.wait(10)
+        starting.wait(PATIENCE_S)
         return deltas.of(0, size)
 
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(work) for work in (writer, writer)]
-        found = [job.result(10) for job in [pool.submit(reader), pool.submit(reader)]]
+        found = [job.result(PATIENCE_S) for job in [pool.submit(reader), pool.submit(reader)]]
         for job in jobs:
-            job.result(10)
+            job.result(PATIENCE_S)
     assert computed == dict.fromkeys(range(_CHUNKS), 1)
     changes = found[0]
     assert changes is not None and changes == found[1]
@@ -72,17 +74,17 @@ def test_an_error_reaches_all_that_wait_and_the_next_reader_tries_again(
 
     def fails(old: memoryview, new: memoryview) -> bytes | None:
         begun.set()
-        may_end.wait(10)
+        may_end.wait(PATIENCE_S)
         raise MemoryError("no room")
 
     deltas = Deltas(*blocks, CHUNK_BYTES)
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(delta, "encode", fails)
         first = pool.submit(deltas.of, 0, CHUNK_BYTES)
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE_S)
         second = pool.submit(deltas.of, 0, CHUNK_BYTES)
         may_end.set()
         for job in (first, second):
             with pytest.raises(MemoryError, match="no room"):
-                job.result(10)
+                job.result(PATIENCE_S)
     assert deltas.of(0, CHUNK_BYTES) is not None
