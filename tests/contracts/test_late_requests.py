@@ -45,9 +45,9 @@ class Counter(Actor):
 
     @endpoint
     async def block(self, gate: str) -> None:
-        """Until there is a file ``gate``."""
+        """Blocks the loop until there is a file ``gate``, as a library does that computes for long."""
         while not os.path.exists(gate):  # noqa: PTH110
-            time.sleep(0.01)  # noqa: ASYNC251  # as a library does that computes for long
+            time.sleep(0.01)  # noqa: ASYNC251
 
     @endpoint(idempotent=True)
     async def read(self) -> dict[str, int]:
