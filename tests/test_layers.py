@@ -18,8 +18,6 @@ from .layers import (
 )
 
 SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-# About 400: a cut for the sake of a few lines helps no reader.
-MOST_LINES = 420
 
 
 def test_the_package_keeps_the_rules() -> None:
@@ -40,12 +38,6 @@ def test_core_is_built_in_order() -> None:
     assert against_the_order_of_core(_sources()) == []
     parts = {path.relative_to(ROOT).parts[1].removesuffix(".py") for path in (ROOT / "core").rglob("*.py")}
     assert parts - {"__init__"} == set(CORE)
-
-
-def test_no_file_is_long() -> None:
-    files = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
-    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
-    assert [path for path, count in lines.items() if count > MOST_LINES] == []
 
 
 def test_no_file_is_named_like_a_library_that_it_imports() -> None:
