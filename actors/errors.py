@@ -88,6 +88,19 @@ class ProtocolViolation(FlexmarlError):
     """An event that can't happen in the state the pipeline is in: a defect, never a user's mistake."""
 
 
+class ComputationOverran(FlexmarlError):
+    """A computation of the trainer has not ended within its deadline: a kernel, a collective or a disk hangs, or the
+    work is larger than the deadline allows."""
+
+    def __init__(self, computation: str, timeout_s: float) -> None:
+        super().__init__(
+            f"{computation} has not ended within training.compute_timeout_s={timeout_s:g}: if that work takes so long, "
+            "raise it, or lower training.micro_batch; if not, the log of the trainer or slot worker may show more"
+        )
+        self.computation = computation
+        self.timeout_s = timeout_s
+
+
 class GangTooLarge(FlexmarlError):
     """A policy has more ranks than the training pool has slots: it could never be bound."""
 

@@ -146,6 +146,26 @@ class ActorSilent:
     event: Literal["actor_silent"] = "actor_silent"
 
 
+@dataclass(frozen=True, slots=True)
+class RunStalled:
+    """The run stands still: nothing has ended for ``seconds``. ``step``: the last complete one. ``causes``: a line
+    for each thing that it waits for, and the part that has to act."""
+
+    step: Step
+    seconds: float
+    causes: tuple[str, ...]
+    event: Literal["run_stalled"] = "run_stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class RunContinued:
+    """Something has ended after ``RunStalled``, for the first time in ``seconds``."""
+
+    step: Step
+    seconds: float
+    event: Literal["run_continued"] = "run_continued"
+
+
 InstanceNews = Literal["serving", "suspected", "draining", "gone"]
 
 
@@ -327,6 +347,8 @@ RunEvent = Annotated[
     | StoreBlocked
     | StoreUnblocked
     | ActorSilent
+    | RunStalled
+    | RunContinued
     | InstanceChanged
     | InstanceMoved
     | WeightsPathChosen

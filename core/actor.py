@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .signature import EndpointOptions, endpoint_options, mark_endpoint
+from .waits import Wait
 
 if TYPE_CHECKING:
     from .wire.curve import Keys
@@ -152,6 +153,16 @@ class Actor:
         """Figures of this actor by name, to be read once a step; cheap, and without side effects. They reach the
         statistics of its process."""
         return {}
+
+    def progress(self) -> int:
+        """The number of work items that this actor has ended since its start; it never falls. A program whose actors
+        make no progress stands still."""
+        return 0
+
+    def waits(self) -> Sequence[Wait]:
+        """Lists what this actor waits for, or computes, at present; for people who look at a program that stands still.
+        May be called before ``on_start`` has ended."""
+        return ()
 
     async def on_dead(self, dead: DeadActor) -> None:
         """Runs when an actor that this one watches has died or was stopped. If it is restarted, watch it again.

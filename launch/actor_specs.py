@@ -163,6 +163,7 @@ def _store_setup(config: RunConfig, references: References, store_dir: Path) -> 
         columns=config.columns(),
         limits=config.store.limits(),
         selects=config.store.select_limits(),
+        patience_s=config.store.room_timeout_s,
         console=references.console,
     )
 
@@ -194,6 +195,7 @@ def _trainer_setup(
         pool=pool,
         weights=config.weights,
         encrypted=config.network.encrypted,
+        compute_timeout_s=config.training.compute_timeout_s,
     )
 
 
@@ -231,5 +233,6 @@ def _orchestrator_setup(
         checkpoints=directory.checkpoints,
         checkpoints_kept=config.checkpoint.keep,
         resume_from=resume_from,
+        data_timeout_s=config.training.data_timeout_s,
         evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
     )

@@ -243,7 +243,11 @@ class NetworkConfig(Config):
 class SupervisionConfig(Config):
     """The time after which an actor is lost. One that is needed is pinged every ``heartbeat_s``; a call to it fails
     within ``missed_heartbeats`` without a sign of life. One that is not needed is lost if its process has not answered
-    the launcher for ``silence_s``.
+    the launcher for ``silence_s``; in a run that stands still, for a fifth of that.
+
+    A run in which nothing has ended for ``stall_s`` seconds stands still: the console names what it waits for. One that
+    was asked to stop ends at once if nothing ends for ``stop_patience_s``, or for three times the longest time that
+    passed between two work items.
 
     Actors that can be restarted alone are, together at most ``max_restarts`` times within any ``restart_period_s``; one
     more loss ends the run. The loss of any other actor ends the run at once."""
@@ -251,6 +255,8 @@ class SupervisionConfig(Config):
     heartbeat_s: Seconds = DEFAULT_SETTINGS.heartbeat_s
     missed_heartbeats: Annotated[Count, Field(ge=2)] = DEFAULT_SETTINGS.missed_heartbeats
     silence_s: Seconds = 300.0
+    stall_s: Seconds = 30.0
+    stop_patience_s: Seconds = 10.0
     max_restarts: Natural = 10
     restart_period_s: Seconds = 3600.0
 

@@ -124,6 +124,8 @@ def _words(run: Path, found: RunStatus) -> str:
         f"{run}: running for {duration(found.since_s)}, step {found.step}/{found.steps}",
         f"phase      {found.phase}",
         f"policies   {instances}",
+        *([f"nothing has ended for {duration(found.idle_s)}; the run waits for"] if found.causes else []),
+        *(f"  {cause}" for cause in found.causes),
         *(f"{name:<12} pid {one.pid:<8} {one.rss_mib:>9.1f} MiB" for name, one in found.processes.items()),
     ]
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,12 @@ from ..actors.messages import (
     TrainerApi,
 )
 from ..actors.orchestrator.checkpoint import RunState
-from ..actors.rollout.block_watch import report_file
+from ..actors.rollout.block_watch import read_report, report_file
 from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
 from ..actors.trainer.pool_config import SharedPoolConfig
 from ..core.errors import ActorDead, FlexmarlError, text_of
 from ..core.ref import ActorRef
-from ..core.supervision.asked_statistics import STATISTICS_TIMEOUT_S
+from ..core.supervision.asked_processes import STATISTICS_TIMEOUT_S
 from ..core.task_groups import first_error
 from ..transport.devices.nvidia import DeviceMonitor
 from .actor_specs import References, actor_specs
@@ -38,6 +39,7 @@ from .console.run_console import RunConsole
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision
+from .stalls.watch import StallWatch, blocking_line
 
 _STATISTICS_INTERVAL_S = 1.0
 # A longer round means that the launcher itself was stopped: ctrl-Z, a frozen container.
@@ -58,14 +60,20 @@ class LocalRun:
     own_gpus: Mapping[str, tuple[str, ...]]
     archive: ActorRef[ArchiveApi] | None = None
 
-    async def train(self, began: Callable[[ActorRef[OrchestratorApi]], None]) -> RunResult:
-        """``began`` is called when the training has begun: from then on the orchestrator can be asked to stop."""
+    async def train(
+        self, began: Callable[[ActorRef[OrchestratorApi]], None], stalls: StallWatch
+    ) -> RunResult:
+        """``began`` is called when the training has begun: from then on the orchestrator can be asked to stop.
+        ``stalls``: not begun."""
+        self.console.background(stalls.run(self.supervision), "stalls")
         orchestrator = await self.begin()
         began(orchestrator)
         workers = (f"rollout-{n}" for n in range(self.config.rollout.workers))
         blocked = {name: report_file(self.directory.logs, name) for name in workers}
         silence_s = self.config.supervision.silence_s
-        watch = _watch_processes(self.supervision, self.console, silence_s, blocked)
+        watch = _watch_processes(
+            self.supervision, self.console, silence_s, blocked, lambda: stalls.standstill.is_still
+        )
         self.console.background(watch, "statistics")
         self.console.background(_watch_devices(self.console), "devices")
         return await self.console.ended_with
@@ -119,30 +127,36 @@ class LocalRun:
 
 
 async def _watch_processes(
-    supervision: RunSupervision, console: RunConsole, silence_s: float, blocked: Mapping[str, Path]
+    supervision: RunSupervision,
+    console: RunConsole,
+    silence_s: float,
+    blocked: Mapping[str, Path],
+    is_still: Callable[[], bool],
 ) -> None:
     """Keeps the console's figures up to date. Reports an actor that does not answer; ends it once it has not for
-    ``silence_s``. The time in which this process itself was stopped does not count.
+    ``silence_s``, or for a fifth of that if the run stands still. The time in which this process itself was stopped
+    does not count.
 
     ``blocked``: by rollout worker, the file with the line of the recipe that blocks its loop; each line is reported
-    once.
+    once. ``is_still``: True while the run stands still.
     """
     silent_s = dict.fromkeys(supervision.running, 0.0)
+    lives = Counter(supervision.restarts)
     silent: set[str] = set()
     lines: set[str] = set()
     began = time.monotonic()
-    await supervision.process_statistics()  # these figures are of the start
+    await supervision.process_statistics(console.process_heard)  # these figures are of the start
     while True:
-        console.refresh(await supervision.process_statistics())
-        blocking = {worker: line for worker, file in blocked.items() if (line := _line_in(file))}
-        for line in blocking.values():
-            if line not in lines:
+        console.refresh(await supervision.process_statistics(console.process_heard))
+        for report in map(read_report, blocked.values()):
+            if report is not None and (line := report.line) not in lines:
                 lines.add(line)
                 await console.event(WorkflowBlocked(line))
         last, began = began, time.monotonic()
         running = supervision.running  # those that are stopped or restarted have no time to answer
         for name in silent_s:
-            if name in console.processes or name not in running:
+            is_new, lives[name] = lives[name] < supervision.restarts[name], supervision.restarts[name]
+            if is_new or name in console.processes or name not in running:
                 silent_s[name] = 0.0
                 silent.discard(name)
             elif began - last <= _LONGEST_ROUND_S:
@@ -150,8 +164,9 @@ async def _watch_processes(
                 if name not in silent:
                     silent.add(name)
                     await console.event(ActorSilent(name, round(silent_s[name], 1)))
-                elif silent_s[name] > silence_s:
-                    supervision.end_silent(_silent_for(name, silent_s[name], blocking.get(name, "")))
+                elif silent_s[name] > (silence_s / 5 if is_still() else silence_s):
+                    line = blocking_line(blocked[name]) if name in blocked else ""
+                    supervision.end_silent(_silent_for(name, silent_s[name], line))
         await asyncio.sleep(_STATISTICS_INTERVAL_S)
 
 
@@ -167,14 +182,6 @@ def _silent_for(actor: str, seconds: float, line: str) -> ActorDead:
     """``line``: the one that blocks the actor's workflow, or empty."""
     hint = f"; the workflow blocks its event loop: {line}" if line else ""
     return ActorDead(actor, f"its process runs, but has not answered for {round(seconds, 1):g} s{hint}")
-
-
-def _line_in(report: Path) -> str:
-    """Empty without a report."""
-    try:
-        return report.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:

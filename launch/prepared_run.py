@@ -23,7 +23,7 @@ from .config_reading import (
     with_overrides,
 )
 from .errors import ResumeRefused
-from .preflight.preflight import check_before_start
+from .preflight.preflight import Notify, check_before_start, log_check
 from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
@@ -47,12 +47,12 @@ class PreparedRun:
 
 @contextlib.contextmanager
 def new_run(
-    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None
+    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
 ) -> Iterator[PreparedRun]:
     """Makes a new run, whose folder is locked until the end of the context. It takes seconds: the recipe is tried in a
     process of its own. Raises ConfigError with every mistake, RunDirectoryError if the folder exists; in both cases
-    nothing is written."""
-    resolved, folder, environment = checked(config, settings, runs, name)
+    nothing is written. ``notify``: see ``check_before_start``."""
+    resolved, folder, environment = checked(config, settings, runs, name, notify)
     directory = RunDirectory.create(folder, to_yaml(resolved))
     with directory.locked():
         yield PreparedRun(directory, Resumption(resolved, None, {}, []), environment)
@@ -93,24 +93,26 @@ def changed_settings(directory: RunDirectory, recipe: str, settings: Sequence[st
     return [f"{key}={json.dumps(value)}" for key, (_, value) in resuming.differences(before, now).items()]
 
 
-def next_life(directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str]) -> PreparedRun:
+def next_life(
+    directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str], notify: Notify = log_check
+) -> PreparedRun:
     """A locked run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
     life = resuming.prepare(directory, settings, accepted)
     if life.is_complete:
         return PreparedRun(directory, life, {})
-    environment = check_before_start(life.config, WrittenKeys())
+    environment = check_before_start(life.config, WrittenKeys(), notify)
     damaged = directory.forget_after(life.step)
     return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
 
 
 def checked(
-    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None
+    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
 ) -> tuple[RunConfig, Path, Mapping[str, str]]:
     """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""
     resolved, keys = resolve_given(config, settings)
     folder = runs / (default_name(resolved) if name is None else _checked_name(name))
     RunDirectory.check_new(folder)
-    return resolved, folder, check_before_start(resolved, keys)
+    return resolved, folder, check_before_start(resolved, keys, notify)
 
 
 def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:

@@ -53,6 +53,7 @@ from .samples.archive import Archive
 from .sinks.function_sink import FunctionSink, MetricsFunction, checked, name_of
 from .sinks.run_sinks import RunSinks
 from .sinks.sink import SinkRun
+from .stalls.watch import StallWatch
 
 Result = TypeVar("Result")
 
@@ -106,6 +107,7 @@ class Run:
         self._entered = False
         self._stop_gracefully: Callable[[], None] | None = None
         self._at_once = asyncio.Event()
+        self._stop_asked = asyncio.Event()
         self._stopped_by = ""
         self._reported = False
 
@@ -219,7 +221,12 @@ class Run:
             await system.add(console, "console")
             first = self._prepared.life.step
             archive = await self._archive(system)
-            control = RunControl(config, first, directory, self._broadcast, console, self.request_stop)
+            self._stalls = StallWatch(
+                console, config.supervision, directory, lambda: max(first, self._broadcast.last_step)
+            )
+            control = RunControl(
+                config, first, directory, self._broadcast, console, self._stalls, self.request_stop
+            )
             await system.add(control, CONTROL)
             return await control.reported(self._on_its_nodes(system, runtime_dir, console, archive))
 
@@ -282,15 +289,17 @@ class Run:
     async def _trained(self, local_run: LocalRun, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
         """``failures``: set to errors that end the run."""
         supervision = local_run.supervision
-        work = asyncio.create_task(local_run.train(self._training_begins))
+        work = asyncio.create_task(local_run.train(self._training_begins, self._stalls))
         death = asyncio.create_task(supervision.wait_failed())
         stop = asyncio.create_task(self._at_once.wait())
+        patience = asyncio.create_task(self._end_standstill(supervision))
         ends: list[asyncio.Future[Any]] = [stop, death, *failures, work]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._stop_gracefully = None
-            await _cancelled(work, death, stop)
+            self._stalls.close()
+            await _cancelled(work, death, stop, patience)
         if self._at_once.is_set():
             await supervision.kill_all()
             raise Interrupted(f"stopped by {self._stopped_by}")
@@ -308,6 +317,17 @@ class Run:
                     f"stopped by {self._stopped_by}, before its last checkpoint was saved: {error}"
                 ) from error
             raise
+
+    async def _end_standstill(self, supervision: RunSupervision) -> None:
+        """Ends a run at once that was asked to stop and stands still: its steps under way may never end."""
+        await self._stop_asked.wait()
+        least_s, standstill = self._prepared.life.config.supervision.stop_patience_s, self._stalls.standstill
+        while standstill.idle_s < standstill.patience_s(least_s):
+            await self._stalls.observed.next.wait()
+        text = f"stopping at once: nothing has ended for {standstill.idle_s:.0f} s"
+        causes = () if self._stalls.causes else await self._stalls.ask(supervision)  # those were named before
+        self._broadcast.warn("; ".join([text, *causes]), at_once=True)
+        self._at_once.set()
 
     def _training_begins(self, orchestrator: ActorRef[OrchestratorApi]) -> None:
         self._stop_gracefully = lambda: orchestrator.tell_nowait("stop")
@@ -361,6 +381,7 @@ class Run:
         if not now and self._stop_gracefully is not None:
             if not self._stopped_by:
                 self._stopped_by = by
+                self._stop_asked.set()
                 self._stop_gracefully()
             return True
         self._stopped_by = by

@@ -32,6 +32,7 @@ from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_feed import Broadcast
 from .run_record import end_of_run
+from .stalls.watch import StallWatch
 
 Api = TypeVar("Api")
 
@@ -69,7 +70,8 @@ class ProcessStatus:
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """``step``: the last complete one, of ``steps``. ``since_s``: seconds since this life of the run began.
-    ``instances``: by policy. ``processes``: those that answered last, by actor; at most about a second old."""
+    ``instances``: by policy. ``processes``: those that answered last, by actor; at most about a second old. ``idle_s``:
+    seconds since anything has ended. ``causes``: what a run that stands still waits for, a line each."""
 
     step: int
     steps: int
@@ -77,6 +79,8 @@ class RunStatus:
     since_s: float
     instances: dict[str, int]
     processes: dict[str, ProcessStatus]
+    idle_s: float = 0.0
+    causes: tuple[str, ...] = ()
 
 
 class RunControl(Actor):
@@ -89,10 +93,11 @@ class RunControl(Actor):
         directory: RunDirectory,
         broadcast: Broadcast,
         console: RunConsole,
+        stalls: StallWatch,
         request_stop: Callable[..., bool],
     ) -> None:
         self._config, self._first, self._directory = config, first, directory
-        self._broadcast, self._console = broadcast, console
+        self._broadcast, self._console, self._stalls = broadcast, console, stalls
         self._request_stop = request_stop
         self._end: RunEnded | None = None
         self._followers = 0
@@ -132,6 +137,8 @@ class RunControl(Actor):
                 name: ProcessStatus(process.pid, round(process.rss_mib, 1))
                 for name, process in self._console.processes.items()
             },
+            idle_s=round(self._stalls.standstill.idle_s, 1),
+            causes=self._stalls.causes,
         )
 
     @endpoint

@@ -74,6 +74,8 @@ def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -
     head, *more = text.splitlines() or [type(error).__name__]
     lines = [*more, ""] if more else []
     lines += [f"The run {'was' if stopped else 'failed:'} {head}", f"  events and logs  {folder}"]
+    if checkpoint is not None:
+        lines.append(f"  last checkpoint  {checkpoint}")
     if not repeats(error):
         if checkpoint is not None:
             lines.append(f"  continue with    flexmarl train --resume {folder}")

@@ -7,6 +7,7 @@ If the second one gives up, the run ends too, with an error that ``is_loss``.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from ..core.supervision.restart_policy import Intensity, Strategy
 from ..core.supervision.supervisor import AnotherNode, Supervisor
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
+from ..core.waits import ProcessWaits
 from . import env
 from .actor_specs import ActorSpec
 
@@ -58,6 +60,8 @@ class RunSupervision:
         )
         self._restarting.another_node = another_node
         self._both = (self._ending, self._restarting)
+        self.restarts = Counter[str]()
+        """Number of restarts of each actor."""
         self._exits = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -96,7 +100,12 @@ class RunSupervision:
 
     def report_restarts(self, report: Callable[[str, FlexmarlError], None]) -> None:
         """Has ``report`` called for each actor that is restarted alone, with the reason."""
-        self._restarting.on_restart = report
+
+        def restarted(actor: str, reason: FlexmarlError) -> None:
+            self.restarts[actor] += 1
+            report(actor, reason)
+
+        self._restarting.on_restart = restarted
 
     @property
     def restarting(self) -> ActorRef[Any]:
@@ -107,9 +116,18 @@ class RunSupervision:
     def running(self) -> list[str]:
         return [name for supervisor in self._both for name in supervisor.running]
 
-    async def process_statistics(self) -> dict[str, ProcessStatistics]:
-        """The figures of this process, and of every running one that answers within 10 s, by actor name."""
-        ending, restarting = await asyncio.gather(*(s.process_statistics() for s in self._both))
+    async def process_statistics(
+        self, reported: Callable[[str, ProcessStatistics], None]
+    ) -> dict[str, ProcessStatistics]:
+        """The figures of this process, and of every running one that answers within 10 s, by actor name. ``reported``:
+        is called with each as it comes."""
+        ending, restarting = await asyncio.gather(*(s.process_statistics(reported) for s in self._both))
+        return restarting | ending
+
+    async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
+        """The waits of this process's actors, and of those of every one that runs or is being started, by actor name;
+        see ``Supervisor.process_waits``."""
+        ending, restarting = await asyncio.gather(*(s.process_waits(timeout_s) for s in self._both))
         return restarting | ending
 
     def end_silent(self, error: ActorDead) -> None:

@@ -178,9 +178,9 @@ def train(
     elif accept:
         raise ConfigError("--accept is for --resume and --continue")
     if dry_run:
-        config, _, _ = checked(recipe, overrides, runs, name)
+        config, _, _ = checked(recipe, overrides, runs, name, options.output.note)
         return _show_plan(config, wanted)
-    with new_run(recipe, overrides, runs, name) as prepared:
+    with new_run(recipe, overrides, runs, name, options.output.note) as prepared:
         return _train(prepared, prepared.directory, options)
 
 
@@ -220,7 +220,7 @@ def _train(
     prepared = first
     left = most = Counter({False: options.restarts, True: max(1, options.nodes.count)})
     while True:
-        prepared = prepared or next_life(directory, overrides, accepted)
+        prepared = prepared or next_life(directory, overrides, accepted, options.output.note)
         life = prepared.life
         if life.is_complete:
             options.output.answer(f"{directory.path} is complete: all {life.step} steps are trained")

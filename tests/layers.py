@@ -19,14 +19,14 @@ LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to
 CORE = (
     "front_door", "collector", "task_groups", "errors", "names", "call_context", "telemetry", "private_directory",
     "protocol", "wire_types",
-    "declared_errors", "signature", "call", "wire", "durable",
+    "waits", "declared_errors", "signature", "call", "wire", "durable",
     "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "fork_server", "testing",
 )  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "declared_columns", "errors", "group_advantage", "json_files", "messages",
-    "model_sources", "names", "pretrained", "process_pool", "recipe", "recorded_trajectory", "run_events", "sample_id",
-    "step_metrics", "store_client", "tool_calls", "truncated_scores", "workflow",
+    "model_sources", "names", "pretrained", "process_pool", "recipe", "recipe_lines", "recorded_trajectory",
+    "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores", "workflow",
 )  # fmt: skip
 
 

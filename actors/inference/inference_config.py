@@ -45,6 +45,11 @@ class EngineOptions(Config):
         return 1
 
     @property
+    def place(self) -> str:
+        """The part that generates, for people."""
+        return f"the engine {self.name}"  # type: ignore[attr-defined]  # every engine's class has a name
+
+    @property
     def reserved_bytes(self) -> int:
         """The memory that an instance takes at its start on each of its devices, besides the weights."""
         return 0
@@ -180,6 +185,11 @@ class OpenaiEngineConfig(EngineOptions):
     api_key_file: Path | None = None
     request_timeout_s: Seconds = 120.0
     retries: Natural = 4
+
+    @property
+    def place(self) -> str:
+        attempts = f"{self.retries + 1} attempts of engine.request_timeout_s={self.request_timeout_s:g}"
+        return f"the endpoint {self.base_url} ({attempts})"
 
     @field_validator("base_url")
     @classmethod

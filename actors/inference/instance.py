@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...core.actor import Actor, endpoint
 from ...core.collector import spare_collector
 from ...core.errors import FlexmarlError, text_of
+from ...core.waits import OpenWaits, Wait
 from ...transport.devices.find import find_devices
 from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport
@@ -48,11 +49,15 @@ class Instance(Actor, InstanceApi):
         self._engine_ids: set[str] = set()
         self._answered = asyncio.Event()
         self._answered.set()
+        self._waits = OpenWaits()
+        self._ended = 0
+        """Turns and loads that have ended."""
 
     async def on_start(self) -> None:
         self._transport = await self._made_transport().__aenter__()
         policy, router = self._setup.policy, self._setup.router
-        await self._build(policy)
+        with self._waits.open(f"the engine of {policy}, which loads its model"):
+            await self._build(policy)
         if router is not None:
             turns_at_once = self._setup.policies[policy].engine.turns_at_once
             await router.api.join(self.ref, (policy, *self._setup.beside), turns_at_once)
@@ -79,7 +84,10 @@ class Instance(Actor, InstanceApi):
             raise WrongVersion(policy, published.version, found)
         async with self._loading:
             try:
-                return await self._load(published)
+                with self._waits.open(f"version {found} of {policy}, which is being loaded"):
+                    loaded = await self._load(published)
+                self._ended += 1
+                return loaded
             except (EngineFailed, WrongVersion):
                 raise
             except (
@@ -110,7 +118,8 @@ class Instance(Actor, InstanceApi):
         search = None if options.endpoint else stop_search(request, codec)
         stream = None if text_to is None else TextStream(text_to, codec.decode, request.completion)
         on_tokens = listener(search, stream)
-        with self._turn(), self._engine_id(request.sample_id) as request_id:
+        generating = f"a turn of {served.policy} from {options.place}"
+        with self._turn(generating), self._engine_id(request.sample_id) as request_id:
             adapter = self._adapter(request.policy)
             result = await engine.generate(
                 dataclasses.replace(engine_request(request, prompt), request_id=request_id, adapter=adapter),
@@ -158,6 +167,16 @@ class Instance(Actor, InstanceApi):
         engine = self._engine.statistics()
         batch_size = engine.batch_occupancy * self._setup.policies[self._built_for].engine.max_batch
         return {"batch_size": batch_size, **engine.numbers(), **self._transport.statistics().numbers()}
+
+    def progress(self) -> int:
+        """Tokens, and turns and loads that have ended."""
+        if self._engine is None:
+            return self._ended
+        engine = self._engine.statistics()
+        return self._ended + engine.prompt_tokens + engine.generated_tokens
+
+    def waits(self) -> list[Wait]:
+        return self._waits.current()
 
     # ------------------------------------------------------------------ the engine
 
@@ -218,12 +237,14 @@ class Instance(Actor, InstanceApi):
             raise
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, text: str) -> Iterator[None]:
         self._turns += 1
         self._answered.clear()
         try:
-            yield
+            with self._waits.open(text, "rollout.turn_timeout_s ends it"):
+                yield
         finally:
+            self._ended += 1
             self._turns -= 1
             if not self._turns:
                 self._answered.set()

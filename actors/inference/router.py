@@ -33,11 +33,12 @@ Rules:
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
 
+from ...core.waits import Wait
 from ..messages import TurnAsked
 from ..names import PolicyName, Version
 from .balance import Balancer
@@ -323,6 +324,29 @@ class Router:
         policy, since the start, as ``policy_turns.<policy>`` and so on."""
         of_policies = {name: policy.totals for name, policy in self._policies.items()}
         return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._live, of_policies)}
+
+    def waits(self, now: float) -> list[Wait]:
+        """Turns that wait, and instances that load or may be lost; for people."""
+        return [wait for name, policy in self._policies.items() for wait in self._waits_of(name, policy, now)]
+
+    def _waits_of(self, name: PolicyName, policy: RoutedPolicy, now: float) -> Iterator[Wait]:
+        loading = [one for one in policy.instances.values() if one.state is InstanceState.LOADING]
+        for instance in loading:
+            text = f"{instance.name}, which loads version {policy.published} of {name}"
+            limit = f"router.load_timeout_s={self._config.load_timeout_s:g}"
+            yield Wait(text, now - instance.loads_since_s, limit, instance.name)
+        turns = policy.waiting.count
+        if policy.alone_since_s is not None and policy.published is not None:
+            states = [f"{one.name} is {one.state.value}" for one in policy.instances.values()]
+            text = f"an instance of {name} for {turns} turns: {', '.join(states) or policy.last_loss}"
+            limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
+            yield Wait(text, now - policy.alone_since_s, limit)
+        elif turns and policy.published is not None and policy.serving:
+            newer = turns - policy.waiting.for_version(policy.published)
+            if newer:
+                yield Wait(f"a newer version of {name} for {newer} turns", 0.0, actor="trainer")
+            if turns > newer:
+                yield Wait(f"room at the instances of {name} for {turns - newer} turns", 0.0, actor=name)
 
     # ------------------------------------------------------------------ versions and decisions
 

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Mapping
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.errors import FlexmarlError, is_loss, text_of
 from ...core.ref import ActorRef
+from ...core.waits import Wait
 from ...transport.statistics import Chosen
 from ..errors import EngineFailed, NoInstance, WrongPolicy
 from ..messages import (
@@ -108,6 +109,7 @@ class RouterActor(Actor, RouterApi):
         """The watched incarnations of each instance, by their first numbers, in the order of their deaths."""
         self._leaving: dict[int, asyncio.Future[None]] = {}
         """By the numbers of the instances that were asked to leave."""
+        self._acknowledged = 0
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -199,6 +201,13 @@ class RouterActor(Actor, RouterApi):
         """See ``Router.statistics``."""
         return self._router.statistics()
 
+    def progress(self) -> int:
+        """Versions that instances have acknowledged."""
+        return self._acknowledged
+
+    def waits(self) -> list[Wait]:
+        return self._router.waits(self._loop.time())
+
     # ------------------------------------------------------------------ decisions
 
     async def _balance(self) -> None:
@@ -288,6 +297,7 @@ class RouterActor(Actor, RouterApi):
             while (wanted := self._loads[number]) != loaded:
                 published = self._published[wanted.policy]
                 figures = await instance.within(WORK_TIMEOUT_S).load(published)
+                self._acknowledged += 1
                 self._report_path(instance.name, figures)
                 if published is self._published[wanted.policy]:
                     self._loaded[wanted.policy].append(figures)

@@ -27,7 +27,7 @@ from ..json_files import read_json, write_json
 from ..names import PolicyName, Step, Version
 from .opponents.past_pool import PastPool
 
-_PARTIAL = ".partial"
+PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
 _FORMAT = 2
 
@@ -57,7 +57,7 @@ def committed_folder(root: Path, step: Step) -> Path:
 
 def partial_folder(root: Path, step: Step) -> Path:
     """The folder of a checkpoint that is being written."""
-    return committed_folder(root, step).with_suffix(_PARTIAL)
+    return committed_folder(root, step).with_suffix(PARTIAL)
 
 
 def commit(root: Path, state: RunState, keep: int) -> Path:
@@ -112,7 +112,7 @@ def check_files(folder: Path, policy: PolicyName | None = None) -> None:
 
 def remove_partial(root: Path) -> None:
     """Removes checkpoints that a killed run left incomplete."""
-    for folder in root.glob(f"step_*{_PARTIAL}"):
+    for folder in root.glob(f"step_*{PARTIAL}"):
         shutil.rmtree(folder)
 
 

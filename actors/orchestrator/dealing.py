@@ -20,6 +20,15 @@ class Dealing(Generic[Item]):
     def __contains__(self, worker: str) -> bool:
         return worker in self._open
 
+    def open_items(self, worker: str) -> list[Item]:
+        """The items that a worker has; none of one that was lost."""
+        return list(self._open.get(worker, ()))
+
+    @property
+    def waiting(self) -> int:
+        """Number of items that wait for a worker."""
+        return len(self._waiting)
+
     def enlist(self, worker: str) -> dict[str, list[Item]]:
         """Adds a worker, which gets the items that waited for one."""
         self._open[worker] = {}

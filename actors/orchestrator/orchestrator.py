@@ -33,9 +33,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
+from ...core.waits import OpenWaits, Wait
 from ..errors import SamplesUnreachable, StoreError, TooFewRows
 from ..messages import (
     WORK_TIMEOUT_S,
@@ -73,12 +75,15 @@ from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
 from .query_digests import QueryDigests
 from .query_order import ClosingOrder, QueryOrder
+from .recipe_data import RecipeData
 from .recorder import StepRecord
 from .rollout_workers import GroupWork, RolloutWorkers
 from .submissions import SUBMITTED, Submissions
 
 _LOSS_KNOWN_S = 60.0
 _TRAIN_AGAIN_S = 0.1
+_NAMED: Final = "recipe"
+"""The waits of the recipe's data and of the rollout workers name more."""
 
 
 class Orchestrator(Actor, OrchestratorApi):
@@ -100,6 +105,9 @@ class Orchestrator(Actor, OrchestratorApi):
         self._last_checkpoint = ""
         if resumed is not None:
             self._last_checkpoint = str(checkpoint.committed_folder(setup.checkpoints, resumed.step))
+        self._data = RecipeData(self._recipe, lambda: self.system, setup.data_timeout_s)
+        self._waits = OpenWaits()
+        self._decisions_done = 0
         self._policy_of = {
             agent: policy for policy, settings in setup.policies.items() for agent in settings.agents
         }
@@ -144,6 +152,7 @@ class Orchestrator(Actor, OrchestratorApi):
 
     @endpoint
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
+        self._decisions_done += 1
         if self._workers.closed(writer, group):
             await self.closed(group)
 
@@ -188,6 +197,16 @@ class Orchestrator(Actor, OrchestratorApi):
             samples[self._policy_of[agent]] += count
         return dict(samples)
 
+    # ------------------------------------------------------------------ for people
+
+    def progress(self) -> int:
+        """Decisions that are carried out, and groups that have closed."""
+        return self._decisions_done
+
+    def waits(self) -> list[Wait]:
+        """The recipe's data, decisions that are being carried out, and groups that have not closed."""
+        return [*self._data.waits(), *self._waits.current(), *self._workers.waits()]
+
     # ------------------------------------------------------------------ the run
 
     async def _run(self) -> None:
@@ -219,8 +238,10 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _publish_all(self) -> dict[PolicyName, Version]:
         """Brings the first weights of every policy to its instances."""
         for policy in self._setup.policies:
-            published = await self._trainer.publish(policy)
-            await self._router.publish(published)
+            with self._waits.open(f"the first weights of {policy}", actor=self._setup.trainer.name):
+                published = await self._trainer.publish(policy)
+            with self._waits.open(f"the instances of {policy}", actor=self._setup.router.name):
+                await self._router.publish(published)
             await self._take_published(published)
         await self._opponents.start()
         return {policy: published.version for policy, published in self._published.items()}
@@ -236,6 +257,11 @@ class Orchestrator(Actor, OrchestratorApi):
             self._tasks.create_task(self._do(decision), name=type(decision).__name__)
 
     async def _do(self, decision: Decision) -> None:
+        with self._waits.open(*_words(decision)):
+            await self._carry(decision)
+        self._decisions_done += 1
+
+    async def _carry(self, decision: Decision) -> None:
         match decision:
             case StartStep():
                 await self._start_step(decision)
@@ -294,8 +320,7 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _start_groups(self, step: Step, positions: range, submitted: Sequence[Query] = ()) -> None:
         """Begins the groups of ``submitted`` queries, and of those at ``positions`` of the training data."""
         async with self._drawing:
-            # May read from a disk.
-            queries = await self.system.run_blocking(lambda: [*map(self._recipe.train_query, positions)])
+            queries = await self._data.train_queries(positions)
             placed = [*((SUBMITTED, query) for query in submitted), *zip(positions, queries, strict=True)]
             ids = [query.id for _, query in placed]
             self._queries.name(step, ids)
@@ -368,7 +393,7 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _evaluate(self, decision: Evaluate) -> None:
         started = self.system.clock()
-        queries = await self.system.run_blocking(self._recipe.eval_queries)
+        queries = await self._data.eval_queries()
         noun = "query" if len(queries) == 1 else "queries"
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
         query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
@@ -417,3 +442,24 @@ class Orchestrator(Actor, OrchestratorApi):
         """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a
         window of messages this waits."""
         await self._console.tell(endpoint, *args, timeout_s=WORK_TIMEOUT_S)
+
+
+def _words(decision: Decision) -> tuple[str, str, str]:
+    """The wait of carrying out a decision, as the arguments of ``OpenWaits.open``."""
+    match decision:
+        case StartStep(step) | Replacement(step):
+            return f"the queries of step {step}", "", _NAMED
+        case Train(policy, step):
+            return f"a micro-batch of {policy}, step {step}", "", "trainer"
+        case StepOptimizer(policy, step):
+            return f"the optimizer step of {policy}, step {step}", "", "trainer"
+        case Publish(policy, step):
+            return f"new weights of {policy} at its instances, step {step}", "", "router"
+        case Save(policy, step):
+            return f"the saving of {policy} after step {step}", "", "trainer"
+        case CommitCheckpoint(step):
+            return f"the checkpoint of step {step}, which is committed", "", ""
+        case Evaluate(step):
+            return f"the evaluation after step {step}", "", _NAMED
+        case StepComplete(step) | Finish(step):
+            return f"the end of step {step}", "", "console"

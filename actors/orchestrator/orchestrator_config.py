@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import Field, field_validator, model_validator
 
-from ..config_base import Config, Count, Natural, Positive
+from ..config_base import Config, Count, Natural, Positive, Seconds
 from ..messages import EvaluationSampling
 from ..names import PolicyName
 
@@ -15,12 +15,18 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 class TrainingConfig(Config):
     """A step draws ``queries_per_step`` queries and runs the workflow ``trajectories_per_query`` times on each
     (a group; one is enough for ppo and reinforce_pp, which compare nothing within it). ``micro_batch`` is the number of
-    samples of one forward and backward."""
+    samples of one forward and backward.
+
+    ``compute_timeout_s``: the deadline of one computation of the trainer: a micro-batch, an optimizer step, ten
+    supervised batches, the saving of a policy. ``data_timeout_s``: the deadline of one call of the recipe's
+    ``train_query`` or ``eval_queries``."""
 
     steps: Count
     queries_per_step: Count = 16
     trajectories_per_query: Count = 8
     micro_batch: Count = 32
+    compute_timeout_s: Seconds = 3600.0
+    data_timeout_s: Seconds = 600.0
 
 
 class EvaluationConfig(EvaluationSampling):

@@ -27,7 +27,8 @@ class OrchestratorSetup:
     """``plan``: of the whole run; one that is resumed begins after the step of ``resume_from``.
 
     ``supervisor``: restarts the workers. ``checkpoints_kept``: the newest that stay in ``checkpoints``.
-    ``max_failed_share``: of a step's trajectories.
+    ``max_failed_share``: of a step's trajectories. ``data_timeout_s``: of a call of the recipe's ``train_query`` or
+    ``eval_queries``.
     """
 
     plan: Plan
@@ -45,5 +46,6 @@ class OrchestratorSetup:
     checkpoints: Path
     checkpoints_kept: int
     resume_from: RunState | None
+    data_timeout_s: float = 600.0
     evaluation: EvaluationRules = field(default_factory=EvaluationRules)
     opponents: OpponentsSetup = field(default_factory=OpponentsSetup)

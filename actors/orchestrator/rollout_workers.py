@@ -23,6 +23,7 @@ from ...core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_
 from ...core.ref import ActorRef
 from ...core.supervision.system_api import FOR_EVER
 from ...core.telemetry import get_logger
+from ...core.waits import Wait
 from ..errors import WorkerReplaced
 from ..messages import (
     WORK_TIMEOUT_S,
@@ -45,6 +46,7 @@ log = get_logger(__name__)
 # A worker that can't be reached is being started.
 _RETRY_S: Final = 0.1
 _START_S: Final = 10.0
+_SHOWN: Final = 3
 
 GroupKey = tuple[Step, str]
 """Step and query id of a group."""
@@ -111,6 +113,8 @@ class RolloutWorkers:
         self._evaluating: _Evaluating | None = None
         self._absent = set(self._refs)
         self._all_enlisted = asyncio.Event()
+        self._closed_at = asyncio.get_running_loop().time()
+        """The time at which the last group closed."""
 
     # ------------------------------------------------------------------ the workers' lives
 
@@ -199,6 +203,7 @@ class RolloutWorkers:
         if not self._dealing.close(writer, key):
             log.warning("group of another worker ignored", writer=writer, step=group.step, query=group.query)
             return False
+        self._closed_at = asyncio.get_running_loop().time()
         return True
 
     async def forget_step(self, step: Step) -> None:
@@ -235,6 +240,19 @@ class RolloutWorkers:
         if len(evaluating.ends) == len(evaluating.trajectories):
             evaluating.done.set()
 
+    def waits(self) -> list[Wait]:
+        """The work that the workers have, and that waits for one. Since the last group closed."""
+        seconds = asyncio.get_running_loop().time() - self._closed_at
+        waits = [
+            Wait(f"{_words(items)} at {ref.name}", seconds, actor=ref.name)
+            for writer, (ref, _) in self._lives.items()
+            if (items := self._dealing.open_items(writer))
+        ]
+        if waiting := self._dealing.waiting:
+            waits.append(Wait(f"a rollout worker for {waiting} groups", seconds, actor="rollout workers"))
+        waits += [Wait(f"{name}, which has not begun", seconds, actor=name) for name in sorted(self._absent)]
+        return waits
+
     # ------------------------------------------------------------------ sending
 
     async def _send(self, dealt: Mapping[str, Sequence[GroupKey | int]]) -> None:
@@ -261,3 +279,12 @@ def _reason(error: FlexmarlError | None) -> str:
     if error is None:
         return "it ended"
     return error.reason if isinstance(error, ActorDead) else text_of(error)
+
+
+def _words(items: Sequence[GroupKey | int]) -> str:
+    groups = [item[1] for item in items if not isinstance(item, int)]
+    trajectories = len(items) - len(groups)
+    names = ", ".join(groups[:_SHOWN]) + (" ..." if len(groups) > _SHOWN else "")
+    parts = [f"{len(groups)} {'group' if len(groups) == 1 else 'groups'} ({names})"] if groups else []
+    parts += [f"{trajectories} trajectories of an evaluation"] if trajectories else []
+    return " and ".join(parts)

@@ -47,6 +47,14 @@ class OutsideRewards:
         self._numbers = count()
         self._waiting: dict[str, tuple[UnjudgedSample, asyncio.Future[float]]] = {}
 
+    @property
+    def limit(self) -> str:
+        """The settings that end the waits, for people."""
+        return ", ".join(
+            f"agents.{agent}.columns.reward.timeout_s={column.timeout_s:g}"
+            for agent, column in self._columns.items()
+        )
+
     async def run(self) -> None:
         """Takes rewards until the store is stopped in good order. Raises ActorDead if it is lost for good."""
         while self._columns:

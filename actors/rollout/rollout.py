@@ -24,6 +24,7 @@ from typing import Any
 from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.task_groups import first_error
+from ...core.waits import Wait
 from ..errors import (
     EngineFailed,
     InvalidRequest,
@@ -58,6 +59,7 @@ from .groups.group_run import ClosingRules, End, GroupRun
 from .outside_rewards import OutsideRewards
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
+from .rollout_waits import RolloutWaits
 from .trajectory import Deadline, Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
@@ -91,6 +93,7 @@ class Rollout(Actor, RolloutApi):
         self._calls = CallGraph()
         self._texts = TurnTexts()
         self._workflows: set[asyncio.Task[TrajectoryRewards]] = set()
+        self._waits = RolloutWaits(self._recipe.folder, setup.config)
 
     async def on_start(self) -> None:
         self._clock = self.system.clock
@@ -107,7 +110,8 @@ class Rollout(Actor, RolloutApi):
         self.background(self._records.run(), "records")
         self._processes = Processes(self._config.processes, str(self._recipe.folder))
         current_pool.set(self._processes)
-        await self._recipe.setup(self._config.setup_timeout_s)
+        with self._waits.setup():
+            await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
 
     async def on_stop(self) -> None:
@@ -180,6 +184,13 @@ class Rollout(Actor, RolloutApi):
         """Trajectories that are not in the run's file of trajectories, though they should be."""
         return {"dropped_records": self._records.dropped} if self._setup.archive is not None else {}
 
+    def progress(self) -> int:
+        """Turns, or parts of them, and trajectories that have ended."""
+        return self._waits.ended
+
+    def waits(self) -> list[Wait]:
+        return self._waits.current()
+
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
     async def _evaluated(
@@ -229,7 +240,8 @@ class Rollout(Actor, RolloutApi):
         samples, closed = run.close(numbers, self._closing, dropped)
         if samples:
             try:
-                await self._experience.put(samples, closed)
+                with self._waits.of_actor("room for the samples of a group", self._setup.store.name):
+                    await self._experience.put(samples, closed)
             except WriterRetired as retired:  # this worker was silent for long
                 raise ActorDead(self.ref.name, str(retired)) from retired
         self._records.closed(run)
@@ -244,17 +256,19 @@ class Rollout(Actor, RolloutApi):
         work = asyncio.create_task(self._run_workflow(trajectory), name=f"workflow {trajectory.name}")
         self._workflows.add(work)
         work.add_done_callback(self._workflow_ended)
+        self._waits.began(trajectory, work)
         trajectory.deadline = Deadline(limit_s)
         ends: set[asyncio.Future[Any]] = {work, trajectory.deadline.overran}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return self._end(trajectory, work)
-            frames = self._recipe.frames(where_it_hangs(work))
+            frames = self._recipe.frames(where_it_hangs(self._recipe.folder, work))
             what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
             failure = TrajectoryFailure(trajectory.name, what, frames)
             return End(trajectory, failure, replacement=self._config.on_timeout == "replace")
         finally:
+            self._waits.over(trajectory)
             trajectory.close()
             trajectory.deadline.stop()
             work.cancel()
@@ -266,7 +280,10 @@ class Rollout(Actor, RolloutApi):
         trajectory.close()
         trajectory.check_columns()
         assert trajectory.deadline is not None, "it runs"
-        with trajectory.deadline.paused():  # this time is the judge's
+        with (
+            trajectory.deadline.paused(),
+            self._waits.judge(trajectory, self._outside.limit),
+        ):  # this time is the judge's
             outside = await self._outside.of(trajectory)
         return trajectory_rewards(
             trajectory.name,
@@ -338,7 +355,9 @@ class Rollout(Actor, RolloutApi):
         seconds that this took at an instance."""
         request = turn.request
         assert trajectory.deadline is not None, "it runs"
-        with trajectory.deadline.paused():  # this time is the trainer's, or that of other trajectories
+        waiting = f"turns of {agent} that no instance has yet"
+        # This time is the trainer's, or that of other trajectories.
+        with trajectory.deadline.paused(), self._waits.turn(trajectory, waiting, self._setup.router.name):
             route = await self._routes.route(
                 self._agents[agent].policy,
                 request.versions,
@@ -350,7 +369,8 @@ class Rollout(Actor, RolloutApi):
         tokens, lost = 0, False
         try:
             turn.ask_for(route.version)
-            generation = await self._ask(agent, route, turn.request, trajectory, limit_s, text)
+            with self._waits.turn(trajectory, f"turns of {agent}", route.instance.name):
+                generation = await self._ask(agent, route, turn.request, trajectory, limit_s, text)
             tokens = len(generation.tokens)
             turn.take(generation)
             if turn.is_idle_again(route.instance.name, generation):

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from ..declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
 from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
+from ..recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName
 from .call_graph import TimedTurn
@@ -127,6 +129,12 @@ class Trajectory:
         self._prompts: dict[str, tuple[PromptPart, ...]] = {}
         self._ended_tokens: dict[AgentName, int] = {}
         self.retried_turns = 0
+        self.turns_open = 0
+        """Turns under way."""
+        self.judge_limit = ""
+        """The settings that end its wait for rewards from outside the run; empty while it waits for none."""
+        self.active_at = asyncio.get_running_loop().time()
+        """The time at which its last turn began or ended."""
         self.limited = False
         """True once an agent was asked for a turn beyond a limit."""
         self._overran: list[tuple[AgentName, BaseException]] = []
@@ -253,14 +261,9 @@ class Trajectory:
         ]
 
 
-def where_it_hangs(task: "asyncio.Task[Any]") -> TimeoutError:
-    """An error whose traceback shows the frames in which a suspended task waits."""
-    frames = []
-    waiting: Any = task.get_coro()
-    while (frame := getattr(waiting, "cr_frame", None)) is not None:
-        frames.append(frame)
-        waiting = waiting.cr_await
+def where_it_hangs(folder: Path, task: "asyncio.Task[Any]") -> TimeoutError:
+    """An error whose traceback shows the frames in which a suspended task waits. ``folder``: the recipe's."""
     traceback: TracebackType | None = None
-    for frame in reversed(frames):
+    for frame in reversed(innermost_frames(folder, task)):
         traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
     return TimeoutError("hangs here").with_traceback(traceback)

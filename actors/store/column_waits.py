@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ...core.waits import OpenWaits, Wait
 from ..declared_columns import REWARD_COLUMN
 from ..names import AgentName
 from ..run_events import ColumnsAwaited, RunEvent
@@ -18,6 +19,11 @@ class ColumnWaits:
         self._notify = notify
         self._moved = asyncio.Event()
         self._reported: set[str] = set()
+        self._open = OpenWaits()
+
+    def current(self) -> list[Wait]:
+        """See ``Actor.waits``."""
+        return self._open.current()
 
     def rows_moved(self) -> None:
         """Rows came, were given back, or have further columns."""
@@ -36,9 +42,12 @@ class ColumnWaits:
                 while missing := queue.awaited(policy_version, count, staleness):
                     agent, _, lacking = queue.first_awaited(policy_version, staleness)
                     self._moved.clear()
+                    what = f"{', '.join(lacking)} of samples of {agent}, from a program outside the run"
+                    limit = f"agents.{agent}.columns.{lacking[0]}.timeout_s={timeout_s:g} ends it"
                     try:
-                        async with asyncio.timeout(_REPORT_AFTER_S):
-                            await self._moved.wait()
+                        with self._open.open(what, limit):
+                            async with asyncio.timeout(_REPORT_AFTER_S):
+                                await self._moved.wait()
                     except TimeoutError:
                         self.report(agent, missing, lacking)
         except TimeoutError:

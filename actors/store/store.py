@@ -24,6 +24,7 @@ import msgpack
 from ...core.actor import Actor, endpoint
 from ...core.errors import JournalError
 from ...core.telemetry import get_logger
+from ...core.waits import Wait
 from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
 from ...transport.select import this_node
 from ..column_refs import ValueRef
@@ -71,11 +72,12 @@ class Store(Actor, StoreApi):
         self._writers = Writers()
         self._granted: dict[str, str] = {}
         self._room = asyncio.Event()
-        self._full = False
+        self._full: tuple[StoreFull, float] | None = None
+        """The reason for which there is no room, and the time since which there is none."""
         self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
         self._waits = ColumnWaits(self._notify)
         self._judging = Judging(setup.columns)
-        self._puts = self._commits = 0
+        self._puts = self._commits = self._written = 0
 
     async def on_start(self) -> None:
         self._moved_at = self.system.clock()
@@ -119,6 +121,20 @@ class Store(Actor, StoreApi):
             self._judging.apply(kind, what)
         else:
             self._tables.apply(record)
+
+    def progress(self) -> int:
+        """Puts, commits, and writes from outside the run."""
+        return self._puts + self._commits + self._written
+
+    def waits(self) -> list[Wait]:
+        """Writers that wait for room, and leases that wait for external columns."""
+        waits = self._waits.current()
+        if self._full is not None:
+            limit = f"store.room_timeout_s={self._setup.patience_s:g} ends it"
+            waits.append(
+                Wait(f"room for samples: {self._full[0]}", self.system.clock() - self._full[1], limit)
+            )
+        return waits
 
     def statistics(self) -> Mapping[str, float]:
         """Bytes of segments, of what rows refer to in them, and of the journal; rows that are ready and leased; puts
@@ -189,6 +205,7 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
+        self._written += 1
         if not self._judging.is_for(parts):
             await self._durably(lambda: self._held(writer, self._tables.write(parts)))
             return
@@ -325,6 +342,7 @@ class Store(Actor, StoreApi):
             try:
                 await self._journaled(change)
             except StoreFull as full:
+                self._check_patience(full)
                 await self._wait_for_room(full)
                 continue
             self._has_room()
@@ -390,18 +408,24 @@ class Store(Actor, StoreApi):
     # ------------------------------------------------------------------ waits
 
     def _check_patience(self, full: StoreFull) -> None:
-        """Raises StoreError if waiting for room would never end."""
+        """Raises StoreError if waiting for room would never end, or a disk has had none for too long."""
         still_s = self.system.clock() - self._moved_at
-        if full.by_its_own_limits and still_s > self._setup.patience_s:
+        if still_s > self._setup.patience_s:
+            remedy = "free the disk"
+            if full.by_its_own_limits:
+                remedy = (
+                    "the steps under way do not fit. Raise store.memory_bytes or store.disk_bytes, or lower "
+                    "training.queries_per_step or max_staleness"
+                )
             raise StoreError(
-                f"{full}; for {still_s:.0f} s no sample came or was taken: the steps under way do not fit. Raise "
-                "store.memory_bytes or store.disk_bytes, or lower training.queries_per_step or max_staleness"
+                f"{full}; for {still_s:.0f} s no sample came or was taken (store.room_timeout_s="
+                f"{self._setup.patience_s:g}): {remedy}"
             )
 
     async def _wait_for_room(self, full: StoreFull) -> None:
         """Returns when it is worth another try."""
-        if not self._full:
-            self._full = True
+        if self._full is None:
+            self._full = full, self.system.clock()
             log.error("no room", problem=str(full))
             self._notify(StoreBlocked(str(full)))
         self._room.clear()
@@ -410,8 +434,8 @@ class Store(Actor, StoreApi):
                 await self._room.wait()
 
     def _has_room(self) -> None:
-        if self._full:
-            self._full = False
+        if self._full is not None:
+            self._full = None
             log.info("there is room again")
             self._notify(StoreUnblocked())
 

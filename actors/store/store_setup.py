@@ -27,10 +27,10 @@ class StoreSetup:
     disk, for the journal and for segments that memory has no room for. ``max_staleness``: how many versions older than
     its policy a row may be when it is leased. ``order``: in which rows are leased, ``arrival`` or, for runs that are
     ``deterministic``, ``query``. ``columns``: by agent, those that the run declares beyond what training needs.
-    ``lease_s``: seconds until the rows of a lease are READY again.
-    ``patience_s``: seconds that a store that is full by its own limits waits for a row to come or to be consumed,
-    before it refuses a writer. ``selects``: bounds of clients' expressions. ``console``: is notified when there is no
-    room, when there is room again, and of a long wait for external columns.
+    ``lease_s``: seconds until the rows of a lease are READY again. ``patience_s``: seconds that a full store waits
+    for a row to come or to be consumed, before it refuses a writer. ``selects``: bounds of clients' expressions.
+    ``console``: is notified when there is no room, when there is room again, and of a long wait for external
+    columns.
     """
 
     policies: dict[AgentName, PolicyName]

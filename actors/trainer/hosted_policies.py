@@ -1,6 +1,6 @@
 """The policies that one process computes with: their backends, tokenizers and supervised examples.
 
-Every method but the constructor computes, and is to be called within ``backends.compute``.
+Every method but the constructor computes, and is to be called within ``computations.run``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,7 @@ from ..recipe import Recipe
 from .backends.backend_config import SimulatedTrainerConfig
 from .backends.policy_backend import MicroBatchStats, PolicyBackend
 from .backends.policy_backends import PolicyBackends
+from .computations import Computations
 from .trainer_setup import TrainerSetup
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class HostedPolicies:
         self.backends = backends_of(setup)
         self._setup = setup
         self._recipe = Recipe(setup.recipe)
+        self.computations = Computations(self.backends, setup.compute_timeout_s, self._recipe.folder)
         self._hosted: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._gangs: dict[PolicyName, ExitStack] = {}

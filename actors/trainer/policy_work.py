@@ -32,20 +32,32 @@ class Computation:
 
 
 class PolicyWork:
-    """``running``: the computation that runs."""
+    """``running``: the computation that runs. ``since``: the time of its beginning, or of the end of the one before it.
+    ``ended``: number of computations that have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.running: Computation | None = None
+        self.since = clock()
+        self.ended = 0
+        self._clock = clock
         self._waiting: deque[Computation] = deque()
         self._since_base: list[Computation] = []
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if a computation waits to be begun."""
+        return bool(self._waiting)
+
     def add(self, computation: Computation) -> None:
+        if self.running is None and not self._waiting:
+            self.since = self._clock()
         self._waiting.append(computation)
 
     def begin(self) -> Computation:
         """The next one, which runs from now on."""
         assert self.running is None, "one computation of a policy at a time"
         self.running = self._waiting.popleft()
+        self.since = self._clock()
         return self.running
 
     def end(self) -> None:
@@ -53,6 +65,8 @@ class PolicyWork:
         host's memory."""
         ended, self.running = self.running, None
         assert ended is not None
+        self.ended += 1
+        self.since = self._clock()
         if ended.failed:
             return
         if ended.changes_base:

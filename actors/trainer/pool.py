@@ -5,9 +5,10 @@ shared   slot workers, a process each, that host the policies in turn       (``s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...core.waits import Wait
 from ...transport.state import StateTransport
 from ..messages import LeasedBatch, MicroBatchTrained, PoolFigures, Published, StepStats
 from ..names import PolicyName, Step, Version
@@ -46,6 +47,14 @@ class TrainingPool(ABC):
     @abstractmethod
     async def save(self, policy: PolicyName, folder: Path) -> None:
         """See ``PolicyBackend.save``."""
+
+    @abstractmethod
+    def waits(self) -> Sequence[Wait]:
+        """See ``Actor.waits``: the computations under way."""
+
+    @abstractmethod
+    def progress(self) -> int:
+        """See ``Actor.progress``: the computations that have ended."""
 
     @property
     @abstractmethod

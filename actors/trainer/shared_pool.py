@@ -26,6 +26,7 @@ from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.task_groups import first_error
 from ...core.telemetry import get_logger
+from ...core.waits import Wait
 from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport
 from ..messages import (
@@ -75,7 +76,7 @@ class SharedPool(TrainingPool):
         self._memory = self._moves.memory
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
-        self._work = {policy: PolicyWork() for policy in setup.policies}
+        self._work = {policy: PolicyWork(system.clock) for policy in setup.policies}
 
     # ------------------------------------------------------------------ TrainingPool
 
@@ -157,6 +158,21 @@ class SharedPool(TrainingPool):
 
     def figures(self, policy: PolicyName) -> PoolFigures:
         return self._moves.records[policy].take(self._decider.seconds(policy))
+
+    def waits(self) -> list[Wait]:
+        """The computations under way, and policies that wait for slots."""
+        now = self._clock()
+        found = []
+        for policy, work in self._work.items():
+            if work.running is not None and (gang := self._gangs.get(policy)) is not None:
+                what = f"{work.running.name} of {policy} on {', '.join(gang.slots)}"
+                found.append(Wait(what, now - work.since, actor=gang.slots[0]))
+            elif work.is_waiting:
+                found.append(Wait(f"slots for {policy}", now - work.since, actor="slots"))
+        return found
+
+    def progress(self) -> int:
+        return sum(work.ended for work in self._work.values())
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of the transport, as ``transport_...``."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
+from ...core.waits import Wait
 from ...transport.devices.find import find_devices
 from ...transport.handle import LentMemory, StateHandle
 from ...transport.network.bulk import Bulk
@@ -100,7 +101,7 @@ class SlotWorker(Actor, SlotApi):
         self._check_meant(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
-            await self._compute(partial(self._policies.build, policy, place))
+            await self._compute(f"the start of {policy}", partial(self._policies.build, policy, place))
 
     @endpoint
     async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
@@ -123,7 +124,7 @@ class SlotWorker(Actor, SlotApi):
             place = await self._enter(policy, place)
             if place.size > 1:
                 return await self._resume_rank(policy, place, state)
-            backend = await self._compute(partial(self._policies.host, policy, place))
+            backend = await self._compute(f"room for {policy}", partial(self._policies.host, policy, place))
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
             parts = [(state.base.rest, _others(backend.base_state(), live))]
@@ -132,7 +133,9 @@ class SlotWorker(Actor, SlotApi):
             if state.step is not None:
                 parts.append((state.step, gradient))
             moved = await self._fetch_all(parts)
-            await self._compute(partial(backend.load_state, TrainingStep(gradient, state.data)))
+            await self._compute(
+                f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
+            )
             return moved
 
     async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
@@ -148,7 +151,7 @@ class SlotWorker(Actor, SlotApi):
             gradient = {} if state.step is None else backend.gradients()
             backend.load_state(TrainingStep(gradient, state.data))
 
-        await self._compute(host)
+        await self._compute(f"the state of {policy}", host)
         return moved
 
     @endpoint
@@ -158,7 +161,7 @@ class SlotWorker(Actor, SlotApi):
         self._check_meant(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
-            backend = await self._compute(partial(self._policies.host, policy, place))
+            backend = await self._compute(f"room for {policy}", partial(self._policies.host, policy, place))
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
             own = {**backend.base_state(), **gradient}
@@ -172,7 +175,9 @@ class SlotWorker(Actor, SlotApi):
                     timeout_s=TRANSFER_TIMEOUT_S,
                 )
                 moved = Moved(moved.size_bytes + bucket_bytes(part.into), self._got([part.handle]).path)
-            await self._compute(partial(backend.load_state, TrainingStep(gradient, state.data)))
+            await self._compute(
+                f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
+            )
             return moved
 
     @endpoint
@@ -186,7 +191,7 @@ class SlotWorker(Actor, SlotApi):
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         self._check_meant(life)
         backend = self._policies[policy]
-        weights = await self._compute(backend.weights)
+        weights = await self._compute(f"the weights of {policy}", backend.weights)
         base = backend.base_state()
         live = weights if _are_live(weights, base) else {}
         step = bucket_bytes(backend.gradients())
@@ -209,7 +214,7 @@ class SlotWorker(Actor, SlotApi):
         async with self._moving[policy]:
             self._experience.forget_consumed()
             backend = self._policies[policy]
-            published = await self._compute(backend.weights)
+            published = await self._compute(f"the weights of {policy}", backend.weights)
             are_live = _are_live(published, backend.base_state())
             others = _others(backend.base_state(), published if are_live else {})
             with first_error():
@@ -257,7 +262,7 @@ class SlotWorker(Actor, SlotApi):
     async def _leave(self, policy: PolicyName) -> None:
         self._prefetched.pop(policy, None)
         try:
-            await self._compute(partial(self._policies.release, policy))
+            await self._compute(f"the release of {policy}", partial(self._policies.release, policy))
         finally:
             if self._in_gang == policy:
                 self._in_gang = None
@@ -290,7 +295,8 @@ class SlotWorker(Actor, SlotApi):
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         self._check_meant(life)
         samples = await self._experience.samples(leased)
-        stats = await self._compute(lambda: self._policies.accumulate(policy, samples))
+        batch = f"a micro-batch of {policy}, {len(samples)} samples"
+        stats = await self._compute(batch, lambda: self._policies.accumulate(policy, samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
@@ -299,28 +305,36 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_meant(life)
-        stats = await self._compute(lambda: self._policies.optimizer_step(policy, step))
+        name = f"the optimizer step {step} of {policy}"
+        stats = await self._compute(name, lambda: self._policies.optimizer_step(policy, step))
         return SlotStepped(self._policies[policy].version, stats)
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
         self._check_meant(life)
-        loss: float = await self._compute(lambda: self._policies.sft(policy, first_batch, count))
+        name = f"supervised batches {first_batch} to {first_batch + count - 1} of {policy}"
+        loss: float = await self._compute(name, lambda: self._policies.sft(policy, first_batch, count))
         return loss
 
     @endpoint
     async def end_sft(self, life: str, policy: PolicyName) -> None:
         self._check_meant(life)
-        await self._compute(self._policies[policy].sft_done)
+        await self._compute(f"the weights of {policy}", self._policies[policy].sft_done)
 
     @endpoint
     async def save(self, life: str, policy: PolicyName, folder: str) -> None:
         self._check_meant(life)
-        await self._compute(lambda: self._policies.save(policy, Path(folder)))
+        await self._compute(f"saving {policy} in {folder}", lambda: self._policies.save(policy, Path(folder)))
 
     @property
     def _compute(self) -> Any:
-        return self._policies.backends.compute
+        return self._policies.computations.run
+
+    def waits(self) -> list[Wait]:
+        return self._policies.computations.waits()
+
+    def progress(self) -> int:
+        return self._policies.computations.ended
 
 
 def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from ...core.actor import System
 from ...core.task_groups import first_error
+from ...core.waits import Wait
 from ...transport.devices.find import find_devices
 from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
@@ -55,33 +56,36 @@ class StaticPool(TrainingPool):
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._setup.policies:
-                    await self._policies.backends.compute(partial(self._policies.build, policy))
+                    await self._compute(f"the start of {policy}", partial(self._policies.build, policy))
                     group.create_task(self._reserve(policy))
 
     async def _reserve(self, policy: PolicyName) -> None:
         """Makes the host memory of the policy's two newest versions, so that no Set waits for its pages. Raises
         ArenaSpace."""
         if "shm" in self._transport.offered:
-            size_bytes = await self._policies.backends.compute(
-                lambda: bucket_bytes(self._policies.weights(policy))
+            size_bytes = await self._compute(
+                f"the weights of {policy}", lambda: bucket_bytes(self._policies.weights(policy))
             )
             await self._transport.reserve(size_bytes)
 
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
-        return await self._policies.backends.compute(lambda: self._policies.sft(policy, first_batch, count))
+        batches = f"supervised batches {first_batch} to {first_batch + count - 1} of {policy}"
+        loss: float = await self._compute(batches, lambda: self._policies.sft(policy, first_batch, count))
+        return loss
 
     async def end_sft(self, policy: PolicyName) -> None:
         def end() -> _Weights:
             self._policies[policy].sft_done()
             return self._weights_of(policy)
 
-        self._weights[policy] = await self._policies.backends.compute(end)
+        self._weights[policy] = await self._compute(f"the weights of {policy}", end)
 
     async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         with self._arrivals[policy].place() as turn:
             samples = await self._experience.samples(leased)
             await turn  # a store on another host may send the later rows first
-        stats = await self._policies.backends.compute(lambda: self._policies.accumulate(policy, samples))
+        batch = f"a micro-batch of {policy}, {len(samples)} samples"
+        stats = await self._compute(batch, lambda: self._policies.accumulate(policy, samples))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
@@ -91,7 +95,7 @@ class StaticPool(TrainingPool):
         def take_step() -> tuple[StepStats, _Weights]:
             return self._policies.optimizer_step(policy, step), self._weights_of(policy)
 
-        stats, weights = await self._policies.backends.compute(take_step)
+        stats, weights = await self._compute(f"the optimizer step {step} of {policy}", take_step)
         self._weights[policy] = weights
         return stats, Version(weights.version)
 
@@ -106,7 +110,11 @@ class StaticPool(TrainingPool):
         return Published(policy, Version(weights.version), handle)
 
     async def save(self, policy: PolicyName, folder: Path) -> None:
-        await self._policies.backends.compute(lambda: self._policies.save(policy, folder))
+        await self._compute(f"saving {policy} in {folder}", lambda: self._policies.save(policy, folder))
+
+    @property
+    def _compute(self) -> Any:
+        return self._policies.computations.run
 
     @property
     def transport(self) -> StateTransport:
@@ -119,6 +127,12 @@ class StaticPool(TrainingPool):
         self._policies.backends.close()
         self._experience.close()
         await self._transport.close()
+
+    def waits(self) -> Sequence[Wait]:
+        return self._policies.computations.waits()
+
+    def progress(self) -> int:
+        return self._policies.computations.ended
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of the transport, as ``transport_...``, and of the reader of samples."""

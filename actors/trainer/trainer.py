@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.task_groups import first_error
+from ...core.waits import OpenWaits, Wait
 from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import PolicyName, Step, Version
@@ -26,6 +27,7 @@ class Trainer(Actor, TrainerApi):
         self._pool: TrainingPool | None = None
         self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}
         self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
+        self._waits = OpenWaits()
 
     async def on_start(self) -> None:
         self._pool = self._made_pool()
@@ -43,6 +45,13 @@ class Trainer(Actor, TrainerApi):
     def statistics(self) -> Mapping[str, float]:
         """The pool's."""
         return {} if self._pool is None else self._pool.statistics()
+
+    def progress(self) -> int:
+        return 0 if self._pool is None else self._pool.progress()
+
+    def waits(self) -> list[Wait]:
+        """The pool's computations, and leases that the store has not granted."""
+        return [*(() if self._pool is None else self._pool.waits()), *self._waits.current()]
 
     # ------------------------------------------------------------------ endpoints
 
@@ -68,7 +77,8 @@ class Trainer(Actor, TrainerApi):
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
         with self._arrivals[policy].place() as turn:
-            leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
+            with self._waits.open(f"{count} samples of {policy}", actor=self._store.name):
+                leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
             self._leases[policy].append(leased.fence)
             # The store may answer a later lease first, and a sum of floats depends on its order.
             await turn

@@ -71,8 +71,9 @@ class TrainerSetup:
 
     ``store_dir``: the store's folder on the disk.
 
-    ``total_steps``: of the run, for the learning rate's schedule. ``resume_from``: the folder of a joint checkpoint
-    with one folder per policy; None: from the beginning. ``encrypted``: bulk between hosts is encrypted.
+    ``compute_timeout_s``: of each computation. ``total_steps``: of the run, for the learning rate's schedule.
+    ``resume_from``: the folder of a joint checkpoint with one folder per policy; None: from the beginning.
+    ``encrypted``: bulk between hosts is encrypted.
     """
 
     policies: dict[PolicyName, PolicySetup]
@@ -84,6 +85,7 @@ class TrainerSetup:
     pool: SharedPoolSetup | None = None
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     encrypted: bool = True
+    compute_timeout_s: float = 3600.0
     frozen: dict[PolicyName, PolicySetup] = field(default_factory=dict)
 
     @property

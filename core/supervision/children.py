@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
 from ..telemetry import get_logger
+from ..waits import Wait
 from .local_actors import LocalActors
-from .node import Launch, Node, Running
+from .node import START_TIMEOUT_S, Launch, Node, Running
 from .worker_init import constructor_arguments, import_class
 
 log = get_logger(__name__)
@@ -118,6 +119,8 @@ class NodeChild(Child):
         self.node = node
         self.running: Running | None = None
         self._launching = False
+        self._began = 0.0
+        """The time of the newest start."""
         self._early: Callable[[], None] | None = None
         """A report of the incarnation that is being launched: it has overtaken the node's answer."""
         self._owner = owner
@@ -125,6 +128,7 @@ class NodeChild(Child):
 
     async def launch(self) -> None:
         network = self._local.network
+        self._began = asyncio.get_running_loop().time()
         if not self.address:
             self.address = await self.node.reserve(self.name)
         self.spec = dataclasses.replace(self.spec, epoch=self.spec.epoch + 1)
@@ -143,6 +147,15 @@ class NodeChild(Child):
         self._take_early()
         await running.wait_ready()
         self.runs = True
+
+    def starting(self, now: float) -> Wait | None:
+        """Its start, while it lasts."""
+        if self._launching:
+            return Wait(f"a process for {self.name}, from {self.node.starter}", now - self._began)
+        if self.running is None or self.runs or self.running.ended.is_set():
+            return None
+        what = f"the start of {self.name} ({self.running.label})"
+        return Wait(what, now - self._began, f"at most {START_TIMEOUT_S:g} s", self.name)
 
     def _take_early(self) -> None:
         if self._early is not None:

@@ -129,6 +129,11 @@ class ForkServer:
         self.ended = False
         asyncio.get_running_loop().add_reader(self._node, self._read)
 
+    @property
+    def pid(self) -> int:
+        """The number of the server's process."""
+        return self._process.pid
+
     async def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ForkedProcess:

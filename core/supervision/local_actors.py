@@ -4,7 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..actor import Actor, System
@@ -22,6 +23,7 @@ from ..errors import (
 from ..names import checked_name
 from ..ref import ActorRef
 from ..telemetry import LoopLag, get_logger, process_usage
+from ..waits import Wait
 from .monitors import Monitors
 from .process_statistics import ProcessStatistics, sum_of_mailboxes, sum_of_peers
 from .system_api import SystemApi
@@ -30,6 +32,7 @@ log = get_logger(__name__)
 
 Api = TypeVar("Api")
 AnyActor = TypeVar("AnyActor", bound=Actor)
+Report = TypeVar("Report")
 
 # Closing waits this long for cancelled calls, and for each actor's on_stop. Shorter than a supervisor waits for a
 # process that it has asked to stop: the log names the task that hung before the process is killed.
@@ -54,6 +57,15 @@ class ActorSupervisor(Protocol):
     async def process_statistics(self) -> dict[str, ProcessStatistics]: ...
 
 
+@dataclass(slots=True)
+class _Start:
+    """An actor in ``on_start``, and the first error of its background work."""
+
+    actor: Actor
+    began: float
+    error: BaseException | None = None
+
+
 class LocalActors:
     """``failure``: set when an actor has failed that no supervisor restarts. ``supervisors``: of this system.
     ``closed``: no actor is started any more."""
@@ -68,8 +80,7 @@ class LocalActors:
         self._system = system
         self._mailboxes = network.mailboxes
         self._actors: dict[str, Actor] = {}
-        self._starting: dict[str, BaseException | None] = {}
-        """Actors in ``on_start``, and the first error of their background work."""
+        self._starting: dict[str, _Start] = {}
         self._reserved: set[str] = set()
         self._background: dict[asyncio.Task[None], Actor] = {}
         self.closed = False
@@ -129,11 +140,11 @@ class LocalActors:
     async def _start(self, actor: Actor, name: str) -> None:
         actor.system, actor._runtime = self._system, self
         actor.ref = self.ref(name, self.address, type(actor))
-        self._starting[name] = None
+        self._starting[name] = start = _Start(actor, self._loop.time())
         try:
             await actor.on_start()
-            if (raised := self._starting[name]) is not None:
-                raise raised
+            if start.error is not None:
+                raise start.error
             if self.closed:
                 raise SystemClosed(f"{self.name} is closed")
         except BaseException:
@@ -292,8 +303,8 @@ class LocalActors:
             return
         if self._actors.get(name) is actor and not self.closed:
             self.fail(name, error)
-        elif name in self._starting and self._starting[name] is None and not self.closed:
-            self._starting[name] = error  # its start fails with this
+        elif (start := self._starting.get(name)) is not None and start.error is None and not self.closed:
+            start.error = error  # its start fails with this
         else:  # it is ending already
             log.error("background work failed", task=task.get_name(), error=traceback_of(error))
 
@@ -303,7 +314,7 @@ class LocalActors:
             task.cancel()
         return tasks
 
-    # ------------------------------------------------------------------ statistics
+    # ------------------------------------------------------------------ for people
 
     def process_statistics(self, lag: LoopLag) -> ProcessStatistics:
         usage = process_usage(lag)
@@ -314,16 +325,34 @@ class LocalActors:
             usage.cpu_s,
             sum_of_mailboxes(mailbox.statistics() for mailbox in self._mailboxes.values()),
             sum_of_peers((peer.statistics() for peer in self.network.peers), self.network.refused_messages),
-            {
-                name: figures
-                for name, actor in self._actors.items()
-                if (figures := self._figures(name, actor))
-            },
+            {name: figures for name, actor in self._actors.items() if (figures := _figures_of(name, actor))},
+            sum(_report_of(name, actor.progress, 0) for name, actor in self._actors.items()),
         )
 
-    def _figures(self, name: str, actor: Actor) -> dict[str, float]:
-        try:
-            return {figure: float(value) for figure, value in actor.statistics().items()}
-        except Exception as error:  # noqa: BLE001  # the actor's own code, which must not hide the process's figures
-            log.error("statistics failed", actor=name, error=traceback_of(error))
-            return {}
+    def waits(self) -> dict[str, list[Wait]]:
+        """See ``SystemApi.process_waits``."""
+        found = {name: _waits_of(name, actor) for name, actor in self._actors.items()}
+        for name, start in self._starting.items():
+            begun = Wait("its start (on_start)", self._loop.time() - start.began)
+            found[name] = _waits_of(name, start.actor) or [begun]
+        return {name: waits for name, waits in found.items() if waits}
+
+
+def _figures_of(name: str, actor: Actor) -> dict[str, float]:
+    def figures() -> dict[str, float]:
+        return {figure: float(value) for figure, value in actor.statistics().items()}
+
+    return _report_of(name, figures, {})
+
+
+def _waits_of(name: str, actor: Actor) -> list[Wait]:
+    return _report_of(name, lambda: [*actor.waits()], [])
+
+
+def _report_of(name: str, report: Callable[[], Report], nothing: Report) -> Report:
+    """The result of an actor's own code, which must not hide the report of its process: ``nothing`` if it raises."""
+    try:
+        return report()
+    except Exception as error:  # noqa: BLE001  # the actor's own code
+        log.error("report failed", actor=name, error=traceback_of(error))
+        return nothing

@@ -62,6 +62,10 @@ class Running(ABC):
     def has_exited(self) -> bool:
         """True if it has ended or is ending, also if the loop does not know yet."""
 
+    def description(self) -> str:
+        """``label``, and whether the process is stopped, if that can be known."""
+        return self.label
+
     @abstractmethod
     async def wait_exit(self) -> str:
         """Waits for the end; returns its manner, for example ``exit status 1``. To be awaited once."""
@@ -160,6 +164,11 @@ class Node(Protocol):
     def check(self, launch: Launch) -> None:
         """Raises LocalProtocolError or ValueError for a ``launch`` that this node can't start."""
         ...
+
+    @property
+    def starter(self) -> str:
+        """The part of the node that starts processes, for people."""
+        return f"node {self.name}"
 
     @property
     def lost(self) -> ActorDead | None:

@@ -82,6 +82,13 @@ class ProcessNode(Node):
         if not address.startswith(("ipc://", "tcp://")):
             raise LocalProtocolError(f"{name} is reached by no socket: no process could answer it")
 
+    @property
+    def starter(self) -> str:
+        if self._server is None:
+            return "the process that forks actors"
+        stopped = ", stopped by a signal" if is_stopped(self._server.pid) else ""
+        return f"the process that forks actors (process {self._server.pid}{stopped})"
+
     async def reserve(self, actor: str) -> str:
         self._names.add(actor)
         tcp = self._system.tcp
@@ -205,6 +212,11 @@ class ChildProcess(Running):
     def has_exited(self) -> bool:
         return self._process.has_exited() or is_ending(self.pid)
 
+    def description(self) -> str:
+        if is_stopped(self.pid):
+            return f"{self.label}, stopped by a signal: `kill -CONT {self.pid}` continues it"
+        return self.label
+
     async def wait_exit(self) -> str:
         return await self._process.wait_exit()
 
@@ -225,11 +237,22 @@ class ChildProcess(Running):
 def is_ending(pid: int) -> bool:
     """True from the time on at which the kernel begins to end the process. Its sockets are closed some time before it
     can be waited for."""
+    fields = _stat(pid)
+    return bool(fields) and bool(int(fields[6]) & _PF_EXITING)
+
+
+def is_stopped(pid: int) -> bool:
+    """True while the process is stopped by a signal or a debugger."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` behind the name; empty if there is no such process, or no Linux."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # no such process, or no Linux
-        return False
-    return bool(int(fields[6]) & _PF_EXITING)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _last_lines(log_path: Path) -> str:

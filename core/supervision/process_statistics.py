@@ -30,11 +30,12 @@ NO_MAILBOXES = MailboxStatistics(0, 0, 0, 0, 0)
 @dataclass(frozen=True, slots=True)
 class ProcessStatistics(ProcessUsage):
     """``mailboxes`` and ``peers`` are sums. ``actors``: ``Actor.statistics`` by the name of the actor, of those actors
-    that have any."""
+    that have any. ``progress``: the sum of ``Actor.progress``."""
 
     mailboxes: MailboxStatistics = NO_MAILBOXES
     peers: PeerTotals = PeerTotals()
     actors: dict[str, dict[str, float]] = field(default_factory=dict)
+    progress: int = 0
 
 
 def sum_of_mailboxes(mailboxes: Iterable[MailboxStatistics]) -> MailboxStatistics:

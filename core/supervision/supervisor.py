@@ -11,7 +11,7 @@ supervisor restarts nothing: the first failure ends the run.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, TypeAlias, TypeVar, overload
 
 from ..actor import Actor, endpoint
@@ -26,11 +26,13 @@ from ..errors import (
 from ..names import checked_name
 from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
-from .asked_statistics import statistics_of
+from ..waits import ProcessWaits, Wait
+from .asked_processes import ask_processes
 from .children import Child, LocalChild, NodeChild, SupervisedSystem
 from .node import Launch, Node
 from .process_statistics import ProcessStatistics
 from .restart_policy import Escalate, Intensity, Restart, Restarts, Strategy
+from .system_api import SystemApi
 from .worker_init import constructor_arguments, import_path
 
 log = get_logger(__name__)
@@ -405,11 +407,40 @@ class Supervisor(Actor):
         """The names of the actors on nodes that have started and have not ended."""
         return [name for name, child in self._children.items() if isinstance(child, NodeChild) and child.runs]
 
-    async def process_statistics(self) -> dict[str, ProcessStatistics]:
-        """The figures of this process, and of every running one that answers within 10 s, by actor name."""
-        addresses = {name: self._children[name].address for name in self.running}
+    async def process_statistics(
+        self, reported: Callable[[str, ProcessStatistics], None] = lambda name, figures: None
+    ) -> dict[str, ProcessStatistics]:
+        """The figures of this process, and of every running one that answers within 10 s, by actor name. ``reported``:
+        is called with each as it comes."""
+        systems = self._systems(self.running)
+        return await ask_processes(systems, lambda system: system.process_statistics(), reported=reported)
+
+    async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
+        """``SystemApi.process_waits`` of this process, and of every one that runs or is being started, by actor name.
+        Waits ``timeout_s`` for the answers."""
+        processes = {
+            name: child.running
+            for name, child in self._children.items()
+            if isinstance(child, NodeChild) and child.running is not None
+        }
+        labels = {
+            name: running.description() for name, running in processes.items() if not running.ended.is_set()
+        }
+        systems = self._systems(labels)
+        waits = await ask_processes(systems, lambda system: system.process_waits(), timeout_s)
+        return {name: ProcessWaits(labels.get(name, "this process"), waits.get(name)) for name in systems}
+
+    def _systems(self, names: Iterable[str]) -> dict[str, ActorRef[SystemApi]]:
+        """Those of ``names``, and this one."""
+        addresses = {name: self._children[name].address for name in names}
         addresses[self._local.name] = self._local.address
-        return await statistics_of({name: self._local.system_actor(at) for name, at in addresses.items()})
+        return {name: self._local.system_actor(address) for name, address in addresses.items()}
+
+    def waits(self) -> list[Wait]:
+        """The actors that are being started."""
+        now = asyncio.get_running_loop().time()
+        children = [child for child in self._children.values() if isinstance(child, NodeChild)]
+        return [wait for child in children if (wait := child.starting(now)) is not None]
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ..actor import Actor, DeadActor, endpoint
 from ..ref import ActorRef
 from ..telemetry import LoopLag
+from ..waits import Wait
 from .directory import Directory
 from .local_actors import LocalActors
 from .process_statistics import ProcessStatistics
@@ -30,6 +31,10 @@ class SystemActor(Actor, SystemApi):
     @endpoint
     async def process_statistics(self) -> ProcessStatistics:
         return self._local.process_statistics(self._lag)
+
+    @endpoint
+    async def process_waits(self) -> dict[str, list[Wait]]:
+        return self._local.waits()
 
     @endpoint
     async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ..actor import DeadActor, endpoint
 from ..ref import ActorRef
+from ..waits import Wait
 from .process_statistics import ProcessStatistics
 
 FOR_EVER = math.inf
@@ -19,6 +20,11 @@ class SystemApi(Protocol):
     @endpoint
     async def process_statistics(self) -> ProcessStatistics:
         """The figures of this process."""
+
+    @endpoint
+    async def process_waits(self) -> dict[str, list[Wait]]:
+        """The waits of each actor of this process (``Actor.waits``), by the actor's name; also of actors that are being
+        started."""
 
     @endpoint
     async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:

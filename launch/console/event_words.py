@@ -13,8 +13,10 @@ from ...actors.run_events import (
     InstanceMoved,
     NodeJoined,
     NodeLost,
+    RunContinued,
     RunEvent,
     RunResumed,
+    RunStalled,
     SftDone,
     SinkClosed,
     SinkFailed,
@@ -26,7 +28,7 @@ from ...actors.run_events import (
     WorkerLost,
     WorkflowBlocked,
 )
-from ..formatting import count
+from ..formatting import count, duration
 
 
 def warning_of(event: RunEvent) -> str | None:
@@ -37,6 +39,8 @@ def warning_of(event: RunEvent) -> str | None:
         case ActorSilent():
             hint = "; does the workflow block its event loop?" if event.actor.startswith("rollout-") else ""
             return f"{event.actor} has not answered for {event.seconds:g} s{hint}"
+        case RunStalled():
+            return f"nothing has ended for {duration(event.seconds)}, step {event.step + 1} waits for:"
         case InstanceChanged(state="suspected"):
             return f"{event.instance} may be lost, and gets no turns: {event.reason}"
         case WorkflowBlocked():
@@ -94,6 +98,8 @@ def note_of(event: RunEvent) -> str | None:
             return f"sink {event.sink}: {event.place}"
         case StoreUnblocked():
             return "the store has space again"
+        case RunContinued():
+            return f"the run continues after {duration(event.seconds)}"
     return None
 
 

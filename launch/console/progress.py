@@ -23,7 +23,7 @@ from typing import Literal, Self
 from rich.console import Console
 
 from ...actors.names import AgentName, PolicyName
-from ...actors.run_events import Evaluated, RunEvent, SftDone, TrajectoryFailed
+from ...actors.run_events import Evaluated, RunEvent, RunStalled, SftDone, TrajectoryFailed
 from ...actors.step_metrics import StepMetrics
 from ...core.errors import ActorDead, ActorFailed
 from ..formatting import count
@@ -122,6 +122,11 @@ class Progress:
             self.note(note)
 
     def _warn_of(self, event: RunEvent, warning: str) -> None:
+        if isinstance(event, RunStalled):  # of several lines, and the more urgent the less there is else
+            self.warn(warning, at_once=True)
+            for cause in event.causes:
+                self._view.message(f"  {one_line(cause)}")
+            return
         if not isinstance(event, TrajectoryFailed):
             self.warn(warning)
             return

@@ -8,7 +8,19 @@ from dataclasses import replace
 from statistics import fmean
 
 from ...actors.messages import RunResult
-from ...actors.run_events import RunEvent
+from ...actors.run_events import (
+    CheckpointSaved,
+    CheckpointSaving,
+    Evaluated,
+    InstanceMoved,
+    NodeJoined,
+    OpponentDrawn,
+    PolicyResumed,
+    PolicySuspended,
+    RunEvent,
+    SftDone,
+    WeightsPathChosen,
+)
 from ...actors.step_metrics import DeviceMetrics, ProcessMetrics, StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.supervision.process_statistics import ProcessStatistics
@@ -16,6 +28,20 @@ from ...transport.devices.nvidia import DeviceUse
 from ..json_lines import JsonLines, event_to_json, metrics_to_json
 from ..run_directory import RunDirectory
 from .display import Display
+
+_ENDS = (
+    SftDone,
+    Evaluated,
+    CheckpointSaving,
+    CheckpointSaved,
+    OpponentDrawn,
+    InstanceMoved,
+    WeightsPathChosen,
+    PolicySuspended,
+    PolicyResumed,
+    NodeJoined,
+)
+"""Events that are the end of some work."""
 
 
 class RunConsole(Actor):
@@ -29,17 +55,30 @@ class RunConsole(Actor):
         self._clock = clock
         self.ended_with: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self.processes: dict[str, ProcessStatistics] = {}
+        self.progresses: dict[str, int] = {}
+        """Work items that have ended, by process."""
         self._devices: dict[str, list[DeviceUse]] = {}
         """The readings of each device since the last step."""
         self._display = display
         self._metrics = JsonLines(run.metrics)
         self._events = JsonLines(run.events)
         self._warned_of_silence = False
+        self._ended_items = 0
+        self._done: int | None = None
+        """The number that the present phase has last reported."""
+
+    def progress(self) -> int:
+        """Steps, and events and parts of phases that are the end of some work."""
+        return self._ended_items
 
     def refresh(self, processes: dict[str, ProcessStatistics]) -> None:
         """Takes the statistics of the processes; to be called regularly, because it also updates the display."""
         self.processes = processes
         self._display.tick()
+
+    def process_heard(self, name: str, figures: ProcessStatistics) -> None:
+        """Takes the progress of one process, as soon as it answers: others may be silent for long."""
+        self.progresses[f"{name}, process {figures.pid}"] = figures.progress
 
     def devices_read(self, devices: Mapping[str, DeviceUse]) -> None:
         """Takes the load of the machine's devices, by UUID."""
@@ -65,6 +104,7 @@ class RunConsole(Actor):
         )
         for readings in self._devices.values():
             del readings[:-1]  # a step may be shorter than the time between two readings
+        self._ended_items += 1
         self._metrics.write(metrics_to_json(metrics))
         self._display.step(metrics)
         if metrics.tokens == 0 and not self._warned_of_silence:
@@ -75,10 +115,14 @@ class RunConsole(Actor):
 
     @endpoint
     async def phase(self, text: str, done: int | None, total: int | None) -> None:
+        if done is not None and done != self._done:
+            self._done = done
+            self._ended_items += 1
         self._display.phase(text, done, total)
 
     @endpoint
     async def event(self, event: RunEvent) -> None:
+        self._ended_items += isinstance(event, _ENDS)
         self._display.event(event)  # first: the disk may be full
         self._events.write(event_to_json(event, self._clock()))
 

@@ -1,12 +1,18 @@
 """Starts the process of the checks, and turns its findings into one error."""
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...actors.errors import ConfigError
+from ...core.telemetry import get_logger
 from .. import env
 from ..placement.needed import DoesNotFit
 from ..placement.run_placement import place_here
@@ -16,17 +22,28 @@ from .engine_checks import engine_problems, sink_problems
 
 # A recipe may load a large data set. One that hangs is ended.
 _TIMEOUT_S = 1800.0
+_SILENCE_S = 60.0
 _LAST_LINES = 15
 
+Notify = Callable[[str], object]
 
-def check_before_start(config: RunConfig, keys: WrittenKeys) -> dict[str, str]:
-    """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written.
+log = get_logger(__name__)
+
+
+def log_check(text: str) -> None:
+    """Notifies the log of this process."""
+    log.warning(text)
+
+
+def check_before_start(config: RunConfig, keys: WrittenKeys, notify: Notify = log_check) -> dict[str, str]:
+    """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written. ``notify``: is
+    called with the line of the recipe at which checks stand that take long.
 
     Returns further variables for the environment of the run's actors: if the hub can't be reached and its cache has all
     that is needed, they use the cache alone. Raises ConfigError with every mistake, each with its key; ``keys`` has the
     keys as they are written.
     """
-    findings = _findings(config)
+    findings = _findings(config, notify)
     problems = [
         *dict.fromkeys(map(keys.in_text, engine_problems(config))),
         *sink_problems(config),
@@ -62,7 +79,7 @@ def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys
         yield f"{line} (agent{'' if len(names) == 1 else 's'} {', '.join(names)})"
 
 
-def _findings(config: RunConfig) -> dict[str, Any]:
+def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
     checks = subprocess.Popen(
         [sys.executable, "-m", "flexmarl.launch.preflight.process"],
         stdin=subprocess.PIPE,
@@ -72,22 +89,50 @@ def _findings(config: RunConfig) -> dict[str, Any]:
         errors="replace",
         env=env.preflight_environment(),
     )
+    late = threading.Timer(_TIMEOUT_S + _SILENCE_S, checks.kill)  # the process itself may be stopped
+    late.start()
     try:
-        out, printed = checks.communicate(config.model_dump_json(), timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"{config.recipe}: workflow.py was not imported, or its first queries not made, within {_TIMEOUT_S:g} s"
-        ) from None
+        with ThreadPoolExecutor(1) as reader:
+            printed = reader.submit(_last_lines, checks)
+            found = _answer(checks, config, notify)
+            checks.kill()  # its findings are here, or it has ended; the reader ends with it
     finally:
+        late.cancel()
         checks.kill()
         checks.wait()
-    try:
-        findings: dict[str, Any] = json.loads(out)
-    except ValueError:
-        last = "\n".join(printed.splitlines()[-_LAST_LINES:])
-        ended = f"the process that imports workflow.py ended with status {checks.returncode}"
-        return {"recipe": [f"{ended}\n{last}".rstrip()], "models": [], "cached": False}
-    return findings
+    if found is not None:
+        return found
+    ended = f"the process that imports workflow.py ended with status {checks.returncode}"
+    return {"recipe": [f"{ended}\n{printed.result()}".rstrip()], "models": [], "cached": False}
+
+
+def _answer(checks: "subprocess.Popen[str]", config: RunConfig, notify: Notify) -> dict[str, Any] | None:
+    """The findings; None if the process ends without. Raises ConfigError if they take too long."""
+    assert checks.stdin is not None and checks.stdout is not None
+    with contextlib.suppress(BrokenPipeError), checks.stdin:
+        checks.stdin.write(config.model_dump_json())
+    began, place = time.monotonic(), ""
+    for line in checks.stdout:  # a line every few seconds at least (``process.py``), until the process ends
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return None  # it has died within a line
+        if "recipe" in message:
+            return message
+        seconds, place = time.monotonic() - began, message["at"]
+        at = f" at {place}" if place else ""
+        if seconds > _TIMEOUT_S:
+            raise ConfigError(
+                f"{config.recipe}: workflow.py was not imported, or its first queries not made, within "
+                f"{_TIMEOUT_S:g} s; it stands{at}"
+            )
+        notify(f"checking {config.recipe} for {seconds:.0f} s, of at most {_TIMEOUT_S:g}{at}")
+    return None
+
+
+def _last_lines(checks: "subprocess.Popen[str]") -> str:
+    assert checks.stderr is not None
+    return "".join(deque(checks.stderr, maxlen=_LAST_LINES))
 
 
 def _indented(text: str) -> str:

@@ -1,31 +1,56 @@
 """The process of the checks: ``python -m flexmarl.launch.preflight.process``.
 
-Standard input holds the resolved config as JSON, standard output gets the findings as JSON. The output of the recipe
-goes to standard error.
+Standard input holds the resolved config as JSON, standard output gets the findings as a line of JSON. While they take
+long, it also gets lines with the place of the recipe's code: {"at": "workflow.py:3, in <module>: ..."}. The output of
+the recipe goes to standard error.
 """
 
 import json
 import os
 import sys
-from typing import Any
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 from ...core.collector import importing
 
 with importing():
+    from ...actors.recipe_lines import lines_of_threads
     from ..run_config import RunConfig
     from .adapter_checks import missing_library, target_problems
+
+
+_REPORT_S: Final = 10.0
 
 
 def main() -> None:
     findings = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     config = RunConfig.model_validate_json(sys.stdin.read())
-    with findings:
-        json.dump(_findings(config), findings)
-    # Threads that a recipe's modules have started don't keep the process.
-    sys.stderr.flush()
-    findings.close()
-    os._exit(0)
+    lock = threading.Lock()
+    reporter = threading.Thread(target=_report_places, args=(Path(config.recipe).resolve(), findings, lock))
+    reporter.daemon = True
+    reporter.start()
+    found = _findings(config)
+    with lock:  # held to the end: the findings are the last line
+        json.dump(found, findings)
+        findings.write("\n")
+        # Threads that a recipe's modules have started don't keep the process.
+        sys.stderr.flush()
+        findings.close()
+        os._exit(0)
+
+
+def _report_places(folder: Path, findings: TextIO, lock: threading.Lock) -> None:
+    """Writes the line of the recipe that runs, every few seconds. Runs in a thread of its own."""
+    while True:
+        time.sleep(_REPORT_S)
+        places = lines_of_threads(folder)
+        with lock:
+            json.dump({"at": "; ".join(places)}, findings)
+            findings.write("\n")
+            findings.flush()
 
 
 def _findings(config: RunConfig) -> dict[str, Any]:

@@ -47,7 +47,7 @@ REPRODUCIBLE = (
 NO_FINDINGS = {"recipe": [], "models": [], "cached": False}
 UNCHECKED = f"""
 from flexmarl.launch.preflight import preflight
-preflight._findings = lambda config: {NO_FINDINGS}
+preflight._findings = lambda *_: {NO_FINDINGS}
 """
 
 

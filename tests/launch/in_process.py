@@ -135,7 +135,7 @@ def actors_in_tasks() -> AbstractContextManager[object]:
 
 def _unchecked() -> AbstractContextManager[object]:
     """Without the process of the checks before a start, which has tests of its own."""
-    return patch.object(preflight, "_findings", lambda config: NO_FINDINGS)
+    return patch.object(preflight, "_findings", lambda *_: NO_FINDINGS)
 
 
 @asynccontextmanager

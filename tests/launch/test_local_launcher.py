@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +33,12 @@ class House:
         self.phases: list[tuple[str, int, int]] = []
         self.lines: list[str] = []
         self.blocked = {"rollout-0": Path("nowhere")}
+        self.is_still = False
+        self.restarts = Counter[str]()
         self._rounds = rounds
         self._round = -1
 
-    async def process_statistics(self) -> dict[str, object]:
+    async def process_statistics(self, reported: object) -> dict[str, object]:
         await asyncio.sleep(0)
         self._round += 1
         seconds, names = self._rounds(self._round)
@@ -44,6 +47,9 @@ class House:
 
     def end_silent(self, error: ActorDead) -> None:
         raise error
+
+    def process_heard(self, name: str, figures: object) -> None:
+        raise AssertionError("this supervision reports nothing")
 
     def refresh(self, processes: dict[str, object]) -> None:
         self.processes = processes
@@ -63,7 +69,7 @@ class House:
         monkeypatch.setattr(local_launcher, "_STATISTICS_INTERVAL_S", 0)
         async with asyncio.timeout(PATIENCE_S):
             watching = local_launcher._watch_processes(
-                cast(RunSupervision, self), cast(RunConsole, self), 300.0, self.blocked
+                cast(RunSupervision, self), cast(RunConsole, self), 300.0, self.blocked, lambda: self.is_still
             )
             await watching
 

@@ -38,7 +38,7 @@ def runtime_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
     """All files of the runs' processes are in this folder; nothing is left in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SOURCES))
-    monkeypatch.setattr(preflight, "_findings", lambda config: NO_FINDINGS)
+    monkeypatch.setattr(preflight, "_findings", lambda *_: NO_FINDINGS)
     with tempfile.TemporaryDirectory(prefix="r", dir=env.runtime_base()) as folder:
         monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", folder)
         yield Path(folder)

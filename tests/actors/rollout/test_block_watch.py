@@ -9,8 +9,9 @@ from types import FrameType
 
 import pytest
 
+from flexmarl.actors.recipe_lines import line_within
 from flexmarl.actors.rollout import block_watch
-from flexmarl.actors.rollout.block_watch import BlockWatch, line_within
+from flexmarl.actors.rollout.block_watch import BlockWatch
 
 from ...patience import PATIENCE_S
 

@@ -32,7 +32,7 @@ class Speaker(FakeInstance):
 
     def __init__(self, parts: list[tuple[int, str]], text: str, *, waits: bool = False) -> None:
         super().__init__(lambda request: (65,))
-        self.parts, self.text, self.waits = parts, text, waits
+        self.parts, self.text, self.is_silent = parts, text, waits
         self.listened = 0
         self.cancelled = asyncio.Event()
 
@@ -44,7 +44,7 @@ class Speaker(FakeInstance):
                 for start, text in self.parts:
                     await text_to.receiver.api.take_text(text_to.stream, start, text)
                 await text_to.receiver.api.take_text(text_to.stream + 999, 0, "of another turn")
-            if self.waits:
+            if self.is_silent:
                 await asyncio.sleep(3600.0)
         except asyncio.CancelledError:
             self.cancelled.set()

@@ -13,7 +13,7 @@ async def nothing(_gang: object) -> None: ...
 
 @pytest.fixture
 async def work() -> AsyncIterator[PolicyWork]:
-    yield PolicyWork()
+    yield PolicyWork(lambda: 0.0)
 
 
 def added(work: PolicyWork, *names: str) -> list[Computation]:

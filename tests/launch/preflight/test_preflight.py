@@ -38,7 +38,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks of models that import torch: the process of the checks takes seconds to start."""
     assert "torch" in sys.modules, "it would be blocked for all later tests"
-    monkeypatch.setattr(preflight, "_findings", process._findings)
+    monkeypatch.setattr(preflight, "_findings", lambda config, _: process._findings(config))
 
 
 def refusal(recipe: Path, *overrides: str) -> list[str]:
@@ -162,7 +162,7 @@ def test_a_run_that_does_not_fit_this_host_is_refused_with_the_keys_as_they_are_
 ) -> None:
     """PyTorch can't be given a device here, so its process is left out."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(preflight, "_findings", lambda config: {"recipe": [], "models": [], "cached": False})
+    monkeypatch.setattr(preflight, "_findings", lambda *_: {"recipe": [], "models": [], "cached": False})
     gpus = devices_of(FakeGpu("GPU-1"), FakeGpu("GPU-2", processes=((2**22 + 1, 5 << 30),)))
     monkeypatch.setattr(host_description, "read_devices", lambda: gpus)
     (found,) = refusal(recipe, "agent_defaults.model.device=cuda")

@@ -35,7 +35,7 @@ def send(step, figures):
 def _folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SOURCES))
-    monkeypatch.setattr(preflight, "_findings", lambda config: NO_FINDINGS)
+    monkeypatch.setattr(preflight, "_findings", lambda *_: NO_FINDINGS)
     with tempfile.TemporaryDirectory(prefix="r", dir=env.runtime_base()) as folder:
         monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", folder)
         yield

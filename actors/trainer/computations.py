@@ -1,0 +1,74 @@
+"""The computations of a process: each has a name, and a deadline from the moment it begins."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ...core.waits import Wait
+from ..errors import ComputationOverran
+from ..recipe_lines import lines_of_threads
+from .backends.policy_backends import PolicyBackends
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class _Computation:
+    """``began``: the time at which the one before has ended; None while it has not."""
+
+    name: str
+    began: float | None = None
+
+
+class Computations:
+    """``ended``: their number. One that hangs can't be interrupted: its actor has to end."""
+
+    def __init__(self, backends: PolicyBackends, timeout_s: float, recipe: Path) -> None:
+        """``recipe``: the folder of its code, some of which is called in computations."""
+        self.ended = 0
+        self._backends = backends
+        self._timeout_s = timeout_s
+        self._recipe = recipe
+        self._order: deque[_Computation] = deque()
+
+    async def run(self, name: str, function: Callable[[], T]) -> T:
+        """The result of ``function()``, after all earlier computations. ``name``: for people, such as ``a micro-batch
+        of solver``. Raises ComputationOverran."""
+        loop = asyncio.get_running_loop()
+        computation = _Computation(name)
+        self._order.append(computation)
+        self._begin_first()
+        computing = asyncio.ensure_future(self._backends.compute(function))
+        computing.add_done_callback(lambda _: self._end(computation))
+        try:
+            while not computing.done():
+                first = self._order[0]
+                assert first.began is not None, "the first one has begun"
+                left_s = first.began + self._timeout_s - loop.time()
+                if left_s <= 0:
+                    raise ComputationOverran(first.name, self._timeout_s)
+                await asyncio.wait([computing], timeout=left_s)
+        finally:
+            computing.cancel()
+        return computing.result()
+
+    def _end(self, computation: _Computation) -> None:
+        self.ended += 1
+        self._order.remove(computation)
+        self._begin_first()
+
+    def _begin_first(self) -> None:
+        if self._order and self._order[0].began is None:
+            self._order[0].began = asyncio.get_running_loop().time()
+
+    def waits(self) -> list[Wait]:
+        """The computation that runs."""
+        if not self._order or (began := self._order[0].began) is None:
+            return []
+        lines = "; ".join(lines_of_threads(self._recipe))
+        text = f"{self._order[0].name}, which computes" + (f" at {lines}" if lines else "")
+        limit = f"training.compute_timeout_s={self._timeout_s:g} ends it"
+        return [Wait(text, asyncio.get_running_loop().time() - began, limit)]

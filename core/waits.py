@@ -1,0 +1,69 @@
+"""Waits of actors, as plain data: shown to people when a program makes no progress."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thing that an actor waits for, or computes.
+
+    ``text``: a clause that names the thing, and the part that has to act: ``3 turns at the endpoint http://...``.
+    ``seconds``: it has lasted so long. ``limit``: the setting that ends it, with its value
+    (``rollout.turn_timeout_s=600``); empty if nothing does. ``actor``: the actor that has to act, if it is one that
+    lists waits itself: then this wait is a consequence, and is shown only if there is no cause.
+    """
+
+    text: str
+    seconds: float
+    limit: str = ""
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessWaits:
+    """The waits of a process's actors. ``label``: of the process, for people. ``waits``: by actor; None: the process
+    has not answered."""
+
+    label: str
+    waits: Mapping[str, Sequence[Wait]] | None
+
+
+class OpenWaits:
+    """The waits that an actor has open at present. ``with waits.open(text):`` around each ``await``."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, tuple[float, str, str, str]] = {}
+        self._numbers = 0
+
+    @contextmanager
+    def open(self, text: str, limit: str = "", actor: str = "") -> Iterator[None]:
+        """See ``Wait``."""
+        self._numbers += 1
+        number = self._numbers
+        self._began[number] = asyncio.get_running_loop().time(), text, limit, actor
+        try:
+            yield
+        finally:
+            del self._began[number]
+
+    def current(self) -> list[Wait]:
+        """The oldest first; equal ones are counted, not repeated."""
+        now = asyncio.get_running_loop().time()
+        return grouped(
+            Wait(text, now - began, limit, actor) for began, text, limit, actor in self._began.values()
+        )
+
+
+def grouped(waits: Iterable[Wait]) -> list[Wait]:
+    """``waits`` with equal ones as one, which has the time of the oldest; the oldest first."""
+    counts: dict[tuple[str, str, str], list[float]] = {}
+    for wait in waits:
+        counts.setdefault((wait.text, wait.limit, wait.actor), []).append(wait.seconds)
+    found = [
+        Wait(text if len(seconds) == 1 else f"{text} ({len(seconds)} times)", max(seconds), limit, actor)
+        for (text, limit, actor), seconds in counts.items()
+    ]
+    return sorted(found, key=lambda wait: -wait.seconds)

@@ -1,0 +1,1 @@
+"""Runs that stand still: they are noticed, and the causes are named."""
