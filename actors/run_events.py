@@ -264,6 +264,16 @@ class ActorRestarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ActorEndedBadly:
+    """An actor did not end in good order at the run's end, such as a rollout worker whose recipe's ``teardown`` hangs
+    or fails. The run's result is the same."""
+
+    actor: str
+    problem: str
+    event: Literal["actor_ended_badly"] = "actor_ended_badly"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """The orchestrator has lost a rollout worker, which is restarted. ``groups``: those that are begun again.
     ``trajectories``: of these groups, and of an evaluation."""
@@ -357,6 +367,7 @@ RunEvent = Annotated[
     | SlotLost
     | WorkflowBlocked
     | ActorRestarted
+    | ActorEndedBadly
     | WorkerLost
     | NodeJoined
     | NodeLost

@@ -151,6 +151,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         logs=logs,
         encrypted=config.network.encrypted,
         archive=references.archive,
+        console=references.console,
     )
 
 

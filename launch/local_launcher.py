@@ -27,7 +27,7 @@ from ..actors.messages import (
 )
 from ..actors.orchestrator.checkpoint import RunState
 from ..actors.rollout.block_watch import read_report, report_file
-from ..actors.run_events import ActorRestarted, ActorSilent, WorkflowBlocked
+from ..actors.run_events import ActorEndedBadly, ActorRestarted, ActorSilent, WorkflowBlocked
 from ..actors.trainer.pool_config import SharedPoolConfig
 from ..core.errors import ActorDead, FlexmarlError, text_of
 from ..core.ref import ActorRef
@@ -81,12 +81,20 @@ class LocalRun:
     async def begin(self) -> ActorRef[OrchestratorApi]:
         """Starts all actors and the training; ``console.ended_with`` has the end."""
         self.supervision.report_restarts(self._restarted)
+        self.supervision.report_late(self._late)
         orchestrator = await self._start_actors()
         await orchestrator.api.start()
         return orchestrator
 
     def _restarted(self, actor: str, reason: FlexmarlError) -> None:
         self.console.ref.tell_nowait("event", ActorRestarted(actor, text_of(reason)))
+
+    def _late(self, actor: str) -> None:
+        line = blocking_line(report_file(self.directory.logs, actor))
+        problem = "it did not end when it was asked to, and was killed" + (
+            f"; it computed at {line}" if line else ""
+        )
+        self.console.ref.tell_nowait("event", ActorEndedBadly(actor, problem))
 
     async def _start_actors(self) -> ActorRef[OrchestratorApi]:
         """Spawns the router, to which others report when they start, and then all at once. The references are known

@@ -107,6 +107,11 @@ class RunSupervision:
 
         self._restarting.on_restart = restarted
 
+    def report_late(self, report: Callable[[str], None]) -> None:
+        """Has ``report`` called for each actor that does not end in good order at the run's end, and is killed."""
+        for supervisor in self._both:
+            supervisor.on_late = report
+
     @property
     def restarting(self) -> ActorRef[Any]:
         """The supervisor that restarts actors, for those that find one of them lost."""

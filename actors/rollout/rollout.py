@@ -17,6 +17,7 @@ orchestrator finds the report there; groups without one are begun again by anoth
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -49,6 +50,7 @@ from ..messages import (
 from ..names import AgentName, PolicyName, Step, Version
 from ..process_pool import Processes, current_pool
 from ..recipe import Recipe
+from ..run_events import ActorEndedBadly
 from ..store_client import ExperienceWriter, segment_directories, writer_node
 from ..workflow import OnText, Prompt, Turn
 from .agent_handles import AgentHandles
@@ -115,7 +117,6 @@ class Rollout(Actor, RolloutApi):
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
 
     async def on_stop(self) -> None:
-        self._block_watch.stop()
         await self._records.drain(_LAST_RECORDS_S)
         self._experience.close()
         self._routes.close()
@@ -125,8 +126,19 @@ class Rollout(Actor, RolloutApi):
             await asyncio.wait(self._workflows, timeout=_GIVE_UP_S)
         try:
             await self._recipe.teardown(_GIVE_UP_S)
+        except RecipeError as error:
+            await self._report(str(error).partition("\n")[0])
+            raise
         finally:
+            self._block_watch.stop()
             await self._processes.close()
+
+    async def _report(self, problem: str) -> None:
+        """Notifies the console of an end that is not in good order."""
+        if self._setup.console is not None:
+            with suppress(FlexmarlError):  # it may be gone
+                event = ActorEndedBadly(self.ref.name, problem)
+                await self._setup.console.tell("event", event, timeout_s=_GIVE_UP_S)
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[WorkerLife]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..declared_columns import Column
 from ..group_advantage import AdvantageRule
-from ..messages import ArchiveApi, Grouping, OrchestratorApi, RewardUse, RouterApi, StoreApi
+from ..messages import ArchiveApi, ConsoleApi, Grouping, OrchestratorApi, RewardUse, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
@@ -52,7 +52,8 @@ class RolloutPolicy:
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
     """``store_dir``: the store's folder on disk. ``logs``: the run's, which all hosts share. ``encrypted``: bulk
-    between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded."""
+    between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded.
+    ``console``: is notified if the recipe's ``teardown`` fails."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -65,3 +66,4 @@ class RolloutSetup:
     logs: Path
     encrypted: bool = True
     archive: ActorRef[ArchiveApi] | None = None
+    console: ActorRef[ConsoleApi] | None = None

@@ -45,7 +45,7 @@ class Running(ABC):
 
     ``label``: for people. ``started``: set by its supervisor, when ``on_start`` has ended. ``exit_reason``: set when it
     has ended, or has reported a failure. ``stop_requested``: its exit is not a failure. ``exit_handled``: its
-    supervisor has handled its exit.
+    supervisor has handled its exit. ``was_late``: it did not end in good order when it was asked to.
     """
 
     def __init__(self, name: str, epoch: int, label: str) -> None:
@@ -57,6 +57,7 @@ class Running(ABC):
         self.exit_reason: FlexmarlError | None = None
         self.stop_requested = False
         self.exit_handled = False
+        self.was_late = False
 
     @abstractmethod
     def has_exited(self) -> bool:
@@ -128,6 +129,7 @@ class Running(ABC):
             except (FlexmarlError, TimeoutError) as error:
                 log.warning("actor did not stop when asked", name=self.name, error=str(error))
         if not self.ended.is_set():
+            self.was_late = self.started.is_set()
             self.terminate()
             try:
                 await asyncio.wait_for(self.ended.wait(), _TERM_GRACE_S)

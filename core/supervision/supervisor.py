@@ -71,6 +71,8 @@ class Supervisor(Actor):
         self._log_level = log_level
         self.on_restart: Callable[[str, FlexmarlError], None] = lambda name, reason: None
         """Called with the name of an actor that is about to be restarted, and the reason."""
+        self.on_late: Callable[[str], None] = lambda name: None
+        """Called with the name of an actor that did not end in good order when it was asked to, and was killed."""
         self.another_node: AnotherNode | None = None
         """The place of an actor whose node is lost: node and variables, by name and reason; None: it is given up."""
         self._restarts = Restarts(strategy, intensity)
@@ -118,6 +120,10 @@ class Supervisor(Actor):
         children = list(self._children.values())
         on_nodes = [child for child in children if isinstance(child, NodeChild)]
         await asyncio.gather(*(child.halt() for child in on_nodes))
+        for name in [
+            child.name for child in on_nodes if child.running is not None and child.running.was_late
+        ]:
+            self.on_late(name)
         await _cancelled(*(watch for child in on_nodes for watch in child.watches))  # outlived SIGKILL
         first: BaseException | None = None
         for child in reversed(children):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ...actors.run_events import (
+    ActorEndedBadly,
     ActorGivenUp,
     ActorRestarted,
     ActorSilent,
@@ -55,6 +56,8 @@ def warning_of(event: RunEvent) -> str | None:
             return f"slot worker {event.slot} was lost, {again}: {event.reason}"
         case ActorRestarted():
             return f"{event.actor} is restarted: {event.reason}"
+        case ActorEndedBadly():
+            return f"{event.actor} has not ended in good order: {event.problem}"
         case NodeLost():
             return event.reason
         case ActorGivenUp():

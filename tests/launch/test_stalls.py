@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,15 @@ class Stall:
     trouble: Callable[[Launched], None] = nothing
     checkpoint: bool = True
 
+
+SILENT_SERVER = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+accepted = []
+while True:
+    accepted.append(server.accept())
+"""
 
 STALLED = {
     "one trajectory": Stall(
@@ -213,6 +223,64 @@ def test_it_ends_by_its_deadline(launcher: Launcher, name: str) -> None:
     deadline.trouble(run)
     assert run.wait() == 1, run.text
     assert re.search(deadline.error, run.text), run.text
+    run.assert_nothing_is_left()
+
+
+def test_an_endpoint_that_accepts_and_is_silent_is_named(launcher: Launcher) -> None:
+    command = [sys.executable, "-c", SILENT_SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        endpoint = {"train": False, "engine": {"name": "openai", "base_url": url, "model": "m"}}
+        policies = {"solver": {}, "helper": endpoint}
+        agents = {name: {"policy": name} for name in policies}
+        run = launcher.train(
+            "silent-endpoint",
+            f"agents={json.dumps(agents)}",
+            f"policies={json.dumps(policies)}",
+            recipe=STALLS,
+        )
+        cause = rf"helper-0: a turn of helper from the endpoint {url} \(5 attempts of engine.request_timeout_s=120\)"
+        try:
+            wait_until(lambda: any(re.search(cause, line) for line in causes(run)), run.text)
+            run.signal(signal.SIGINT)
+            assert run.wait() == 130, run.text
+            assert "last checkpoint" in run.text
+            run.assert_nothing_is_left()
+        finally:
+            server.kill()
+
+
+def test_a_recipe_whose_import_hangs_is_named_and_ended_by_ctrl_c(launcher: Launcher, tmp_path: Path) -> None:
+    shutil.copytree(STALLS, recipe := tmp_path / "recipe")
+    workflow = recipe / "workflow.py"
+    workflow.write_text(f"{workflow.read_text()}\n_compute_for_ever()\n")
+    # The tests' own process may ignore ctrl-C, which its children inherit.
+    prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = launcher.train("import", recipe=recipe, prelude=prelude)
+    run.wait_for_output("of at most 1800 at workflow.py:")
+    assert "in _compute_for_ever: time.sleep(3600.0)" in run.text
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130, run.text
+
+
+@pytest.mark.parametrize(
+    ("hang", "problem"),
+    [
+        ("teardown", r"teardown failed: TimeoutError: not done within 1 s"),
+        (
+            "teardown blocks",
+            r"it did not end when it was asked to, and was killed; it computed at workflow.py:",
+        ),
+    ],
+)
+def test_a_teardown_that_hangs_is_named_and_costs_no_result(
+    launcher: Launcher, hang: str, problem: str
+) -> None:
+    run = launcher.train(hang.replace(" ", "-"), f"data.hang={hang}", "training.steps=2", recipe=STALLS)
+    assert run.wait() == 0, run.text
+    assert re.search(rf"rollout-0 has not ended in good order: .*{problem}", run.text), run.text
+    assert "Trained 2 steps" in run.text
     run.assert_nothing_is_left()
 
 
