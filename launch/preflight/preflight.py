@@ -80,30 +80,36 @@ def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys
 
 
 def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
-    checks = subprocess.Popen(
-        [sys.executable, "-m", "flexmarl.launch.preflight.process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=env.preflight_environment(),
-    )
-    late = threading.Timer(_TIMEOUT_S + _SILENCE_S, checks.kill)  # the process itself may be stopped
-    late.start()
-    try:
-        with ThreadPoolExecutor(1) as reader:
-            printed = reader.submit(_last_lines, checks)
+    command = [sys.executable, "-m", "flexmarl.launch.preflight.process"]
+    environment, pipe = env.preflight_environment(), subprocess.PIPE
+    with (
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", env=environment
+        ) as checks,
+        _killed_after(checks, _TIMEOUT_S + _SILENCE_S),
+        ThreadPoolExecutor(1) as reader,
+    ):
+        printed = reader.submit(_last_lines, checks)
+        try:
             found = _answer(checks, config, notify)
-            checks.kill()  # its findings are here, or it has ended; the reader ends with it
-    finally:
-        late.cancel()
-        checks.kill()
-        checks.wait()
+        except BaseException:  # the reader would wait for the process's end
+            checks.kill()
+            raise
     if found is not None:
         return found
     ended = f"the process that imports workflow.py ended with status {checks.returncode}"
     return {"recipe": [f"{ended}\n{printed.result()}".rstrip()], "models": [], "cached": False}
+
+
+@contextlib.contextmanager
+def _killed_after(process: "subprocess.Popen[str]", seconds: float) -> Iterator[None]:
+    """Kills ``process`` if the context takes longer: it may be stopped, and report nothing."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _answer(checks: "subprocess.Popen[str]", config: RunConfig, notify: Notify) -> dict[str, Any] | None:
