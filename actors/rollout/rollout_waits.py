@@ -52,8 +52,8 @@ class RolloutWaits:
         try:
             with self._open.open(text, actor=actor):
                 yield
+            self.ended += 1  # an instance that is lost is no progress
         finally:
-            self.ended += 1
             trajectory.turns_open -= 1
             trajectory.active_at = loop.time()
 
