@@ -279,9 +279,13 @@ class Mailbox:
                     self._answer_misfit(delivery, text_of(error))
                 except asyncio.CancelledError as error:
                     self._answer_cancelled(delivery, error)
-                except (KeyboardInterrupt, SystemExit, GeneratorExit):
-                    raise  # asyncio ends the loop with the first two, and a task with the third
-                except BaseException as error:  # noqa: BLE001  # the caller gets it: this is the boundary between two actors
+                except (KeyboardInterrupt, SystemExit):
+                    raise  # asyncio ends the loop with them
+                except BaseException as error:  # the caller gets it: this is the boundary between two actors
+                    # Python closes the coroutine of a task that is dropped: then there is no caller left, and this is
+                    # not the task that runs. A handler that raises the same error runs in its task.
+                    if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is not task:
+                        raise
                     self._answer_error(delivery, error)
                 delivery.task = None  # breaks the cycle task, context, delivery
                 if self._current is not delivery:  # it was suspended

@@ -75,6 +75,18 @@ class Subject(Actor):
             await asyncio.sleep(wait_s)
         raise Panic(message)
 
+    @endpoint
+    async def close_generator(self, wait_s: float = 0.0) -> None:
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        raise GeneratorExit("a generator's own end")
+
+    @endpoint
+    async def count_and_close(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+        raise GeneratorExit("a generator's own end")
+
     @endpoint(idempotent=True)
     async def panic_once(self, message: str) -> None:
         raise Panic(message)

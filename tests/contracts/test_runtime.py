@@ -79,6 +79,21 @@ class TestCalls:
             assert (credit.requests, credit.size_bytes) == (0, 0)
 
     @over_every_transport
+    async def test_a_generator_exit_is_an_answer_like_other_errors(self, cluster: Cluster) -> None:
+        asking, _, far = await two(cluster)
+        near = await asking.add(Subject(), "near")
+        for subject in (far, near):
+            async with asyncio.timeout(PATIENCE_S):
+                for call in (subject.api.close_generator(), subject.api.close_generator(0.01)):
+                    with pytest.raises(RemoteError, match="raised GeneratorExit: a generator's own end"):
+                        await call
+                with pytest.raises(RemoteError, match="raised GeneratorExit: a generator's own end"):
+                    async for _ in subject.api.count_and_close(2):
+                        pass
+                await subject.tell("close_generator")
+                assert await subject.api.move(Point(1)) == Point(2)
+
+    @over_every_transport
     async def test_one_way_messages_arrive_in_order(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster)
         for number in range(500):
