@@ -138,7 +138,9 @@ class ForkServer:
         self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ForkedProcess:
         """A new process that runs ``worker_main`` with ``arguments``. ``descriptors``: its standard input, its log, and
-        the socket at which it listens, if any. If this is cancelled, the process is killed. Raises OSError."""
+        the socket at which it listens, if any. If this is cancelled, the process is killed. Raises OSError;
+        ChildProcessError if the server has ended: a process that it may have forked ends when its standard input is
+        closed, before it has an actor."""
         async with self._alone:  # one request is always short enough for the socket's buffer
             if self.ended:
                 raise self._gone()
@@ -146,7 +148,11 @@ class ForkServer:
             with os.fdopen(os.memfd_create("request"), "wb") as request:
                 request.write(msgpack.packb((arguments, environment, renewed)))
                 request.flush()
-                socket.send_fds(self._node, [b"fork"], [request.fileno(), *descriptors])
+                try:
+                    socket.send_fds(self._node, [b"fork"], [request.fileno(), *descriptors])
+                except ConnectionError:  # it has ended, and the loop does not know yet
+                    self.close()
+                    raise self._gone() from None
             asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
             self._asked.append(asked)
             try:

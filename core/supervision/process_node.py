@@ -7,6 +7,7 @@ process, a restarted actor keeps it, and callers that connect meanwhile wait in 
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ from .worker_init import WorkerInit, search_path, write_init
 
 # PF_EXITING of include/linux/sched.h
 _PF_EXITING = 0x4
+# A launch that loses its fork server gets another one; modules that end the process when they are imported end each.
+_SERVERS = 3
 _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 2**16
 
@@ -101,21 +104,38 @@ class ProcessNode(Node):
 
     async def launch(self, launch: Launch) -> "ChildProcess":
         listening = self._listening.get(launch.name)
-        if self._server is None or self._server.ended:
-            log_path = self._log_directory / "fork-server.log"
-            environment = self._environment({})
-            directory = self._directory if self._private else None
-            self._server = ForkServer(self._modules, self._late_variables, environment, log_path, directory)
-        return await ChildProcess.start(
-            launch.name,
-            launch.epoch,
-            self._server,
-            [str(self._directory), launch.name],
-            write_init(self._init(launch)),
-            self._log_directory / f"{launch.name}.log",
-            self._environment(launch.env),
-            () if listening is None else (listening.fileno(),),
+        for _ in range(_SERVERS):
+            try:
+                return await ChildProcess.start(
+                    launch.name,
+                    launch.epoch,
+                    self._living_server(),
+                    [str(self._directory), launch.name],
+                    write_init(self._init(launch)),
+                    self._log_directory / f"{launch.name}.log",
+                    self._environment(launch.env),
+                    () if listening is None else (listening.fileno(),),
+                )
+            except ChildProcessError:  # killed meanwhile: the next server starts the actor
+                if launch.name not in self._names:  # it was released, and the server closed
+                    raise
+        raise ChildProcessError(
+            errno.ECHILD,
+            f"{launch.name}: the process that forks actors has ended {_SERVERS} times in a row, before it could"
+            f" fork this one{_last_lines(self._server_log)}",
         )
+
+    def _living_server(self) -> ForkServer:
+        if self._server is None or self._server.ended:
+            directory = self._directory if self._private else None
+            self._server = ForkServer(
+                self._modules, self._late_variables, self._environment({}), self._server_log, directory
+            )
+        return self._server
+
+    @property
+    def _server_log(self) -> Path:
+        return self._log_directory / "fork-server.log"
 
     def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
         if self._env is None:

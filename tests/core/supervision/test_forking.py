@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -114,6 +115,36 @@ async def test_actors_outlive_the_server_and_the_next_start_has_another(
         os.kill(await first.api.pid(), signal.SIGKILL)
         with pytest.raises(ActorDead, match="ended with an unknown exit status"):
             await asyncio.wait_for(supervisor.wait_failed(), PATIENCE_S)
+
+
+async def test_actors_start_although_the_server_is_killed_meanwhile(private: Path, tmp_path: Path) -> None:
+    """A kill at any time of a start: before the request, with it under way, and after the answer."""
+    draw = random.Random(1)
+    async with supervisor_of(private, tmp_path, []) as supervisor:
+        node = supervisor._node
+        assert isinstance(node, ProcessNode)
+        for number in range(20):
+            starting = [asyncio.create_task(spawn(supervisor, f"{number}{which}")) for which in range(2)]
+            while node._server is None or not node._server._asked:
+                await asyncio.sleep(0)
+            if number % 2:
+                await asyncio.sleep(draw.uniform(0, 0.05))
+            if not node._server.ended:
+                node._server._process.kill()
+            for actor in await asyncio.wait_for(asyncio.gather(*starting), PATIENCE_S):
+                assert await actor.api.pid()
+                await supervisor.stop(actor.name)
+
+
+async def test_modules_that_end_the_server_are_an_error_with_its_log(private: Path, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os\nprint('no more', flush=True)\nos._exit(3)\n")
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}{os.pathsep}{tmp_path}"}
+    async with ActorSystem("tests", private) as system:
+        node = ProcessNode(system, private, tmp_path, environment, modules=["deadly"])
+        async with Supervisor(system, node) as supervisor:
+            with pytest.raises(ChildProcessError, match=r"(?s)actor: .* ended 3 times in a row.*no more"):
+                await supervisor.spawn("warm:Warm", "actor", {})
+    assert (tmp_path / "fork-server.log").read_text().count("no more") == 3
 
 
 class TestForkedProcess:
