@@ -1,4 +1,4 @@
-"""A process of a worker's pool: ``python -m flexmarl.actors.process_main PARENT``.
+"""A process of a worker's pool: ``python -P -m flexmarl.actors.process_main PARENT``.
 
 Standard input brings the search path and the recipe's folder, and then calls, one after the other; standard output
 takes their results. The output of the functions goes to standard error. The process ends with its parent, also in the

@@ -1,5 +1,5 @@
 """The process from which a node's actor processes are forked, started by ``supervision/forking.py``:
-``python -m flexmarl.core.fork_server SOCKET PARENT DIRECTORY MODULES``.
+``python -P -m flexmarl.core.fork_server SOCKET PARENT DIRECTORY MODULES``.
 ``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``DIRECTORY``: removed with all
 its files if the node dies, empty for none. ``MODULES``: those that are imported before the first fork, with commas.
 
@@ -131,7 +131,7 @@ class ForkServer:
             if request.renewed:
                 for inherited in {self._parent, *listening} - {NO_DESCRIPTOR}:
                     os.set_inheritable(inherited, True)
-                worker = [sys.executable, "-m", worker_main.__name__, *arguments]
+                worker = [sys.executable, "-P", "-m", worker_main.__name__, *arguments]
                 os.execve(sys.executable, worker, request.environment)
             setproctitle.setproctitle(" ".join(["flexmarl-actor", *request.arguments]))
             os.environ.clear()

@@ -1,5 +1,5 @@
 """The process of one spawned actor, forked by ``fork_server.py`` or started by it:
-``python -m flexmarl.core.worker_main PARENT LISTENING DIRECTORY NAME``.
+``python -P -m flexmarl.core.worker_main PARENT LISTENING DIRECTORY NAME``.
 ``PARENT``: a pidfd (pidfd_open(2)) of the node's process. ``LISTENING``: the descriptor of the socket that listens
 already, over TCP. Each is -1 if there is none.
 

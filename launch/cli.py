@@ -3,9 +3,15 @@
 import sys
 from collections.abc import Sequence
 
+from .search_path import leave_working_directory
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status of the process: 0 done, 1 failed, 2 refused, 130 stopped."""
+    """Runs a command and returns the exit status of the process: 0 done, 1 failed, 2 refused, 130 stopped.
+
+    ``arguments``: None for those of this process, which then imports nothing from the working directory."""
+    if arguments is None:
+        leave_working_directory()
     try:
         from . import commands
 

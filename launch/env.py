@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import VllmEngineConfig
+from .search_path import without_working_directory
 
 # One thread per process: with two threads and any other busy process on the machine, the throughput of small models
 # falls five- to tenfold.
@@ -40,9 +41,12 @@ def actor_environment() -> dict[str, str]:
     """The environment of actor processes: this process's, and our defaults for variables that are not set.
 
     Without torchrun's variables, if it has started this process: an actor is not one of its ranks. Groups of processes
-    that vLLM makes in an actor would wait for torchrun's server (``TORCHELASTIC_USE_AGENT_STORE``)."""
+    that vLLM makes in an actor would wait for torchrun's server (``TORCHELASTIC_USE_AGENT_STORE``). Nor does an actor
+    import what lies in the working directory."""
     of_torchrun = torchrun_variables() if "TORCHELASTIC_RUN_ID" in os.environ else {}
     own = {name: value for name, value in os.environ.items() if name not in of_torchrun}
+    if paths := own.get("PYTHONPATH"):
+        own["PYTHONPATH"] = without_working_directory(paths)
     return {**_THREADS, **_KEPT_MEMORY, **_QUIET, **_OPENS_NO_DEVICE, **own}
 
 

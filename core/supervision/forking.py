@@ -118,7 +118,7 @@ class ForkServer:
         self._environment = self._early(environment)
         with server, log.open("ab") as log_file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flexmarl.core.fork_server", *names],
+                [sys.executable, "-P", "-m", "flexmarl.core.fork_server", *names],
                 stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
                 env={**environment, **_SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
             )  # fmt: skip

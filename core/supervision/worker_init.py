@@ -91,8 +91,9 @@ def import_path(actor_class: type[Actor] | str) -> str:
 
 
 def search_path() -> list[str]:
-    """The directories from which another process can import this one's modules, the main program included."""
-    paths = [path for path in sys.path if path]
+    """The directories from which another process can import this one's modules, the main program included; also the
+    working directory, if this process imports from there, as at a prompt."""
+    paths = [path or str(Path.cwd()) for path in sys.path]
     program = _main_file()
     if program is not None and str(program.parent) not in paths:
         paths.append(str(program.parent))

@@ -80,7 +80,7 @@ def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys
 
 
 def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
-    command = [sys.executable, "-m", "flexmarl.launch.preflight.process"]
+    command = [sys.executable, "-P", "-m", "flexmarl.launch.preflight.process"]
     environment, pipe = env.preflight_environment(), subprocess.PIPE
     with (
         subprocess.Popen(

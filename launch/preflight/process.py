@@ -1,4 +1,4 @@
-"""The process of the checks: ``python -m flexmarl.launch.preflight.process``.
+"""The process of the checks: ``python -P -m flexmarl.launch.preflight.process``.
 
 Standard input holds the resolved config as JSON, standard output gets the findings as a line of JSON. While they take
 long, it also gets lines with the place of the recipe's code: {"at": "workflow.py:3, in <module>: ..."}. The output of

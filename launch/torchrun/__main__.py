@@ -2,7 +2,11 @@
 
 import sys
 
-from .rank import main
+from ..search_path import leave_working_directory
+
+leave_working_directory()
+
+from .rank import main  # noqa: E402  # it imports much
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,20 @@
+"""Keeps Python from importing what lies in the working directory. It imports nothing but ``os`` and ``sys``: any other
+module might be a file of that directory."""
+
+import os
+import sys
+
+
+def leave_working_directory() -> None:
+    """Takes the working directory out of ``sys.path``: a file ``msgpack.py`` in it does not belong to a run.
+
+    ``python -m`` has put it first, and so does an empty entry of ``PYTHONPATH``, as in
+    ``PYTHONPATH=$PYTHONPATH:/code`` if there was none before. It stays if flexmarl itself is imported from there."""
+    here, package = os.getcwd(), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH109, PTH120
+    if package != here:
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+
+
+def without_working_directory(paths: str) -> str:
+    """A value of ``PYTHONPATH`` without its empty entries, which mean the working directory."""
+    return os.pathsep.join(entry for entry in paths.split(os.pathsep) if entry)
