@@ -14,7 +14,11 @@ from .errors import CheckpointIncomplete
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes ``content`` as readable JSON, in place and without syncing."""
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(as_text(content), encoding="utf-8")
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:

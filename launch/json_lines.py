@@ -40,6 +40,7 @@ from ..actors.step_metrics import (
     ProcessMetrics,
     StepMetrics,
 )
+from ..core.durable.files import open_private, replace_private
 from .formatting import number
 
 _EVALUATION: Final = "eval"
@@ -74,7 +75,7 @@ class JsonLines:
     """Appends objects to a file, one per line, each flushed at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a")
+        self._file: TextIO = open_private(path, "a")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Writes one line. A float that is not finite becomes null, because JSON has no such numbers."""
@@ -258,9 +259,7 @@ def keep_lines(
                 kept.append(line)
         elif line.strip() and at <= len(lines):
             damaged.append((at, line[:_SHOWN_BYTES].decode(errors="replace")))
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(b"".join(line + b"\n" for line in kept))
-    temporary.rename(path)
+    replace_private(path, b"".join(line + b"\n" for line in kept))
     return damaged
 
 

@@ -62,7 +62,7 @@ def new_run(
 def resumed_run(folder: Path, settings: Sequence[str], accepted: Sequence[str]) -> Iterator[PreparedRun]:
     """The run in ``folder``, locked until the end of the context, from its newest checkpoint on. ``settings``,
     ``accepted``: see ``resuming.prepare``, whose errors it raises; also RunDirectoryError if the folder is not a run's
-    or the run is running, ResumeRefused if the run is complete."""
+    or has a link in it, or the run is running, ResumeRefused if the run is complete."""
     directory = RunDirectory.existing(folder)
     with directory.locked():
         prepared = next_life(directory, settings, accepted)
@@ -97,6 +97,7 @@ def next_life(
     directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str], notify: Notify = log_check
 ) -> PreparedRun:
     """A locked run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
+    directory.check_no_links()
     life = resuming.prepare(directory, settings, accepted)
     if life.is_complete:
         return PreparedRun(directory, life, {})

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..actors.errors import CheckpointIncomplete, ConfigError
 from ..actors.orchestrator import checkpoint
 from ..actors.orchestrator.checkpoint import RunState
+from ..core.durable.files import replace_private
 from .config_reading import check, flattened, override_key, read_yaml, to_yaml, with_overrides
 from .errors import ResumeRefused
 from .run_config import RunConfig
@@ -128,15 +129,9 @@ def record(directory: RunDirectory, config: RunConfig) -> None:
     """Writes ``made_with.json``, and ``config.yaml`` again if it differs; each changes as a whole or not at all."""
     text = to_yaml(config)
     if not directory.config.exists() or directory.config.read_text(encoding="utf-8") != text:
-        _replace(directory.config, text)
+        replace_private(directory.config, text.encode())
     made = MadeWith(config.model_dump(mode="json"), recipe_files(config))
-    _replace(directory.made_with, TypeAdapter(MadeWith).dump_json(made, indent=2).decode() + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.rename(path)
+    replace_private(directory.made_with, TypeAdapter(MadeWith).dump_json(made, indent=2) + b"\n")
 
 
 def _made_with(directory: RunDirectory) -> MadeWith | None:

@@ -17,14 +17,19 @@
         lock             locked by the process that works on the run
 
 A new run never touches an existing folder; a resumed run first removes the metrics of later steps than its checkpoint.
+
+All is this user's alone, also with a umask that allows more: folders have mode 0700, files 0600. No part of a run is a
+link: through a link that stands there already any other file could be written.
 """
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.durable.files import FOLDER_MODE, open_private, replace_private
 from .errors import RunDirectoryError
 from .json_lines import keep_lines
 
@@ -44,6 +49,7 @@ class RunDirectory:
         self.samples = path / "samples.sqlite"
         self.opponents = path / "opponents"
         self.suspended = path / "suspended"
+        self.sinks = path / "sinks"
         self.report = path / "report.html"
         self.control_address = path / "address"
         self.lock = path / "lock"
@@ -65,15 +71,15 @@ class RunDirectory:
         """Makes a new folder. Raises RunDirectoryError if ``path`` exists; it is left as it was."""
         cls.check_new(path)
         try:
-            path.mkdir(parents=True)
+            path.mkdir(
+                mode=FOLDER_MODE, parents=True
+            )  # those above it as the umask says: they may be for others
         except OSError as error:
             raise RunDirectoryError(f"{path} can't be made: {error.strerror}") from None
         run = cls(path)
-        run.checkpoints.mkdir()
-        run.logs.mkdir()
-        temporary = run.config.with_suffix(".tmp")
-        temporary.write_text(config)
-        temporary.rename(run.config)
+        run.checkpoints.mkdir(mode=FOLDER_MODE)
+        run.logs.mkdir(mode=FOLDER_MODE)
+        replace_private(run.config, config.encode())
         return run
 
     @classmethod
@@ -84,6 +90,16 @@ class RunDirectory:
             if not part.exists():
                 raise RunDirectoryError(f"{path} is not a run directory: it has no {part.name}")
         return run
+
+    def check_no_links(self) -> None:
+        """Raises RunDirectoryError, which names it, if a file or folder of the run is a link."""
+        written = (self.checkpoints, self.logs, self.store, self.opponents, self.suspended, self.sinks)
+        for folder, folders, files in os.walk(self.path):
+            here = Path(folder)
+            for path in (here / name for name in (*folders, *files)):
+                _check_no_link(path)
+            if here == self.path:  # others hold what libraries have written: wandb makes links
+                folders[:] = [name for name in folders if here / name in written]
 
     def log_of(self, actor: str) -> Path:
         """Raises RunDirectoryError if the actor has none."""
@@ -96,8 +112,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the run. Raises RunDirectoryError if another process works on it."""
-        with self.lock.open("w") as lock:
+        """Locks the run. Raises RunDirectoryError if another process works on it, or the lock is a link."""
+        _check_no_link(self.lock)
+        with open_private(self.lock, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -123,3 +140,11 @@ class RunDirectory:
             for path, lines in damaged.items()
             for line, text in lines
         ]
+
+
+def _check_no_link(path: Path) -> None:
+    if path.is_symlink():
+        raise RunDirectoryError(
+            f"{path} is a link to {path.readlink()}, and a run writes into its own folder alone: put the file or "
+            "folder itself in its place"
+        )

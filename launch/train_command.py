@@ -12,6 +12,7 @@ import uvloop
 
 from ..actors.errors import ConfigError
 from ..actors.orchestrator import checkpoint
+from ..core.durable.files import open_private
 from ..core.errors import FlexmarlError, is_loss
 from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from .config_reading import to_yaml
@@ -246,7 +247,7 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
     directory, config, first = prepared.directory, prepared.life.config, prepared.life.step
     display = options.output.display(config, directory.path.name, first)
     try:
-        with (directory.logs / "launcher.log").open("a") as log:
+        with open_private(directory.logs / "launcher.log", "a") as log:
             configure_logging("launcher", log, options.log_level)
             run = Run.of(prepared, display, options.log_level, options.nodes)
             result = uvloop.run(train_until_signal(run, display))

@@ -21,7 +21,7 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
-from ...core.durable.files import sync, sync_folder
+from ...core.durable.files import make_private, sync, sync_folder
 from ..errors import CheckpointIncomplete
 from ..json_files import read_json, write_json
 from ..names import PolicyName, Step, Version
@@ -65,6 +65,7 @@ def commit(root: Path, state: RunState, keep: int) -> Path:
     partial = partial_folder(root, state.step)
     write_json(partial / "run.json", asdict(state))
     write_json(partial / "manifest.json", {"format": _FORMAT, "files": _digests(partial)})
+    make_private(partial)
     sync_folder(partial)
     folder = committed_folder(root, state.step)
     partial.rename(folder)

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from ...core.actor import System
-from ...core.durable.files import sync
+from ...core.durable.files import FILE_MODE, make_private_folder, sync
 from ...transport.state import StateTransport
 from ..errors import CheckpointIncomplete
 from ..messages import Published
@@ -81,7 +81,7 @@ def _on_cpu(setup: PolicySetup) -> PolicySetup:
 
 
 def _write(file: Path, tensors: Mapping[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(file.parent)
     temporary = file.with_suffix(".tmp")
     if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
         from safetensors.numpy import save_file
@@ -91,6 +91,7 @@ def _write(file: Path, tensors: Mapping[str, Any]) -> None:
         from .policy_files import write_tensors
 
         write_tensors(temporary, tensors)
+    temporary.chmod(FILE_MODE)
     sync(temporary)
     temporary.rename(file)
 

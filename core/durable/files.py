@@ -1,7 +1,53 @@
-"""Forcing files and folders to the disk."""
+"""Files and folders of this user alone, and forcing them to the disk."""
 
+import errno
 import os
 from pathlib import Path
+from typing import IO, Any
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Opens a file as ``open`` does, texts as UTF-8. A new file has mode 0600, also with a umask that allows more.
+
+    Raises OSError if ``path`` is a link: through a link that stands there already any other file could be written."""
+
+    def private(name: str, flags: int) -> int:
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            if error.errno == errno.ELOOP and path.is_symlink():
+                raise OSError(
+                    errno.ELOOP, f"it is a link to {path.readlink()}, and is not followed", name
+                ) from None
+            raise
+
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=private)  # a Path's has no opener
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too."""
+    temporary = path.with_suffix(".tmp")
+    with open_private(temporary, "wb") as file:
+        file.write(content)
+    temporary.rename(path)
+
+
+def make_private_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, with mode 0700. One that exists stays as it is."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def make_private(folder: Path) -> None:
+    """Gives ``folder`` and all below it the modes of this user alone: a library has written there as the umask says."""
+    for path in [*folder.rglob("*"), folder]:
+        if not path.is_symlink():
+            path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)
 
 
 def sync_folder(folder: Path) -> None:

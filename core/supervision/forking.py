@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgpack
 
+from ..durable.files import open_private
+
 NO_DESCRIPTOR = -1
 MOST_BYTES = 4096
 """The length of a message between node and server. A request, which holds an environment, is longer than a socket may
@@ -116,7 +118,7 @@ class ForkServer:
         ]
         self._late = late
         self._environment = self._early(environment)
-        with server, log.open("ab") as log_file:
+        with server, open_private(log, "ab") as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "flexmarl.core.fork_server", *names],
                 stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ..durable.files import open_private
 from ..errors import LocalProtocolError
 from ..protocol.session import Settings
 from ..wire.curve import Keys
@@ -211,7 +212,7 @@ class ChildProcess(Running):
         # socket that a thread of libzmq has just made, which aborts this process.
         read_end, write_end = socket.socketpair()
         try:
-            with read_end, log_path.open("ab") as log_file:
+            with read_end, open_private(log_path, "ab") as log_file:
                 process = await server.fork(
                     arguments,
                     env,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
+from ...core.durable.files import open_private
 from ...core.errors import listing
 from ..errors import NodesNotStarted
 from ..run_address import RunAddress
@@ -34,7 +35,10 @@ class SshNodes:
     async def start(self) -> None:
         """Raises NodesNotStarted if there is no ssh."""
         for host in self._hosts:
-            with os.fdopen(_file_in_memory(self._run.text())) as keys, self._log(host).open("ab") as output:
+            with (
+                os.fdopen(_file_in_memory(self._run.text())) as keys,
+                open_private(self._log(host), "ab") as output,
+            ):
                 try:
                     self._processes[host] = await asyncio.create_subprocess_exec(
                         *ssh_command(host, _node(host)),

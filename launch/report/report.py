@@ -9,6 +9,7 @@ from string import Template
 from typing import Any
 
 from ...actors.run_events import RunEnded, RunResumed, RunStarted, TrajectoryFailed
+from ...core.durable.files import open_private
 from ..formatting import change, clock, compact, count, duration, listed
 from .evaluation_sections import evaluations
 from .instance_sections import instances
@@ -36,7 +37,8 @@ def write_report(run_dir: Path) -> Path:
     target = run_dir / "report.html"
     aside = target.with_name(f".report.html.{os.getpid()}.tmp")
     try:
-        aside.write_text(page, encoding="utf-8", errors="replace")
+        with open_private(aside, "wb") as file:
+            file.write(page.encode(errors="replace"))
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)

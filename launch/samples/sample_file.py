@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ...actors.recorded_trajectory import Record, unpacked
+from ...core.durable.files import open_private
 
 FORMAT: Final = 2
 _SCHEMA: Final = """
@@ -136,6 +137,7 @@ def _put_aside(path: Path) -> Path:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    open_private(path, "ab").close()  # SQLite follows a link, and makes a file as the umask says
     database = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode = WAL")

@@ -6,6 +6,7 @@ runs/<name>/sinks/<sink>.json
 import json
 from pathlib import Path
 
+from ...core.durable.files import make_private_folder, replace_private
 from .sink import Figures
 
 
@@ -38,7 +39,6 @@ class SinkSeries:
         self._write()
 
     def _write(self) -> None:
-        self._file.parent.mkdir(exist_ok=True)
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"series": self.name, "last": self._last}) + "\n", encoding="utf-8")
-        temporary.rename(self._file)
+        make_private_folder(self._file.parent)
+        line = json.dumps({"series": self.name, "last": self._last}) + "\n"
+        replace_private(self._file, line.encode())

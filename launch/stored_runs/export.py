@@ -36,7 +36,7 @@ def export(
     if partial.exists():
         shutil.rmtree(partial)  # of an export that was killed
     try:
-        shutil.copytree(source, partial, ignore=shutil.ignore_patterns(*TRAINING_FILES))
+        _copy(source, partial)
         if merged:
             _merge(source, partial)
         partial.replace(target)
@@ -47,6 +47,16 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return source
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies all but the training state, with modes as the umask says: an export may be for others, a run is not."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            _copy(path, target / path.name)
+        elif path.name not in TRAINING_FILES:
+            shutil.copyfile(path, target / path.name)
 
 
 def _merge(source: Path, target: Path) -> None:

@@ -307,6 +307,18 @@ class TestResumingWhatIsDamaged:
         assert run.metrics.read_bytes() == before, "nothing is forgotten for a run that can't continue"
         return result.err
 
+    @pytest.mark.parametrize(
+        "file", ["metrics.jsonl", "lock", "samples.sqlite", "made_with.tmp", "logs/store.log", "checkpoints"]
+    )
+    def test_a_link(self, flexmarl: Flexmarl, stopped_run: RunDirectory, tmp_path: Path, file: str) -> None:
+        path, other = stopped_run.path / file, tmp_path / "other"
+        if path.exists():
+            path.rename(other)
+        path.symlink_to(other)
+        before = other.exists()
+        assert f"{path} is a link to {other}" in self.refused(flexmarl, stopped_run)
+        assert other.exists() == before and path.is_symlink()
+
     @pytest.mark.parametrize("file", ["solver/model.safetensors", "run.json", "manifest.json"])
     def test_a_lost_file(self, flexmarl: Flexmarl, stopped_run: RunDirectory, file: str) -> None:
         (stopped_run.path / self.NEWEST / file).unlink()

@@ -11,7 +11,7 @@ from flexmarl.launch.errors import RunDirectoryError
 from flexmarl.launch.json_lines import JsonLines
 from flexmarl.launch.run_directory import RunDirectory
 
-from .conftest import json_lines
+from .conftest import SIMULATED, TINY, Launched, json_lines
 
 
 @pytest.fixture
@@ -45,6 +45,59 @@ class TestMaking:
         with pytest.raises(RunDirectoryError, match=f"is not a run directory: it has no {missing}"):
             RunDirectory.existing(run.path)
         assert sorted(run.path.iterdir()) == before
+
+
+def test_all_of_a_run_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    settings = ("training.steps=1", "checkpoint.every=1", *SIMULATED)
+    (tmp_path / "runs").mkdir()
+    launched = Launched(
+        tmp_path / "runs" / "run", "train", str(TINY), "--runs", str(tmp_path / "runs"), "--name", "run", *settings,
+        prelude="import os; os.umask(0)",
+    )  # fmt: skip
+    try:
+        assert launched.wait() == 0, launched.text
+        found = [launched.directory, *launched.directory.rglob("*")]
+        open_to_others = [path for path in found if path.stat().st_mode & 0o077]
+        assert not open_to_others and {"trainer.log", "samples.sqlite", "run.json"} <= {
+            path.name for path in found
+        }
+    finally:
+        launched.lose_host()
+
+
+class TestLinks:
+    @pytest.mark.parametrize(
+        "name",
+        ["config.yaml", "made_with.json", "metrics.jsonl", "events.jsonl", "samples.sqlite", "samples.sqlite-wal",
+         "lock", "report.html", "address", "config.tmp", "logs/launcher.log", "logs/trainer.log", "logs", "checkpoints",
+         "checkpoints/step_000001.partial", "store", "store/samples.journal", "opponents", "opponents/solver.json",
+         "suspended/state", "sinks/wandb.json"],
+    )  # fmt: skip
+    def test_each_is_named(self, run: RunDirectory, tmp_path: Path, name: str) -> None:
+        run.check_no_links()
+        path, other = run.path / name, tmp_path / "other"
+        path.parent.mkdir(exist_ok=True)
+        if path.is_dir():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        path.symlink_to(other)
+        with pytest.raises(
+            RunDirectoryError, match=f"{path} is a link to {other}, and a run writes into its own"
+        ):
+            run.check_no_links()
+
+    def test_those_of_libraries_are_theirs(self, run: RunDirectory) -> None:
+        (run.path / "wandb").mkdir()
+        (run.path / "wandb" / "latest-run").symlink_to("run-1")
+        run.check_no_links()
+
+    def test_the_lock_is_no_way_to_another_file(self, run: RunDirectory, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        other.write_text("another's")
+        run.lock.symlink_to(other)
+        with pytest.raises(RunDirectoryError, match="is a link"), run.locked():
+            pass
+        assert other.read_text() == "another's"
 
 
 def test_one_process_at_a_time(run: RunDirectory) -> None:

@@ -22,8 +22,9 @@ from statistics import fmean
 from typing import Any
 
 from ....core.actor import System
+from ....core.durable.files import make_private_folder, replace_private
 from ...errors import CheckpointIncomplete, SamplesLost
-from ...json_files import read_json, write_json
+from ...json_files import as_text, read_json
 from ...messages import GroupClosed, Published, RouterApi, TrainerApi
 from ...names import AgentName, PolicyName, Step, Version
 from ...recipe import Recipe
@@ -283,10 +284,8 @@ class _Pool:
     def write_results(self, results: dict[str, Any]) -> None:
         """``results``: of one moment; this runs in a thread."""
         path = self._folder / f"{self.policy}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        write_json(temporary, results)
-        temporary.rename(path)
+        make_private_folder(path.parent)
+        replace_private(path, as_text(results).encode())
 
     def remove_files(self, checkpoints: Path) -> None:
         """Removes the weights of members that can't play any more, also not in a run that is resumed."""
