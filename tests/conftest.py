@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -24,6 +25,11 @@ from .patience import PATIENCE_S
 from .vllm_plugin import VllmPlugin
 
 TESTS = Path(__file__).parent
+
+# Processes of actors find the tests' classes as this process's other modules: they import nothing from the directory in
+# which they start.
+if str(TESTS.parent) not in sys.path:
+    sys.path.append(str(TESTS.parent))
 
 # A busy machine may take any time for an example.
 hypothesis.settings.register_profile(
